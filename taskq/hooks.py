@@ -8,7 +8,7 @@ making and reading jobs without its tasks. It defines nothing; ``taskq.app``, ``
 - run a job: ``running_job`` is the context variable of the job that code runs for, ``Resources``
   the values of lifespans, ``Inputs`` the inputs of a step, ``encode_reason`` the cause of a failure
 - make one: ``Options``, ``encode_loose``, ``key_bytes``
-- read: ``LogStatus`` and ``JobStatus`` for people, ``look_at_records``
+- read: ``LogStatus`` and ``JobStatus`` for people, ``look_at_records``, ``Search`` for jobs
 - beside a loop: ``off_loop`` does on a thread what blocks, ``blocking`` makes a ``_sync`` twin
 """
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from taskq.flows.inputs import Inputs
     from taskq.log.format.carried import encode_lines
     from taskq.reading.record import Choice
+    from taskq.reading.search import Search
     from taskq.reading.status import JobStatus, LogStatus
     from taskq.reading.stream import look_at_records
 
@@ -55,6 +56,7 @@ __all__ = [
     "Resources",
     "Schedule",
     "ScheduleState",
+    "Search",
     "blocking",
     "decode_call",
     "default_app",
@@ -91,6 +93,7 @@ _HOMES: Final = {
     "taskq.core.schedules": "ScheduleState",
     "taskq.flows.inputs": "Inputs",
     "taskq.log.format.carried": "encode_lines",
+    "taskq.reading.search": "Search",
     "taskq.reading.stream": "look_at_records",
     "taskq.reading.record": "Choice",
     "taskq.reading.status": "JobStatus LogStatus",

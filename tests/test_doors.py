@@ -39,8 +39,8 @@ ROOMS: Final = (
 #: The doors, and how many names each has at most.
 NAMES_MAX: Final = {
     "taskq.engine": 62,
-    "taskq.hooks": 30,
-    "taskq.cli": 20,
+    "taskq.hooks": 31,
+    "taskq.cli": 21,
 }
 #: Variable names of an app or its log.
 HOLDERS: Final = frozenset({"app", "_app", "log", "_log", "connection", "_connection"})

@@ -3,7 +3,8 @@
 - errors of a command: ``Failure``, ``WrongUsage``
 - ``whole_streams`` for a program that prints; ``silence`` for a stream that nobody reads
 - options: ``data_dir_option``, ``log_argument``, ``json_option``, ``dry_run_option``,
-  ``yes_option``; what they mean: ``resolve``, ``logs_below``, ``of_group``, ``moment_of``, ``span``
+  ``utc_option``, ``yes_option``; what they mean: ``resolve``, ``logs_below``, ``of_group``,
+  ``moment_of``, ``span``
 - ``open_reader`` for the log that was named; ``render``, ``show_job`` and ``count_of`` to print
 - ``LazyGroup``: commands in a group that are imported when one of them runs
 """
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         over_shards,
         resolve,
         span,
+        utc_option,
         yes_option,
     )
     from taskq.cli.render import count_of
@@ -54,6 +56,7 @@ __all__ = [
     "show_job",
     "silence",
     "span",
+    "utc_option",
     "whole_streams",
     "yes_option",
 ]
@@ -65,7 +68,7 @@ _HOMES: Final = {
     "taskq.cli.main": "LazyGroup",
     "taskq.cli.options": (
         "data_dir_option dry_run_option json_option log_argument logs_below moment_of of_group "
-        "open_reader over_shards resolve span yes_option"
+        "open_reader over_shards resolve span utc_option yes_option"
     ),
     "taskq.cli.render": "count_of",
 }

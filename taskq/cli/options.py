@@ -87,6 +87,10 @@ data_dir_option = click.option(
     callback=of_group,
     help="The task log's directory.",
 )
+utc_option = click.option(
+    "--utc", is_flag=True, expose_value=False, help="Times in UTC, not in this machine's zone.",
+    callback=lambda context, _, given: context.meta.update({render.UTC_WANTED: given}),
+)  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 #: Look at the log as it stood then.
 at_option = click.option(
@@ -112,6 +116,7 @@ yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
 # Docstrings of the options in ``taskq.cli``.
 data_dir_option.__doc__ = "Take ``-d/--data-dir``, or the variable; None without either."
 json_option.__doc__ = "Take ``--json``: one JSON document instead of text for people."
+utc_option.__doc__ = "Take ``--utc``: times for people in UTC, not in the machine's zone."
 dry_run_option.__doc__ = "Take ``--dry-run``: count, and change nothing."
 yes_option.__doc__ = "Take ``--yes``: no question."
 

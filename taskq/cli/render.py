@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Final, Literal
 
 import click
@@ -43,6 +44,33 @@ def when(moment_ns: int, now_ns: int) -> str:
         return ""
     text = duration(moment_ns - now_ns)
     return f"in {text}" if moment_ns > now_ns else f"{text} ago"
+
+
+#: Where ``--utc`` stands among the values of a command's context.
+UTC_WANTED: Final = "taskq.utc"
+
+
+def moment(moment_ns: int, timespec: str = "milliseconds") -> str:
+    """Return a moment in this machine's zone, in UTC with ``--utc``; empty for never."""
+    text = views.moment(moment_ns)
+    if text is None:
+        return ""
+    return local(datetime.fromisoformat(text)).replace(tzinfo=None).isoformat(" ", timespec)
+
+
+def local(at: datetime) -> datetime:
+    """Return the same moment in the zone that people are shown."""
+    context = click.get_current_context(silent=True)
+    is_utc = context is not None and context.meta.get(UTC_WANTED, False)
+    return at.astimezone(UTC if is_utc else None)
+
+
+def zone(moment_ns: int = 0) -> str:
+    """Return the zone of shown moments, as it was then or is now: ``CET, UTC+01:00``."""
+    text = views.moment(moment_ns)
+    at = local(datetime.now(UTC) if text is None else datetime.fromisoformat(text))
+    name, offset = at.strftime("%Z"), at.isoformat()[-6:]
+    return name if name == "UTC" else f"{name}, UTC{offset}"
 
 
 def due(due_ns: int, now_ns: int) -> str:

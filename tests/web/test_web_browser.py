@@ -10,9 +10,11 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from zoneinfo import ZoneInfo
 
 import anyio.to_thread
 import pytest
@@ -187,6 +189,28 @@ async def test_a_page_is_not_shown_anew_under_the_hands_of_somebody(
     await button.blur()
     await page.clock.run_for(2_000)
     await api.expect(page.locator("main")).to_contain_text("cancelled")
+
+
+@needs_chromium
+@pytest.mark.timeout(240)
+async def test_times_are_in_the_zone_of_the_browser_which_is_said_with_utc_on_hover(
+    app: TaskQ, visit: Visit
+) -> None:
+    job = await enqueue(app, "nobody.knows")
+    page = await visit.other(timezone_id="America/New_York")
+    for path, places in ((f"/jobs/{job.id}", "#timeline ~ * time"), ("/", ".hour text[data-t]")):
+        await page.goto(visit.home + path)
+        await api.expect(page.locator("#zone")).to_have_text(
+            re.compile(r"Times are in E[SD]T \(America/New_York\)")
+        )
+        place = page.locator(places).first
+        stands = await place.get_attribute("datetime") or await place.get_attribute("data-t")
+        at = datetime.fromisoformat(str(stands)).astimezone(ZoneInfo("America/New_York"))
+        await api.expect(place).to_contain_text(f"{at:%H:%M}")
+    await page.goto(f"{visit.home}/jobs/{job.id}")
+    place = page.locator("#timeline ~ * time").first
+    utc = str(await place.get_attribute("datetime")).replace("T", " ").replace("Z", " UTC")
+    assert (await place.get_attribute("title")).endswith(f"\n{utc}")
 
 
 @needs_chromium

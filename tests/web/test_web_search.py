@@ -15,10 +15,11 @@ import pytest
 from taskq import JobHandle, TaskQ, chord, progress, retry
 from taskq.engine import LogReader
 from taskq.errors import JobFailed, UsageError
+from taskq.reading import search
+from taskq.reading.search import Search
 from taskq_plugins.looks.reading import Looks
-from taskq_plugins.web import api, search
+from taskq_plugins.web import api
 from taskq_plugins.web.pages import code_of
-from taskq_plugins.web.search import Search, find_jobs, job_named
 from tests.web.browser import browser
 from tests.web.test_web_pages import forms, ids, send_form, shown
 
@@ -31,7 +32,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(COUNT):
         call = app.call_by_name("mail.send", to=f"user {number}").options(queue="mail.out")
         app.enqueue_sync(call.options(key=f"letter-{number}", priority=number % 2))
-    app.enqueue_by_name_sync("films.cut")
+    cut = app.call_by_name("films.cut", order={"id": 7, "of": [9]}, password="s3cret")  # noqa: S106
+    app.enqueue_sync(cut.options(headers={"tenant": "acme", "token": "t0ken"}))
     app.close_sync()
     return app.data_dir
 
@@ -61,12 +63,25 @@ def reader(data: Path) -> Iterator[LogReader]:
         ('"user 7"', 1),
         ("took:>1s", 0),
         ("state:ready", COUNT + 1),
+        ("state:ready,dead", COUNT + 1),
+        ("key:=letter-7 key:=letter-8", 2),
+        ("queue:=mail.out queue:=default", COUNT + 1),
+        ('arg.to:="user 7"', 1),
+        ("arg.to:7", 3),
+        ("arg.to:=7", 0),
+        ("arg.order.id:=7", 1),
+        ("arg.order:9", 1),
+        ("arg.password:s3cret", 0),
+        ("header.tenant:=acme", 1),
+        ("tag.tenant:=acme tag.tenant:=other arg.order.id:7", 1),
+        ("header.token:t0ken", 0),
+        ("arg.nothing:1", 0),
     ],
 )
 def test_properties_and_parts_of_names_are_understood(
     reader: LogReader, query: str, count: int
 ) -> None:
-    assert len(find_jobs(reader, Search.parse(query), 100, 0).jobs) == count
+    assert len(Search.parse(query).find(reader, 100, 0).jobs) == count
 
 
 @pytest.mark.parametrize(
@@ -101,15 +116,15 @@ def test_how_long_it_took_is_a_span(query: str, least_s: int, most_s: int | None
 
 @pytest.mark.parametrize("form", ["{id}", " {id}: ", "{end}", "-{end}", "[{id}],", "#{id}"])
 def test_an_id_opens_its_job_however_it_was_copied(reader: LogReader, form: str) -> None:
-    (job,) = find_jobs(reader, Search.parse("task:films"), 1, 0).jobs
+    (job,) = Search.parse("task:films").find(reader, 1, 0).jobs
     copied = form.format(id=job.job_id, end=job.lsn)
-    assert job_named(reader, copied) == (None if "#" in form else job.job_id)
+    assert Search.job_named(reader, copied) == (None if "#" in form else job.job_id)
 
 
 def test_no_other_text_is_taken_for_an_id(reader: LogReader) -> None:
     texts = ("", "mail", "999999999", "1 2", "-", '"7"')
-    assert {job_named(reader, text) for text in texts} == {None}
-    assert job_named(reader, "7")
+    assert {Search.job_named(reader, text) for text in texts} == {None}
+    assert Search.job_named(reader, "7")
 
 
 async def test_a_page_leads_to_the_job_that_an_id_names(data: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from taskq.cli import log_argument, open_reader, resolve
+from taskq.cli import log_argument, open_reader, resolve, utc_option
 
 _SECONDS_MIN: Final = 0.2
 
@@ -15,6 +15,7 @@ _SECONDS_MIN: Final = 0.2
 @click.command()
 @log_argument
 @click.option("--read-only", is_flag=True, help="Let nobody change the log from here.")
+@utc_option
 @click.option("--once", is_flag=True, help="Print one look, and end.")
 @click.option(
     "-i",

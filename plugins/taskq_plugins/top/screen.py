@@ -264,9 +264,7 @@ class Screen:
             self.moment = None
             return
         self.moment = engine.Moment(time_ns=moment_ns)
-        self.moment_text = time.strftime(
-            "%Y-%m-%d %H:%M:%S", time.localtime(moment_ns / values.SECOND_NS)
-        )
+        self.moment_text = render.moment(moment_ns, "seconds")
 
     def _ask(self, verb: Verb, picture: Picture) -> None:
         row = self.row(picture)
@@ -423,7 +421,8 @@ def draw_job(
     job = seen.job
     head = _text(f"{job.job_id}  ", "bold")
     head.append(str(job.state), _COLOURS.get(job.state, "cyan"))
-    head.append(flat(f"  {job.task or '-'}  queue {job.queue}  priority {job.priority}"))
+    about = f"  {job.task or '-'}  queue {job.queue}  priority {job.priority}"
+    head.append(flat(f"{about}  times in {render.zone(job.enqueued_ns)}"))
     lines: list[RenderableType] = [_cut(head)]
     if seen.why is not None and (screen.wants_why or job.state not in _COLOURS):
         lines.append(_text(seen.why.text, "yellow"))
@@ -433,7 +432,7 @@ def draw_job(
     for event in seen.timeline[-max(height // 2, 3) :]:
         due = render.due(event.due_ns, event.time_ns) if event.due_ns else ""
         note = ": ".join(part for part in (due, event.reason.partition("\n")[0]) if part)
-        when = (documents.moment(event.time_ns) or "")[11:23]
+        when = render.moment(event.time_ns)[len("2026-01-01 ") :]
         table.add_row(when, event.kind, str(event.attempt or ""), _cut(_text(note)))
     lines += [_text(), table]
     reason = job.reason.splitlines()

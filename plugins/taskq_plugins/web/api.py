@@ -20,7 +20,6 @@ from taskq import Delivery, State, TaskLog, TaskQ, engine, errors, hooks
 from taskq_plugins.looks import reading
 from taskq_plugins.web import endpoints as asking
 from taskq_plugins.web.endpoints import Endpoint
-from taskq_plugins.web.search import Search, find_jobs
 
 #: Jobs that one step of an act on many is for.
 _MANY: Final = 500
@@ -101,7 +100,7 @@ class Acts:
                 return {"act": asked.act, "count": len(jobs), "done": 0, "stopping": 0, "ids": ids}
             done, stopping = await self._do(asked.act, jobs)
             return {"act": asked.act, "count": len(asked.ids), "done": done, "stopping": stopping}
-        search = Search.parse(asked.q, hides=self.hides).only(frozenset(states))
+        search = hooks.Search.parse(asked.q, hides=self.hides).only(frozenset(states))
         count = done = stopping = 0
         before = asked.before
         while search is not None:
@@ -219,10 +218,10 @@ class Acts:
 
 
 def _fitting(
-    reader: engine.LogReader, search: Search, before: int
+    reader: engine.LogReader, search: hooks.Search, before: int
 ) -> tuple[list[documents.JobView], int]:
     """Return the next jobs that fit, and the place of the following page, 0 at the end."""
-    page = find_jobs(reader, search, _MANY, before)
+    page = search.find(reader, _MANY, before)
     return page.jobs, page.following
 
 
@@ -312,9 +311,9 @@ class Api:
         )  # fmt: skip
 
     async def _jobs(self, asked: asking.Jobs) -> dict[str, Any]:
-        search = Search.parse(asked.q, hides=self._hides)
+        search = hooks.Search.parse(asked.q, hides=self._hides)
         page = await self._looks.read(
-            lambda reader: find_jobs(reader, search, asked.limit, asked.before), asked.at
+            lambda reader: search.find(reader, asked.limit, asked.before), asked.at
         )
         return {
             "jobs": [documents.job_head(job) for job in page.jobs],

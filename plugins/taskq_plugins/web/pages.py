@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
+from markupsafe import Markup
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -28,7 +29,6 @@ from taskq.cli import render
 from taskq.text import hidden, printable, without_secrets
 from taskq_plugins.looks import reading
 from taskq_plugins.web import door, endpoints
-from taskq_plugins.web.search import Search, find_jobs, job_named, without_states
 
 Respond = Callable[[Request], Awaitable[Response]]
 Read = Callable[[Callable[[engine.LogReader], Any]], Awaitable[Any]]
@@ -215,7 +215,11 @@ _PAGES: Final = (
 #: Pages that are shown anew every two seconds; the others may take long to make.
 _LIVE: Final = frozenset({"now.html", "job.html", "tasks.html", "workers.html"})
 _MILLISECONDS: Final = len("2026-01-01T00:00:00.000")
+_SECONDS: Final = len("2026-01-01T00:00:00")
 _HOUR_AND_MINUTE: Final = slice(len("2026-01-01T"), len("2026-01-01T00:00"))
+#: Characters of a job's arguments in a list, and bytes of payloads that are read for them.
+_BRIEF_MAX: Final = 80
+_BRIEF_BYTES_MAX: Final = 16_384
 _EVENTS_MAX: Final = 200
 _RECORDS_MAX: Final = 50
 _SEGMENTS_MAX: Final = 50
@@ -232,8 +236,8 @@ _OF_TASKS: Final[dict[str, Callable[[reading.Fare], Any]]] = {
     "a minute": lambda fare: fare.rate,
     "waiting": lambda fare: fare.counts["ready"] + fare.counts["scheduled"],
     "running": lambda fare: fare.counts["running"],
-    "half in": lambda fare: fare.p50_ns,
-    "95 % in": lambda fare: fare.p95_ns,
+    "p50": lambda fare: fare.p50_ns,
+    "p95": lambda fare: fare.p95_ns,
     "success": lambda fare: 2 if fare.success is None else fare.success,
     "dead": lambda fare: fare.counts["dead"],
     "last failure": lambda fare: fare.failed_ns,
@@ -322,6 +326,7 @@ class Pages:
         )
         self._templates.filters |= {
             "ago": _ago,
+            "brief": lambda job: brief(job, value),
             "ago_now": lambda moment_ns: render.when(moment_ns, time.time_ns()),
             "span": render.precise,
             "size": render.size,
@@ -331,7 +336,8 @@ class Pages:
             "body": lambda body: shown_body(body, value),
             "table": lambda job: table_of(job, value),
             "code": lambda job, takes: printable(code_of(job, value, takes=takes)),
-            "moment": lambda moment_ns: (views.moment(moment_ns) or "")[:_MILLISECONDS],
+            "moment": lambda moment_ns: timed(moment_ns, iso(moment_ns, _MILLISECONDS)),
+            "iso": iso,
             "clock": lambda moment_ns: (views.moment(moment_ns) or "")[_HOUR_AND_MINUTE],
             "minute": lambda moment_ns: (
                 f"{(views.moment(moment_ns) or '')[: _HOUR_AND_MINUTE.stop]}Z"
@@ -339,7 +345,9 @@ class Pages:
             "took": _took,
             "count": "{:,}".format,
             "served": render.served,
-            "tick": lambda moment: moment.strftime("%Y-%m-%d %H:%M:%S %Z"),
+            "tick": lambda moment: timed(
+                at_ns := round(moment.timestamp() * values.SECOND_NS), iso(at_ns, _SECONDS)
+            ),
         }
         self._files = {name: (_HERE / "static" / name).read_bytes() for name in door.FILES}
 
@@ -396,15 +404,18 @@ class Pages:
 
     async def _jobs(self, look: Look) -> dict[str, Any]:
         asked = _checked(endpoints.JobsPage, dict(look.request.query_params))
-        named = await look.read(lambda reader: job_named(reader, asked.q))
+        named = await look.read(lambda reader: hooks.Search.job_named(reader, asked.q))
         if named is not None:
             raise Redirect(f"/jobs/{named}")
-        search = Search.parse(asked.q, hides=not self._place.show_secrets)
+        search = hooks.Search.parse(asked.q, hides=not self._place.show_secrets)
         jobs, lanes = await look.read(
-            lambda reader: (find_jobs(reader, search, asked.limit, asked.before), reader.lanes())
+            lambda reader: (
+                search.find(reader, asked.limit, asked.before),
+                reader.lanes(),
+            )
         )
         acts = {"requeue": State.DEAD, "purge": State.DEAD, "cancel": State.READY}
-        states = search.states
+        states, words = search.states, hooks.Search.words_of(asked.q)
         return {
             "asked": asked,
             "found": jobs,
@@ -413,16 +424,21 @@ class Pages:
             "acts": [act for act, state in acts.items() if state in (states or {state})],
             "looked": asked.looked + jobs.looked_at,
             "total": sum(counts.total() for counts in lanes.values()),
-            "rest": without_states(asked.q),
+            "rest": hooks.Search.without_states(asked.q),
             "counts": search.counts(lanes),
             "state_asked": str(next(iter(states))) if states and len(states) == 1 else "",
             "states": tuple(views.STATES),
+            "chips": [
+                (word, " ".join(words[:at] + words[at + 1 :])) for at, word in enumerate(words)
+            ],
         }
 
     async def _go(self, look: Look) -> dict[str, Any]:
         """Return the places that a few letters may mean: pages, tasks, queues, and jobs."""
         text = look.request.query_params.get("q", "")[:_AT_CHARACTERS_MAX].strip()
-        job, lanes = await look.read(lambda reader: (job_named(reader, text), reader.lanes()))
+        job, lanes = await look.read(
+            lambda reader: (hooks.Search.job_named(reader, text), reader.lanes())
+        )
         goals: list[tuple[str, str, str, dict[str, str]]]
         goals = [(name, "page", path, {}) for path, name in self._pages]
         for what, names in (
@@ -615,7 +631,34 @@ class Pages:
 
 @pass_context
 def _ago(context: Context, moment_ns: int) -> str:
-    return render.when(moment_ns, context["now_ns"])
+    return timed(moment_ns, render.when(moment_ns, context["now_ns"]))
+
+
+def iso(moment_ns: int, characters: int = _SECONDS) -> str:
+    """Return a moment in UTC as the script reads it, "" for never."""
+    return (views.moment(moment_ns) or "")[:characters].replace("T", " ")
+
+
+def timed(moment_ns: int, text: str) -> Markup:
+    """Return a text about a moment, which the script writes in the browser's zone."""
+    if not moment_ns:
+        return Markup("")
+    utc = iso(moment_ns, _MILLISECONDS)
+    mark = Markup('<time datetime="{}Z" title="{} UTC">{}</time>')
+    return mark.format(utc.replace(" ", "T"), utc, text)
+
+
+def brief(job: views.JobView, cleaned: Callable[[Any], Any]) -> str:
+    """Return the arguments of a call in a few words: ``to=ada, subject=hi``."""
+    if len(job.payload) > _BRIEF_BYTES_MAX:
+        return f"({render.size(len(job.payload))})"
+    given = cleaned(job.arguments or {})
+    parts = [
+        f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for name, value in given.items()
+    ]
+    text = printable(", ".join(parts)).replace("\n", " ")
+    return text if len(text) <= _BRIEF_MAX else f"{text[:_BRIEF_MAX]}…"
 
 
 def _edges(reader: engine.LogReader) -> tuple[int, int]:

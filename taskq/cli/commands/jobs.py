@@ -30,6 +30,13 @@ _NAMED_MAX: Final = 5
 @options.states_option(documents.STATES)
 @options.queue_option
 @options.task_option
+@click.option(
+    "-q",
+    "--find",
+    "query",
+    default="",
+    help="Only jobs that fit, as on the page: 'arg.to:ada header.tenant:=7 since:2h text'.",
+)
 @options.newest_option(_LIMIT_DEFAULT)
 @options.at_option
 @options.over_shards
@@ -39,18 +46,25 @@ def ls(
     states: tuple[str, ...],
     queue: str | None,
     task: str | None,
+    query: str,
     limit: int,
     at_text: str | None,
 ) -> None:
     """List the newest jobs, the newest first."""
     wanted = {documents.STATES[name] for name in states} or None
     with options.open_reader(data_dir, options.moment(at_text)) as reader:
-        jobs, now_ns = reader.jobs(wanted, queue, task, limit), reader.now_ns
+        if query:
+            wholes = [f'{name}:="{it}"' for name, it in (("queue", queue), ("task", task)) if it]
+            wholes += map("state:{}".format, states)
+            jobs = _found(reader, " ".join((*wholes, query)), limit)
+        else:
+            jobs = reader.jobs(wanted, queue, task, limit)
+        now_ns = reader.now_ns
     if as_json:
         render.print_json([documents.job_head(job) for job in jobs])
         return
     if not jobs:
-        filtered = wanted or queue or task
+        filtered = wanted or queue or task or query
         render.echo("No job matches." if filtered else "No jobs yet.")
         return
     render.print_table(
@@ -71,6 +85,18 @@ def ls(
     )
 
 
+def _found(reader: engine.LogReader, query: str, limit: int) -> list[documents.JobView]:
+    from taskq.reading.search import Search  # noqa: PLC0415 - help must not import it
+
+    search, jobs, before = Search.parse(query, hides=False), list[documents.JobView](), 0
+    while len(jobs) < limit:
+        page = search.find(reader, limit - len(jobs), before)
+        jobs, before = [*jobs, *page.jobs], page.following
+        if not before:
+            break
+    return jobs
+
+
 def _note(job: documents.JobView, now_ns: int) -> str:
     waits = job.state is State.SCHEDULED or job.due_ns >= values.TIME_NS_MAX
     due = render.due(job.due_ns, now_ns) if waits else ""
@@ -82,6 +108,7 @@ def _note(job: documents.JobView, now_ns: int) -> str:
 @click.argument("job_id")
 @options.data_dir_option
 @options.json_option
+@options.utc_option
 @options.at_option
 @options.latest_option("steps", 100)
 @options.over_shards
@@ -112,7 +139,7 @@ def show_job(
     """Print everything about a job, and how far it is, if it runs."""
 
     def at(moment_ns: int) -> str:
-        text = documents.moment(moment_ns)
+        text = render.moment(moment_ns)
         return f"{render.when(moment_ns, now_ns)} ({text})" if text else ""
 
     render.print_facts(
@@ -135,6 +162,7 @@ def show_job(
             ("key", "" if job.key is None else job.key.decode(errors="backslashreplace")),
             *((f"header {name}", value) for name, value in job.headers.items()),
             ("problem", job.problem),
+            ("times in", render.zone(job.settled_ns or job.enqueued_ns)),
         ]
     )
     if job.attempts:
@@ -405,10 +433,6 @@ def _payload(job: documents.JobView) -> str:
     return f"{text[:_PAYLOAD_COLUMNS]}…"
 
 
-#: Characters of a moment down to its milliseconds.
-_MILLISECONDS: Final = 23
-
-
 @click.command()
 @click.argument("job_id")
 @options.data_dir_option
@@ -445,6 +469,7 @@ def _of_device(path: str, view: documents.JobView) -> documents.Reason | None:
 @click.argument("job_id")
 @options.data_dir_option
 @options.json_option
+@options.utc_option
 @options.latest_option("events", 1_000)
 @options.over_shards
 def timeline(job_id: str, data_dir: Path | None, as_json: bool, count: int) -> None:
@@ -461,7 +486,7 @@ def timeline(job_id: str, data_dir: Path | None, as_json: bool, count: int) -> N
     for event in events:
         rows.append(
             (
-                (documents.moment(event.time_ns) or "")[:_MILLISECONDS],
+                render.moment(event.time_ns),
                 f"+{render.precise(event.time_ns - before_ns)}",
                 event.kind + (f" ({event.cause})" if event.cause not in ("", "caller") else ""),
                 str(event.attempt or ""),
@@ -470,7 +495,8 @@ def timeline(job_id: str, data_dir: Path | None, as_json: bool, count: int) -> N
             )
         )
         before_ns = event.time_ns
-    render.print_table(("TIME (UTC)", ">AFTER?", "KIND~", ">ATTEMPT~?", "WORKER~??", "NOTE~"), rows)
+    title = f"TIME ({render.zone(events[-1].time_ns)})"
+    render.print_table((title, ">AFTER?", "KIND~", ">ATTEMPT~?", "WORKER~??", "NOTE~"), rows)
     if left:
         render.echo(f"{left} earlier events are not shown: -n 0 shows all")
 

@@ -232,6 +232,7 @@ _ALREADY = {"pause": "was paused already", "resume": "was not paused"}
 @click.group(invoke_without_command=True)
 @options.data_dir_option
 @options.json_option
+@options.utc_option
 @click.pass_context
 def schedules(context: click.Context, data_dir: Path | None, as_json: bool) -> None:
     """List the schedules, or pause, resume, reset and forget one.
@@ -285,7 +286,7 @@ def _list(*, data_dir: Path | None, as_json: bool, count: int) -> None:
 
 
 def _time(moment: datetime | None) -> str:
-    return "never" if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S%z")
+    return "never" if moment is None else render.local(moment).strftime("%Y-%m-%d %H:%M:%S%z")
 
 
 def _command(action: str, says: str) -> click.Command:

@@ -52,6 +52,7 @@ _STATES: Final = ("succeeded", "dead", "cancelled", "expired")
 @click.option("-Q", "--queue", "queues", multiple=True, help="Only jobs of these queues.")
 @click.option("-t", "--task", "tasks", multiple=True, help="Only jobs of these tasks.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@options.utc_option
 @options.over_shards
 def tail(
     data_dir: Path | None,
@@ -69,6 +70,8 @@ def tail(
 
     given: dict[str, Any] = {name: names or None for name, names in chosen.items()}
     show = (lambda record: render.echo(json.dumps(record.as_dict()))) if as_json else _show
+    if render.on_terminal() and not as_json:
+        render.echo(f"times in {render.zone()}", err=True)
     if reader is None:
         options.open_reader(data_dir).close()
         from taskq.reading.stream import look_at_records  # noqa: PLC0415 - likewise
@@ -129,9 +132,10 @@ class _Pipe:
 
 def _show(record: Record) -> None:
     names = [record.job_id, record.queue, record.task]
-    time = documents.moment(record.time_ns) or ""
     if render.on_terminal():
-        time = f"{time[5:10]} {time[11:19]}Z"
+        time = render.moment(record.time_ns, "seconds")[5:]
+    else:  # a line of a file says its zone itself
+        time = render.local(record.time).isoformat()
     words = [time, f"{record.kind:<{_KIND_COLUMNS}}"]
     words += [name for name in names if name]
     note = _note(record)

@@ -9,8 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import uuid
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -256,7 +257,7 @@ def test_a_timeline_shows_each_event_with_its_worker_and_note(sample: Sample) ->
     assert result.exit_code == 0
     head, *rows = result.stdout.splitlines()
     assert head.split() == ["TIME", "(UTC)", "AFTER", "KIND", "ATTEMPT", "WORKER", "NOTE"]
-    assert [row.split()[2] for row in rows] == ["enqueued", "claimed", "retried"]
+    assert [row.split()[3] for row in rows] == ["enqueued", "claimed", "retried"]
     assert " sample" in rows[1]
     assert "due in 59m: TimeoutError: slow" in rows[2] or "due in 1h: TimeoutError" in rows[2]
 
@@ -269,6 +270,48 @@ def test_a_timeline_tells_programs_everything(sample: Sample) -> None:
     assert dead["reason"].endswith("line 2 of the traceback")
     assert dead["lsn"] > events[0]["lsn"]
     assert dead["time"].endswith("+00:00")
+
+
+def test_times_are_in_the_zone_of_the_machine_which_is_said_and_for_programs_in_utc(
+    sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        begun = datetime.fromisoformat(
+            taskq_json("show", sample.ids["dead"], "-d", sample.path)["enqueued_at"]
+        )
+        assert begun.utcoffset() == timedelta(0)
+        here, there = (f"{begun + timedelta(hours=hours):%Y-%m-%d %H:%M}" for hours in (9, 0))
+        for name in ("show", "timeline"):
+            asked = (name, sample.ids["dead"], "-d", sample.path)
+            local, utc = taskq(*asked).stdout, taskq(*asked, "--utc").stdout
+            assert (here in local, local.count("JST, UTC+09:00"), there in local) == (
+                True,
+                1,
+                False,
+            )
+            assert (there in utc, here in utc) == (True, False)
+        line = taskq("tail", "-n", 100, "-d", sample.path).stdout.splitlines()[0]
+        assert line.startswith(here.replace(" ", "T"))
+        assert "+09:00" in line
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_ls_finds_by_the_words_of_the_page(sample: Sample) -> None:
+    for query, count in (
+        ("state:dead", 1),
+        ("task:=mail.send arg.to:=a@b.c", 1),
+        ("arg.to:=bob", 0),
+    ):
+        jobs = taskq_json("ls", "-q", query, "-d", sample.path)
+        assert len(jobs) == count, query
+    both = taskq_json("ls", "-s", "dead", "-q", "queue:=nowhere", "-d", sample.path)
+    assert both == []
+    refused = taskq("ls", "-q", "tsak:x", "-d", sample.path)
+    assert (refused.exit_code, "no property" in refused.stderr) == (2, True)
 
 
 def test_a_timeline_of_no_job_says_so(sample: Sample) -> None:

@@ -4,7 +4,21 @@
 const EVERY_MS = 2000;
 const main = document.getElementById("main"), field = document.getElementById("q"), goals = document.getElementById("goals");
 const opened = (root) => [...root.querySelectorAll("details")].map((item) => item.open);
-const prepare = () => main.querySelectorAll("[data-copy], .all").forEach((item) => { item.hidden = false; });
+// Moments are in UTC as the server writes them, and in its titles; here they are in the browser's zone.
+const zone = new Intl.DateTimeFormat("en", { timeZoneName: "short" });
+function localise(item) {
+  const at = new Date((item.dateTime ?? item.dataset.t).replace(" ", "T"));
+  const here = new Date(at - at.getTimezoneOffset() * 60000).toISOString().replace("T", " ");
+  const shape = /(\d{4}-\d\d-\d\d )?\d\d:\d\d(:\d\d(\.\d+)?)?/;
+  item.textContent = item.textContent.replace(shape, (all, date) => date ? here.slice(0, all.length) : here.slice(11, 11 + all.length));
+  if (item.title) item.title = `${here.slice(0, 19)} ${zone.formatToParts(at).pop().value}\n${item.title}`;
+}
+function prepare() {
+  main.querySelectorAll("[data-copy], .all").forEach((item) => { item.hidden = false; });
+  main.querySelectorAll("[datetime], [data-t]").forEach(localise);
+}
+const named = document.getElementById("zone");
+if (named) named.textContent = `Times are in ${zone.formatToParts().pop().value} (${zone.resolvedOptions().timeZone})`;
 let shown = opened(main).join();
 const fresh = document.getElementById("fresh");
 let updated = Date.now(), trouble = "", every = EVERY_MS;
