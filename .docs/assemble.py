@@ -7,6 +7,7 @@ documents lead to these pages, and the reference lists what the public modules n
 from __future__ import annotations
 
 import importlib
+import json
 import posixpath
 import re
 import sys
@@ -38,10 +39,9 @@ PAGES: Final = {
     "CHANGELOG.md": "project/changelog.md",
     ".github/CONTRIBUTING.md": "project/contributing.md",
     ".github/SECURITY.md": "project/security.md",
-    ".docs/pages/edge.md": "edge.md",
-    ".docs/pages/how.md": "how.md",
-    ".docs/pages/web.md": "web.md",
-    ".docs/pages/wrong.md": "wrong.md",
+} | {
+    path.relative_to(ROOT).as_posix(): path.relative_to(ROOT / ".docs/pages").as_posix()
+    for path in ROOT.glob(".docs/pages/**/*.md")
 }
 #: What .github/CONTRIBUTING.md calls public.
 MODULES: Final = (
@@ -65,12 +65,11 @@ STANDARD: Final = {
 }
 #: How much a find weighs, by folder: whoever asks a question wants a page that explains.
 BOOSTS: Final = {
-    "guide": 2,
-    "workers": 2,
+    "how": 4,
+    "wrong.md": 2,
     "reference": 0.3,
     "from": 0.3,
     "project": 0.3,
-    "wrong.md": 2,
 }
 #: Other libraries, each with a page of what its users write here.
 LIBRARIES: Final = ("Celery", "Huey", "arq", "dramatiq", "taskiq", "dbos")
@@ -78,6 +77,8 @@ _COMING: Final = "coming-from-"
 _FENCED: Final = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 _HEADING: Final = re.compile(r"^(#+) (.+)$", re.MULTILINE)
 _LINK: Final = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+#: The last comment of a page: words that people search for, and that its text need not have.
+_WORDS: Final = re.compile(r"<!-- words: (.*?) -->\n*", re.DOTALL)
 _MERMAID: Final = re.compile(r"```mermaid\n(.*?)```", re.DOTALL)
 _STEP: Final = re.compile(r"^ *(\S+) --> (\S+?)(?:: (.*))?$", re.MULTILINE)
 
@@ -287,8 +288,10 @@ def on_files(files: Files, config: Any) -> Files:
     for address, text in made:
         boost = BOOSTS.get(address.partition("/")[0], 1)
         says = f"boost: {boost}" if not address.endswith("/index.md") else "exclude: true"
-        head = "" if text.startswith("---") else f"---\nsearch:\n  {says}\n---\n\n"
-        files.append(File.generated(config, address, content=head + text))
+        words = [word for found in _WORDS.findall(text) for word in re.split(r",\s+", found)]
+        tags = f"tags: {json.dumps(words)}\n" if words else ""
+        head = "" if text.startswith("---") else f"---\n{tags}search:\n  {says}\n---\n\n"
+        files.append(File.generated(config, address, content=head + _WORDS.sub("", text)))
     icon = "plugins/taskq_plugins/web/static/icon.svg"
     for path in sorted(site.pictures):
         files.append(File.generated(config, f"files/{path}", abs_src_path=str(ROOT / path)))

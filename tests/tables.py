@@ -38,10 +38,7 @@ ROOT: Final = Path(__file__).parents[1]
 DOCUMENTS: Final = (
     ".github/CONTRIBUTING.md",
     ".github/SECURITY.md",
-    ".docs/pages/edge.md",
-    ".docs/pages/how.md",
-    ".docs/pages/web.md",
-    ".docs/pages/wrong.md",
+    *(path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob(".docs/pages/**/*.md"))),
     "README.md",
     "taskq/README.md",
     "workers/README.md",

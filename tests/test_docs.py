@@ -38,7 +38,7 @@ QUESTIONS: Final = {
     "avoid duplicates": "guide/keys",
     "large files as arguments": "guide/large-arguments-and-results",
     "chain tasks": "guide/flows",
-    "systemd service": "workers/systemd-and-docker",
+    "systemd service": "how/service",
     "prometheus metrics": "workers/metrics",
     "timeout for a task": "guide/task-options workers/executors",
     "coming from celery": "from/celery",

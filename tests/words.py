@@ -1,7 +1,8 @@
-"""Count the habits that CONTRIBUTING rules out, in docstrings, comments and commit subjects.
+"""Count the habits that CONTRIBUTING rules out, in docstrings, comments, subjects and documents.
 
-``python -m tests.words`` prints the share of each folder; with paths, the texts of these that have
-a habit. A text is a docstring, a run of comment lines, or the subject of a commit.
+``python -m tests.words`` prints the share of each folder and the share and length of each document;
+with paths, the texts of these that have a habit. A text is a docstring, a run of comment lines, the
+subject of a commit, or a sentence of a document: of its prose, its lists and cells of its tables.
 """
 
 from __future__ import annotations
@@ -162,6 +163,36 @@ def of_folder(folder: Path) -> list[Text]:
     return [text for path in sorted(folder.rglob("*.py")) for text in texts(path)]
 
 
+def prose(text: str) -> str:
+    """Return the words of a document: without code, drawings, links' targets, and made parts."""
+    text = re.sub(r"<!-- [^>]*made by.*?<!-- end -->|<svg.*?</svg>", "", text, flags=re.DOTALL)
+    text = re.sub(r"(?ms)^( *)```.*?^\1```$|<!--.*?-->|^\|[-:| ]+\|$", "", text)
+    return re.sub(r"!\[[^\]]*\]\([^)\s]+\)|\]\([^)\s]+\)", "", text)
+
+
+def of_document(path: Path) -> list[Text]:
+    """Return the sentences of a document."""
+    name = str(path.relative_to(ROOT))
+    parts = re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.) |^#+ |\s*\|\s*|\n(?=#)", prose(path.read_text()))
+    runs = (" ".join(part.replace("**", "").split()) for part in parts)
+    found = (re.split(r"(?<=[.!?]) (?=[A-Z`*\[])", run) for run in runs)
+    return [Text(name, one) for run in found for one in run if " " in one]
+
+
+def documents() -> list[Path]:
+    """Return the documents, without the changelog, which is a list, and ledgers of tests."""
+    seen = [*ROOT.glob("*.md"), *ROOT.glob(".github/*.md"), *ROOT.glob(".docs/**/*.md")]
+    for folder in ("taskq", "workers", "plugins", "examples"):
+        seen += (ROOT / folder).rglob("*.md")
+    seen += [ROOT / "tests/README.md", ROOT / "tests/bench/README.md"]
+    return sorted(path for path in seen if path.name != "CHANGELOG.md")
+
+
+def count(path: Path) -> int:
+    """Return how many words of prose a document has."""
+    return sum(any(map(str.isalnum, word)) for word in prose(path.read_text()).split())
+
+
 def share(seen: list[Text]) -> float:
     return sum(bool(habits(text.text)) for text in seen) / max(1, len(seen))
 
@@ -170,7 +201,8 @@ def main(paths: list[str]) -> None:
     if paths:
         for path in map(Path, paths):
             files = [path] if path.is_file() else sorted(path.rglob("*.py"))
-            for text in (text for file in files for text in texts(file.resolve())):
+            take = of_document if path.suffix == ".md" else texts
+            for text in (text for file in files for text in take(file.resolve())):
                 if rules := habits(text.text):
                     print(f"{text.place} {' '.join(rules)}: {text.text!r}")  # noqa: T201
         return
@@ -180,6 +212,10 @@ def main(paths: list[str]) -> None:
         broken = Counter(rule for text in seen for rule in habits(text.text))
         counts = " ".join(f"{rule} {broken[rule]}" for rule in RULES)
         print(f"{name:9} {len(seen):6} texts {share(seen):6.1%}  {counts}")  # noqa: T201
+    for path in documents():
+        shown = f"{share(of_document(path)):6.1%} {count(path):6} words"
+        print(f"{shown}  {path.relative_to(ROOT)}")  # noqa: T201
+    print(f"{sum(map(count, documents())):13} words of all documents")  # noqa: T201
 
 
 if __name__ == "__main__":
