@@ -175,8 +175,8 @@ def of_document(path: Path) -> list[Text]:
     name = str(path.relative_to(ROOT))
     parts = re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.) |^#+ |\s*\|\s*|\n(?=#)", prose(path.read_text()))
     runs = (" ".join(part.replace("**", "").split()) for part in parts)
-    found = (re.split(r"(?<=[.!?]) (?=[A-Z`*\[])", run) for run in runs)
-    return [Text(name, one) for run in found for one in run if " " in one]
+    sentences = (re.split(r"(?<=[.!?]) (?=[A-Z`*\[])", run) for run in runs)
+    return [Text(name, sentence) for run in sentences for sentence in run if " " in sentence]
 
 
 def documents() -> list[Path]:
