@@ -19,6 +19,7 @@ from taskq.log.decide.enqueue import together
 from taskq.log.read.selection import key_holder
 from taskq.log.requests import EnqueueSpec, Ingest, Item, Op, Trait, Withdrawal
 from taskq.log.segments.identity import read_identity
+from taskq.log.state.job_history import job_view
 from taskq.log.upkeep.upkeep import Upkeep
 from taskq_plugins.hub import outbox
 from taskq_plugins.hub.models import JOB, CopyEnd, Given, Question, adapter, as_json
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from taskq.core.views import JobView
+    from taskq.engine import Tag
     from taskq.log.format.record import Record
     from taskq_plugins.hub.models import Answer, Request
 
@@ -163,7 +165,7 @@ class OutboxSimulation(Simulation):
             reader = self._reading(since_ns)
             tag = keeper.journal.tag
             over = [job for job in jobs if reader.is_settled(tag, job)]
-            self._words.update({job: reader.find(job) for job in map(tag.id, over)})
+            self._words.update({tag.id(job): reader.find(tag, job) for job in over})
             keeper.ask(Op.WITHDRAW, Withdrawal(over, expired=True))
 
         self._on_hub(act)
@@ -207,13 +209,21 @@ class OutboxSimulation(Simulation):
                 return None
             self._outbox()
             journal = self.out.reader()
-            return outbox.given(journal, self.out.view, asked, self.out.clock.wall_ns())
+            now_ns = self.out.clock.wall_ns()
+            return outbox.given(journal, self.out.view, self._end, asked, now_ns)
 
         answer = self._at_hub(act)
         if answer is None:
             return None
         given: Given = adapter(Given).validate_json(as_json(answer))
         return given
+
+    def _end(self, tag: Tag, job: int, name: str) -> JobView | None:
+        there = self._reading().find(tag, job, name)
+        if there is None or not there.is_over:
+            return None
+        its = job_view(self._reader(there.path), there.number, self.out.clock.wall_ns())
+        return its and there.view(its)
 
     def _down(self, asked: Question) -> Given | None:
         chance = self.random.random()

@@ -115,9 +115,33 @@ class Place:
         async with app:
             await app.worker(burst=True).run()
 
+    async def forget(self) -> None:
+        limits: dict[str, Any] = {
+            "keep": 0.001, "keep_segments": 1, "reader_lag_bytes": 65_536, "segment_bytes": 65_536,
+        }  # fmt: skip
+        async with TaskLog.open(self.path / "edge-7", **limits) as log:
+            for _ in range(60):
+                own = await log.put(bytes(4_000))
+                await log.cancel(own)
+            await log.compact()
+
     def restart(self) -> None:
         self.server = Server(self.path / "hub")
         self.servers.append(self.server)
+
+    async def back_up(self, what: Path) -> Path:
+        backup = what.with_suffix(".backup")
+        await self.hub.close()
+        await to_thread.run_sync(shutil.copytree, what, backup)
+        return backup
+
+    async def set_back(self, backup: Path, what: Path) -> None:
+        await self.hub.close()
+        await self.server.close()
+        there = await to_thread.run_sync(shutil.copytree, backup, self.path / "again")
+        await to_thread.run_sync(shutil.rmtree, what)
+        there.rename(what)
+        self.restart()
 
 
 @pytest.fixture
@@ -323,14 +347,7 @@ async def test_a_job_that_its_device_lost_is_a_dead_letter_that_says_so(place: P
     job = await place.put()
     await place.sync()
     await place.work()
-    limits: dict[str, Any] = {
-        "keep": 0.001, "keep_segments": 1, "reader_lag_bytes": 65_536, "segment_bytes": 65_536,
-    }  # fmt: skip
-    async with TaskLog.open(place.path / "edge-7", **limits) as log:
-        for _ in range(60):
-            own = await log.put(bytes(4_000))
-            await log.cancel(own)
-        await log.compact()
+    await place.forget()
     await place.sync()
     assert not [view for view in _jobs(place.path / "edge-7") if JOB in view.headers]
     assert await job.status() is State.DEAD
@@ -339,6 +356,42 @@ async def test_a_job_that_its_device_lost_is_a_dead_letter_that_says_so(place: P
     await place.hub.outbox("edge-7").settle()
     assert (await place.put(key="again")).duplicate is False
     assert [view.state for view in _jobs(place.path / "hub/outbox/edge-7")][-1] is State.EXPIRED
+
+
+async def test_a_log_that_was_left_says_nothing_of_a_job_that_the_last_one_has_passed(
+    place: Place,
+) -> None:
+    """The hub had the job, not its end; then the device forgot it, and was set back."""
+    job = await place.put()
+    await place.sync()
+    await place.sync()
+    await place.work()
+    await place.forget()
+    await place.set_back(place.path / "edge-7", place.path / "edge-7")
+    await place.sync()
+    assert await place.hub.job(job.id).status() is State.DEAD
+    assert not await place.hub.outbox("edge-7").waiting()
+
+
+async def test_the_end_of_a_job_outlasts_set_backs_of_both_sides(place: Place) -> None:
+    """The device loses it first, and the hub after it: each has it from the other."""
+    hub, device = place.path / "hub", place.path / "edge-7"
+    await place.sync()
+    before = await place.back_up(device)
+    ran, failed = await place.put(), await place.put("bad", attempts=1)
+    await place.sync()
+    await place.sync()
+    taken = await place.back_up(hub)
+    await place.round()
+    await place.hub.outbox("edge-7").settle()
+    await place.set_back(before, device)
+    await place.sync()
+    await place.set_back(taken, hub)
+    await place.round()
+    assert await place.hub.job(ran.id).result(timeout=1) == "edge-7 has 7.2"
+    with pytest.raises(JobFailed, match="no such version"):
+        await place.hub.job(failed.id).result(timeout=1)
+    assert [version for _, version in place.ran] == ["7.2", "bad"]
 
 
 async def test_an_answer_of_an_earlier_day_moves_no_position(place: Place) -> None:
@@ -573,7 +626,7 @@ def test_a_job_is_known_by_what_compaction_wrote_again_of_it() -> None:
     reading = CopyReader(disk, world.path, log_id)
     reading.read()
     assert reading.jobs == {"12345678-5": There(world.path, job, False, "")}
-    assert reading.taken["12345678"][0] == 5
+    assert reading.taken["12345678"] == 5
     process.ask(Op.CANCEL, job)
     reading.read()
     assert reading.jobs == {"12345678-5": There(world.path, job, True, "")}
@@ -594,6 +647,8 @@ async def test_a_lost_devices_jobs_go_to_another_under_their_ids_and_run_there_a
     result = await asyncio.to_thread(CliRunner().invoke, main, [*words, "edge-8"])
     assert result.output == "2 jobs for edge-7 given to edge-8\n"
     assert (await place.sync(device="edge-8")).taken.jobs == 3
+    await place.sync(device="edge-8")
+    assert len(await place.hub.outbox("edge-8").waiting()) == 3
     await place.work("edge-8")
     await place.sync(device="edge-8")
     assert await taken.result(timeout=1) == "edge-8 has 7.1"

@@ -281,12 +281,9 @@ class Outbox(TaskQ):
     def find_there(self, view: JobView) -> tuple[outbox.There, JobView] | None:
         """Return a job as its device's log has it, from the hub's copy; None: it is not there."""
         self._reader.read(view.enqueued_ns)
-        there = self._reader.find(view.headers.get(JOB, view.job_id))
-        if there is None:
-            return None
-        with LogReader.open(there.path) as reader:
-            its = reader.job(there.number)
-        return None if its is None else (there, its)
+        there = self._reader.find(self._tag, view.lsn, view.headers.get(JOB, ""))
+        its = there and self._reader.view(there)
+        return (there, its) if there and its else None
 
     def jobs(self, states: Collection[State] = ()) -> list[JobView]:
         """Return the jobs for the device that have one of these states here, the oldest first."""
@@ -307,7 +304,7 @@ class Outbox(TaskQ):
                 result_flags=its.result_flags, stores_result=its.stores_result, reason=reason,
                 problem=its.problem,
             )  # fmt: skip
-        is_taken = self._reader.taken(self._tag, view.lsn) > 0
+        is_taken = self._reader.is_taken(self._tag, view.lsn)
         if 0 < view.expires_ns <= time.time_ns():
             is_its_own = self.is_given(view) and not is_taken
             return replace(view, state=State.READY if is_its_own else State.EXPIRED)

@@ -15,7 +15,9 @@ import logging
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -66,6 +68,9 @@ if TYPE_CHECKING:
 
 #: Header of the entry for a job that a device refuses: its words.
 REFUSED: Final = "hub-refused"
+#: Header, and queue, of the entry for a job that ended in a log that its device left: the state,
+#: and why. Its payload is the result.
+ENDED: Final = "hub-ended"
 #: Begins the name of a source of a device, before the id of an outbox's log.
 SOURCE: Final = "hub-jobs "
 #: Jobs that ended are kept: a device that was away must hear of a cancellation.
@@ -79,6 +84,8 @@ _MARK: Final = b"hub-"
 _RECORDS_MAX: Final = 100_000
 _ENDED_MAX: Final = 500
 _LSN_MAX: Final = 2**63
+#: How long the end of a job goes down to a device that was set back to before it took the job.
+_ENDED_NS: Final = 7 * 86_400 * SECOND_NS
 #: The clock of the hub may have been set while jobs waited.
 _CLOCK_NS: Final = 86_400 * SECOND_NS
 
@@ -139,12 +146,24 @@ class There(NamedTuple):
         number: the job's in that log.
         is_over: whether it has ended.
         words: why the device refused it.
+        end: how it ended in an earlier log of the device, in which case this is an entry for it.
     """
 
     path: str
     number: int
     is_over: bool
     words: str
+    end: str = ""
+
+    def view(self, its: JobView) -> JobView:
+        """Return the job; ``its`` is what the log has under the number."""
+        if not self.end:
+            return its
+        state, _, reason = self.end.partition(" ")
+        return replace(
+            its, state=State[state.upper()], result=its.payload or None,
+            result_flags=its.payload_flags, reason=reason,
+        )  # fmt: skip
 
 
 class CopyReader:
@@ -155,19 +174,19 @@ class CopyReader:
 
     Attributes:
         jobs: by their ids in the outbox.
-        taken: by the tag of an outbox, the last of its records that was taken, and when.
+        taken: by the tag of an outbox, the last of its records that was taken.
     """
 
     def __init__(self, disk: Disk, path: str, log_id: UUID, since_ns: int = 0) -> None:
-        self._disk, self._path, self._log_id, self._since_ns = disk, path, log_id, since_ns
+        self._disk, self.path, self._log_id, self._since_ns = disk, path, log_id, since_ns
         self._at = NOWHERE
         self._live: dict[int, str] = {}
         self.jobs: dict[str, There] = {}
-        self.taken: dict[str, tuple[int, int]] = {}
+        self.taken: dict[str, int] = {}
 
     def read(self) -> None:
-        own = lineage(self._disk, self._path, self._log_id)
-        files = Replica(self._disk, self._path, own)
+        own = lineage(self._disk, self.path, self._log_id)
+        files = Replica(self._disk, self.path, own)
         try:
             if not files.stands(self._at):
                 self._at = self._begin(files)
@@ -190,19 +209,20 @@ class CopyReader:
 
     def _take(self, record: Record) -> None:
         if record.moved is not None:
-            name, (position, moved_ns) = record.moved
+            name, (position, _) = record.moved
             if name.startswith(SOURCE) and position:
-                tag = name.removeprefix(SOURCE)
-                self.taken[tag] = int(position), moved_ns
+                self.taken[name.removeprefix(SOURCE)] = int(position)
             return
         headers = record.extras.headers if record.extras is not None else {}
         job = self._live.pop(record.job, None) or headers.get(JOB)
         if job is None:
             return
-        words, is_over = headers.get(REFUSED, ""), record.end is not None
+        words, end = headers.get(REFUSED, ""), headers.get(ENDED, "")
+        is_over = record.end is not None
         if known := self.jobs.get(job):
-            words = words or known.words
-        self.jobs[job] = There(self._path, record.job, is_over or bool(words), words)
+            words, end = words or known.words, end or known.end
+        is_done = is_over or bool(words or end)
+        self.jobs[job] = There(self.path, record.job, is_done, words, end)
         if not is_over:
             self._live[record.job] = job
 
@@ -223,21 +243,42 @@ class DeviceReader:
             self._logs[copy.log_id] = log
             log.read()
 
-    def find(self, job: str) -> There | None:
-        """Return a job where it was last."""
-        logs = (log.jobs[job] for log in reversed(self._logs.values()) if job in log.jobs)
-        return next(logs, None)
+    def find(self, tag: Tag, job: int, name: str = "") -> There | None:
+        """Return where a job of an outbox was last, by the name that it has elsewhere.
 
-    def taken(self, tag: Tag, job: int) -> int:
-        """Return when the device took a job of an outbox by its own log; 0: it did not."""
-        log = next(reversed(self._logs.values()), None)
-        lsn, when_ns = (0, 0) if log is None else log.taken.get(tag.of(job), (0, 0))
-        return when_ns if job <= lsn else 0
+        An end holds in whatever log it is. Otherwise a log that was left says nothing: what it had
+        comes again, unless the last log has taken more than that.
+        """
+        name = name or tag.id(job)
+        places = [log.jobs[name] for log in reversed(self._logs.values()) if name in log.jobs]
+        if places and places[0].path == self._last.path:
+            return places[0]
+        ended = (there for there in places if there.is_over)
+        waiting = places[0] if places and not self.is_taken(tag, job) else None
+        return next(ended, waiting)
 
-    def is_settled(self, tag: Tag, job: int) -> bool:
+    @property
+    def _last(self) -> CopyReader:
+        return next(reversed(self._logs.values()))
+
+    def is_taken(self, tag: Tag, job: int) -> bool:
+        """Return whether the device's last log has taken the outbox's records up to a job."""
+        return bool(self._logs) and job <= self._last.taken.get(tag.of(job), 0)
+
+    def is_settled(self, tag: Tag, job: int, name: str = "") -> bool:
         """Return whether a job has ended or is lost: its device took it and knows nothing of it."""
-        there = self.find(tag.id(job))
-        return there.is_over if there is not None else self.taken(tag, job) > 0
+        there = self.find(tag, job, name)
+        return there.is_over if there is not None else self.is_taken(tag, job)
+
+    def end(self, tag: Tag, job: int, name: str) -> JobView | None:
+        """Return a job that has ended, as its device's log has it; None if there is no end."""
+        there = self.find(tag, job, name)
+        return self.view(there) if there is not None and there.is_over else None
+
+    def view(self, there: There) -> JobView | None:
+        with LogReader.open(there.path) as reader:
+            its = reader.job(there.number)
+        return None if its is None else there.view(its)
 
 
 # -- what the hub does -----------------------------------------------------------------------------
@@ -251,6 +292,12 @@ def waiting_in(sight: LogView) -> tuple[list[int], int]:
     return jobs, view.enqueued_ns if view is not None else 0
 
 
+def _names(sight: LogView, jobs: list[int]) -> dict[int, str]:
+    """Return by which names devices know jobs of an outbox that were for another device first."""
+    views = filter(None, map(sight.view, jobs))
+    return {view.lsn: view.headers[JOB] for view in views if JOB in view.headers}
+
+
 async def settle(connection: Connection, reader: DeviceReader) -> None:
     """Expire the jobs of an outbox whose ends the device's copies name, or that are lost."""
     port = await connection.port()
@@ -259,7 +306,11 @@ async def settle(connection: Connection, reader: DeviceReader) -> None:
     if not jobs:
         return
     await off_loop(reader.read, since_ns)
-    over = [job for job in jobs if reader.is_settled(connection.tag, job)]
+    tag = connection.tag
+    over = [job for job in jobs if reader.is_settled(tag, job)]
+    if lost := [job for job in over if reader.find(tag, job) is None]:
+        names = await port.look(partial(_names, jobs=lost))
+        over = [job for job in over if reader.is_settled(tag, job, names.get(job, ""))]
     for at in range(0, len(over), _ENDED_MAX):
         await port.withdraw(over[at : at + _ENDED_MAX], expired=True)
 
@@ -268,13 +319,14 @@ def _is_due(path: str, reader: DeviceReader) -> bool:
     """Return whether ``settle`` has anything to write to an outbox."""
     with LogReader.open(path) as log:
         tag = log.journal.tag
-        waiting = [
-            (view.lsn, view.enqueued_ns, view.expires_ns) for view in log.each_job(LIVE_STATES)
-        ]
+        waiting = list(log.each_job(LIVE_STATES))
     if waiting:
-        reader.read(waiting[0][1])
+        reader.read(waiting[0].enqueued_ns)
     now_ns = time.time_ns()
-    return any(0 < end <= now_ns or reader.is_settled(tag, job) for job, _, end in waiting)
+    return any(
+        0 < view.expires_ns <= now_ns or reader.is_settled(tag, view.lsn, view.headers.get(JOB, ""))
+        for view in waiting
+    )
 
 
 class _All:
@@ -284,63 +336,122 @@ class _All:
         return True
 
 
+class _New(NamedTuple):
+    """What an outbox has for a device.
+
+    Attributes:
+        end: the last record that was looked at.
+        jobs: that the device has not taken.
+        ended: of these; the copies of the device's logs may have their ends.
+        cancelled: ends of jobs that it has taken.
+    """
+
+    end: int
+    jobs: dict[int, Record]
+    ended: set[int]
+    cancelled: list[Record]
+
+
+def _read(journal: Any, first: int, after: dict[str, int], now_ns: int) -> _New:
+    tag, end, count = journal.tag, first - 1, 0
+    jobs, ended, cancelled = dict[int, Record](), set[int](), list[Record]()
+    for _, item in journal.frames(journal.cursor_at(first)):
+        if isinstance(item, Gap) or item.header.next_lsn <= first:
+            continue
+        for record in Record.tracing(item, b"", _All()):
+            job = record.job
+            if job <= after.get(tag.of(job), 0):
+                cancelled += [record] if record.end is State.CANCELLED else []
+            elif record.end is None:
+                jobs[job] = record
+            elif _may_have_ended(jobs.setdefault(job, record), record, now_ns):
+                ended.add(job)
+            else:
+                del jobs[job]
+        end, count = item.header.next_lsn - 1, count + item.header.records
+        if count > _RECORDS_MAX and (jobs or cancelled):
+            break
+    return _New(end, jobs, ended, cancelled)
+
+
 def given(
-    journal: Any, look: Callable[[int], JobView | None], asked: Question, now_ns: int
+    journal: Any,
+    look: Callable[[int], JobView | None],
+    end: Callable[[Tag, int, str], JobView | None],
+    asked: Question,
+    now_ns: int,
 ) -> Given:
     """Return the jobs of an outbox that a device has not taken, of one log that wrote them.
 
     An outbox that was restored goes on as another log, and has its parents' records: a device may
-    have taken some of them from another child. ``look`` returns a job of the outbox.
+    have taken some of them from another child. ``look`` returns a job of the outbox, and ``end``
+    one that ended in a log that the device left: its end goes down, so that a position never moves
+    past a job of which the device's log says nothing.
     """
     tag = journal.tag
     logs = (*tag.parents, (str(tag), _LSN_MAX))
     begins = (1, *(next_lsn for _, next_lsn in tag.parents))
     firsts = [max(asked.after.get(log[0], 0) + 1, at) for log, at in zip(logs, begins, strict=True)]
     first = next(at for at, (_, next_lsn) in zip(firsts, logs, strict=True) if at < next_lsn)
-    end, count, jobs, over = first - 1, 0, dict[int, Record](), list[Record]()
-    for _, item in journal.frames(journal.cursor_at(first)):
-        if isinstance(item, Gap) or item.header.next_lsn <= first:
-            continue
-        for record in Record.tracing(item, b"", _All()):
-            is_taken = record.job <= asked.after.get(tag.of(record.job), 0)
-            if record.end is None and not is_taken:
-                jobs[record.job] = record
-            elif record.end is not None and not jobs.pop(record.job, None):
-                over += [record] if is_taken and record.end is State.CANCELLED else []
-        end, count = item.header.next_lsn - 1, count + item.header.records
-        if count > _RECORDS_MAX and (jobs or over):
-            break
-    answer = Given(str(tag), asked.after.get(tag, 0), end, (), ())
+    new = _read(journal, first, asked.after, now_ns)
+
+    def made(job: int) -> HubJob | None:
+        birth = new.jobs[job]
+        if job not in new.ended:
+            return _made(tag.id(job), birth, now_ns)
+        view = end(tag, job, _name(birth))
+        return None if view is None else _ended(job, _name(birth) or tag.id(job), view)
+
+    answer = Given(str(tag), asked.after.get(tag, 0), new.end, (), ())
     for name, next_lsn in logs:
-        mine = [jobs[job] for job in sorted(jobs) if tag.of(job) == name]
-        new = [record.job for record in over if tag.of(record.lsn) == name]
-        handed, is_all = _handed(mine, asked.bytes_max, tag, now_ns)
-        ended = [view for view in map(look, new) if view is not None]
-        cancels = tuple((view.job_id, view.queue) for view in ended)
+        mine = map(made, sorted(job for job in new.jobs if tag.of(job) == name))
+        handed, is_all = _handed(filter(None, mine), asked.bytes_max)
+        cancelled = (look(record.job) for record in new.cancelled if tag.of(record.lsn) == name)
+        cancels = tuple((view.job_id, view.queue) for view in cancelled if view is not None)
         before = asked.after.get(name, 0)
         known = handed[-1].number if handed else before
-        last = min(end, next_lsn - 1) if is_all else known
+        last = min(new.end, next_lsn - 1) if is_all else known
         answer = Given(name, before, last, handed, cancels)
         if not (answer.is_empty and is_all):
             return answer
     return answer
 
 
-def _handed(
-    jobs: list[Record], bytes_max: int, tag: Tag, now_ns: int
-) -> tuple[tuple[HubJob, ...], bool]:
+def _handed(jobs: Iterable[HubJob], bytes_max: int) -> tuple[tuple[HubJob, ...], bool]:
     """Return what of these jobs goes into an answer, and whether that is all."""
     handed, size = list[HubJob](), 0
-    for record in jobs:
-        if (made := _made(tag.id(record.job), record, now_ns)) is None:
-            continue
-        size += len(made.payload)
+    for job in jobs:
+        size += len(job.payload)
         is_over = size > min(bytes_max, BYTES_MAX)
         # A line with little left takes no job that is larger; another takes one at least.
         if len(handed) == JOBS_MAX or (is_over and (handed or bytes_max < BYTES_MAX)):
             return tuple(handed), False
-        handed.append(made)
+        handed.append(job)
     return tuple(handed), True
+
+
+def _name(birth: Record) -> str:
+    return birth.extras.headers.get(JOB, "") if birth.extras is not None else ""
+
+
+def _may_have_ended(birth: Record, over: Record, now_ns: int) -> bool:
+    """Return whether a job is over as its device's log had its end, and not long ago.
+
+    A hub that is set back further gets no more of its devices' logs either.
+    """
+    limit_ns = birth.extras.expires_ns if birth.extras is not None else 0
+    is_settled = over.end is State.EXPIRED and not 0 < limit_ns <= over.time_ns
+    return is_settled and over.time_ns > now_ns - _ENDED_NS
+
+
+def _ended(number: int, name: str, its: JobView) -> HubJob:
+    """Return the entry for a job that ended in an earlier log of the device."""
+    words = its.reason[: _WORDS_MAX - len(REFUSED)]
+    headers = {JOB: name, ENDED: f"{its.state.name.lower()} {words}".strip()}
+    headers |= {REFUSED: its.headers[REFUSED]} if REFUSED in its.headers else {}
+    flags = its.result_flags | (0 if its.stores_result else Flag.DROP_RESULT)
+    body = its.result or b""
+    return HubJob(number, name, ENDED, "", 0, 1, int(flags), headers, 0, False, 1, body)
 
 
 def _made(job_id: str, record: Record, now_ns: int) -> HubJob | None:
@@ -380,6 +491,8 @@ class OutboxServer:
 
     def __init__(self, path: Path, registry: Registry) -> None:
         self._path, self._registry = path, registry
+        #: reads the ends of jobs that a device which was set back does not know
+        self._reader: tuple[str, DeviceReader] | None = None
         self.asking: dict[tuple[str, UUID], CancelScope] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._rung = asyncio.Event()
@@ -400,13 +513,21 @@ class OutboxServer:
         if copies and copies[-1].log_id != asked.log_id:
             return None
         with LogReader.open(str(path)) as reader:
-            answer = given(reader.journal, reader.job, asked, time.time_ns())
+            end = partial(self._end, device)
+            answer = given(reader.journal, reader.job, end, asked, time.time_ns())
         if answer.is_empty:
             self._quiet[device] = seen
             return None
         before = self._registry.standing(device).get("given", {})
         self._registry.note(device, given=before | {answer.tag: answer.end})
         return answer
+
+    def _end(self, device: str, tag: Tag, job: int, name: str) -> JobView | None:
+        if self._reader is None or self._reader[0] != device:
+            self._reader = device, DeviceReader(self._path, device)
+        reader = self._reader[1]
+        reader.read()
+        return reader.end(tag, job, name)
 
     async def run(self) -> None:
         """Wake waiting devices when jobs come, and free what ended; until cancelled."""
@@ -568,6 +689,9 @@ class DeviceOutbox:
     def _judged(self, job: HubJob) -> tuple[Item, bool]:
         """Return a job as it goes into the log, and whether it is refused."""
         why = ""
+        if ENDED in job.headers:  # nobody runs it: it expires at once
+            over = Extras(expires_ns=1, headers=job.headers)
+            return (EnqueueSpec(ENDED, flags=job.flags), job.payload, over), False
         if not any(fnmatch.fnmatchcase(job.task, pattern) for pattern in self._accept):
             said = ", ".join(self._accept) or "nothing"
             why = f"{job.task!r} is not among what is accepted there ({said})"
