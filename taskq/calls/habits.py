@@ -117,17 +117,18 @@ IMPORTS: Final[Mapping[str, str]] = {
     "get_task_logger": "logging.getLogger(__name__)",
 }
 
-# A broker's address where a directory stands; ``Path`` makes one slash of two.
+# A broker's address where a directory stands; ``Path`` makes one slash of two, and
+# backslashes on Windows.
 
 _ADDRESS: Final = (
     r"(rediss?|valkey|(py)?amqps?|memory|sqs|sqlite|postgres(ql)?|mysql|mongodb|nats|kafka|https?"
-    r"|unix|file|filesystem|s3|gs)(\+\w+)?:/"
+    r"|unix|file|filesystem|s3|gs)(\+\w+)?:[/\\]"
 )
 
 
 def check_directory(path: str) -> None:
     """Refuse an address, which would be made as a directory of that name."""
-    if ":/" in path and re.match(_ADDRESS, path):
+    if ":" in path and re.match(_ADDRESS, path):
         scheme = path.partition(":")[0]
         raise errors.UsageError(
             f"the log is a directory, and {scheme}: is an address: there is no broker, "

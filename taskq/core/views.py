@@ -444,6 +444,8 @@ class Serving:
     slots: int = 0
     holds: tuple[Hold, ...] = ()
     limits: Mapping[str, Limit] | None = None
+    #: process that ends it when it is asked to; 0: a program with other work, which nobody ends
+    stops: int = 0
 
     def takes(self, queue: str, task: str) -> bool:
         """Return whether such a claim would take a job of this queue and task ("" for none)."""

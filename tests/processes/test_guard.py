@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import pytest
 from taskq import JobHandle, TaskQ
 from taskq.core.model import State
 from taskq.core.records import Kind
+from taskq_workers import WorkerThread
 from tests.processes.harness import SCRIPTS, Child, eventually, log_records
 from tests.processes.test_kill_matrix import view
 
@@ -40,6 +42,16 @@ def alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def run_stop(path: Path, *which: str) -> subprocess.CompletedProcess[str]:
+    command = (sys.executable, "-m", "taskq", "worker", "stop", "-d", str(path), *which)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def stop_workers(path: Path, *which: str) -> None:
+    done = run_stop(path, *which)
+    assert (done.returncode, "was asked to stop" in done.stdout) == (0, True), done
 
 
 @contextmanager
@@ -74,7 +86,7 @@ def test_one_death_is_told_and_mended_and_disturbs_no_other(tmp_path: Path) -> N
         gate.touch()
         assert result(tmp_path, slow) == b"%d" % serving
         assert view(tmp_path, slow).attempt == 1
-        guard.send(signal.SIGTERM)
+        stop_workers(tmp_path, str(serving))
         assert guard.wait() == 0
 
 
@@ -236,8 +248,30 @@ def test_reload_starts_again_when_code_changes_and_waits_out_a_mistake(tmp_path:
             module.write_text(text.format(22))
             guard.expect("  ready")
             assert result(data, put(app, "version")) == b"22"
-        guard.send(signal.SIGTERM)
+            stop_workers(data)
         assert guard.wait() == 0
+
+
+def test_stop_ends_a_worker_after_its_job_and_no_program_beside_it(tmp_path: Path) -> None:
+    """The app that is open here serves, too, and has other work."""
+    with (
+        start_guard(tmp_path) as worker,
+        opened(tmp_path) as app,
+        WorkerThread(app, queues=["mine"]),
+    ):
+        worker.expect("  ready")
+        gate = tmp_path / "gate"
+        job = put(app, "waits_for", str(gate))
+        pid, _ = map(int, worker.expect("waiting").split())
+        wrong = run_stop(tmp_path, "12345678")
+        assert (wrong.returncode, "no worker '12345678'" in wrong.stderr) == (2, True)
+        ours = run_stop(tmp_path, str(os.getpid()))
+        assert (ours.returncode, "cannot be asked" in ours.stdout) == (1, True)
+        stop_workers(tmp_path, str(pid))
+        worker.expect("draining")
+        gate.touch()
+        assert worker.wait() == 0
+        assert (view(tmp_path, job).state, view(tmp_path, job).attempt) == (State.SUCCEEDED, 1)
 
 
 SLOTS = 2

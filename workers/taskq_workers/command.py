@@ -45,6 +45,13 @@ def _given(
     return (str(path),) if path else ()
 
 
+def _one_given(
+    context: click.Context, parameter: click.Parameter, value: Path | None
+) -> Path | None:
+    given = _given(context, parameter, () if value is None else (str(value),))
+    return Path(given[0]) if given else None
+
+
 def _logs(given: tuple[str, ...]) -> dict[str, int] | None:
     if len(given) < _SEVERAL:
         return None
@@ -61,6 +68,53 @@ def _number(name: str, text: str) -> Callable[[F], F]:
 
 
 @click.command()
+@click.argument("which", metavar="[WORKER]", required=False)
+@click.option(
+    "-d",
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    callback=_one_given,
+    help="The task log's directory.  [env var: TASKQ_DATA_DIR]",
+)
+@click.option(
+    "--wait",
+    "seconds",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="SECONDS",
+    help="Return once they have ended; exit code 1 if one has not by then.",
+)
+@click.pass_context
+def stop(
+    context: click.Context, /, which: str | None, data_dir: Path | None, seconds: float
+) -> None:
+    """Ask the workers of a log to end after their jobs.
+
+    WORKER is one of them, by the OWNER or the PID that "taskq workers" lists. With --processes the
+    guard ends with all of its workers. A program with a worker beside other work is left alone.
+    """
+    from taskq.cli import open_reader  # noqa: PLC0415 - a worker's start waits 2 ms for it
+
+    with open_reader(data_dir) as reader:
+        context.exit(running.stop(reader, which, seconds))
+
+
+class _Command(click.Command):
+    """Starts a worker; ``stop`` in the place of the app is a command of its own."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        if args[:1] == [stop.name]:
+            return stop.make_context(f"{info_name} {stop.name}", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+@click.command(cls=_Command)
 @click.argument("app", metavar="MODULE:APP")
 @click.option(
     "-c",
@@ -123,6 +177,7 @@ def _number(name: str, text: str) -> Callable[[F], F]:
 )
 @click.option("--sync", is_flag=True, help="Send the log to the hub of the settings.")
 @click.option("--web", is_flag=True, help="Show the app's page here, with buttons and forms.")
+@click.option("--below", "is_below", is_flag=True, hidden=True)
 @click.option("--place", type=int, default=1, hidden=True)
 @click.option("--leash", type=int, hidden=True)
 @click.option("-q", "--quiet", is_flag=True, help="Print no line for each job.")
@@ -183,7 +238,8 @@ def worker(
 
     MODULE:APP is imported from the working directory, such as shop.jobs:app; MODULE alone will do
     where there is one app in it. Ctrl-C or SIGTERM lets running jobs finish; a second one cancels
-    and gives them back; a third exits at once.
+    and gives them back; a third exits at once. "taskq worker stop -d DIR" lets the workers of a log
+    finish and end, also where there are no such signals.
 
     With --processes the workers are processes of their own, and this one keeps them running: it
     starts again what dies, and SIGHUP replaces them one by one. With --reload running jobs get at

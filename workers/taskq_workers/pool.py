@@ -330,6 +330,8 @@ class Worker:
         self._own = list(self._parts) if logs is not None else []
         self._beside: list[Service] = []
         self.burst, self._warns, self._max_jobs = burst, warns, max_jobs
+        #: process that ``taskq worker stop`` asks to end this worker; 0 for none
+        self.stops = 0
         self.drain_seconds = executors.drain_seconds(drain_timeout)
         self._hook, self._on_dead, self._deaths = on_event, on_dead, list[DeathHooks]()
         self._phase = Phase.NEW
@@ -721,6 +723,7 @@ class Worker:
                 slots=self.concurrency,
                 holds=self._holds(part),
                 limits=self._task_limits,
+                stops=self.stops,
             )
             part.serve(self, serving)
 

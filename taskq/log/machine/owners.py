@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
@@ -15,6 +16,7 @@ from taskq.core import errors, parsing, rates, views
 from taskq.core.values import dataclass
 from taskq.log.machine import access, peers, threads
 from taskq.log.machine.access import replace_file
+from taskq.log.machine.system import system
 
 
 def limits_told(limits: Mapping[str, rates.Limit] | None) -> dict[str, list[object]]:
@@ -62,6 +64,7 @@ def publish(directory: Path, owner: int, servings: Iterable[views.Serving]) -> N
             "slots": serving.slots,
             "holds": [_told(hold) for hold in serving.holds],
             "limits": limits_told(serving.limits),
+            "stops": serving.stops,
         }
         for serving in servings
     ]
@@ -151,6 +154,7 @@ def _serving(document: dict[str, Any]) -> views.Serving:
         slots=_number(document.get("slots")),
         holds=_holds(document.get("holds")),
         limits=limits_read(document.get("limits")),
+        stops=_number(document.get("stops")),
     )
 
 
@@ -204,6 +208,18 @@ def owner_view(directory: Path, owner: int, running: int = 0) -> views.OwnerView
         running=running,
         serves=read_servings(directory, owner),
     )
+
+
+def ask_to_stop(directory: Path, view: views.OwnerView) -> bool:
+    """Ask a worker's process, or its guard, to end after its jobs; False if nobody is there.
+
+    A container may share the log and the host's name, and count its processes anew: only a process
+    that has the owner's file open is the one that is meant.
+    """
+    path = directory / f"{view.owner:016x}.lock"
+    target = next((serving.stops for serving in view.serves if serving.stops), 0)
+    is_here = view.host == socket.gethostname() and system.has_open(view.pid, path)
+    return bool(target) and is_here and system.ask_to_stop(target)
 
 
 def owner_of(owner: int, description: bytes) -> views.OwnerView:

@@ -568,6 +568,21 @@ def lives(pid: int) -> bool:
     return True
 
 
+def has_open(pid: int, path: Path) -> bool:
+    """Return whether a process has a file open; True where the system does not show that."""
+    files = Path(f"/proc/{pid}/fd")
+    try:
+        opened = [*files.iterdir()]
+    except OSError:
+        return not Path("/proc/self/fd").exists()
+    status = path.stat()
+    for file in opened:
+        with contextlib.suppress(OSError):  # closed since
+            if os.path.samestat(file.stat(), status):
+                return True
+    return False
+
+
 def end_with_us(process: object) -> None:
     """Leave it to the child to see that its parent is gone."""
     del process

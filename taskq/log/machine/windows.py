@@ -410,6 +410,12 @@ def lives(pid: int) -> bool:
         _close_handle(handle)
 
 
+def has_open(pid: int, path: Path) -> bool:
+    """Return True: the system does not show that, and containers have events of their own."""
+    del pid, path
+    return True
+
+
 class _JobLimits(ctypes.Structure):
     """The extended limits of a job object; of them one flag is set."""
 
@@ -441,6 +447,13 @@ def end_with_us(process: Any) -> None:
         raise _failed()
 
 
+#: Its window was closed, the user logs off, the machine shuts down; and for how long that waits,
+#: if the system has that patience.
+_CONSOLE_CLOSES, _CLOSE_SECONDS = 2, 20.0
+_Leaver: Final = getattr(ctypes, "WINFUNCTYPE", ctypes.CFUNCTYPE)(_BOOL, _DWORD)
+_leavers: Final[list[Any]] = []
+
+
 def watch_stop(action: Callable[[], object]) -> None:
     """Call ``action``, on a thread, each time that somebody asks this process to stop."""
     event = _create_event(None, False, False, f"Global\\taskq-stop-{os.getpid()}")
@@ -449,7 +462,16 @@ def watch_stop(action: Callable[[], object]) -> None:
         while _wait_for(event, _INFINITE) == 0:
             action()
 
+    def leave(event: int) -> bool:
+        if event < _CONSOLE_CLOSES:  # Ctrl-C, Ctrl-Break: signals
+            return False
+        action()
+        time.sleep(_CLOSE_SECONDS)  # with the return of this the process ends
+        return True
+
     threading.Thread(target=watch, name="taskq-stop", daemon=True).start()
+    _leavers.append(_Leaver(leave))
+    _function("SetConsoleCtrlHandler", _BOOL, _BYTES, _BOOL)(_leavers[-1], True)
 
 
 def ask_to_stop(pid: int) -> bool:

@@ -6,7 +6,10 @@ import contextlib
 import importlib
 import logging
 import os
+import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -53,6 +56,8 @@ class WorkerOrder:
     #: whether it shows the app's page
     web: bool = False
     sync: bool = False
+    #: whether the process that started it ends it
+    is_below: bool = False
 
 
 class ExecutorEntry(Protocol):
@@ -73,6 +78,9 @@ def find_executor(name: str) -> ExecutorEntry:
 _TOLD_MAX: Final = 3
 #: Changed files that a line names.
 _NAMED_MAX: Final = 3
+#: A worker that is replaced gets this long to drain and to leave.
+_RELOAD_SECONDS: Final = 7.0
+_LOOK_SECONDS: Final = 0.1
 
 
 def run_one(
@@ -155,6 +163,7 @@ def _run(
         executed = _here(app, order) if executor is None else find_executor(executor)(app, order)
         worker = stack.enter_context(executed)
         worker.tells_drain = False
+        worker.stops = os.getppid() if order.is_below or tie is not None else os.getpid()
 
         def on_ready(store: engine.Store, stats: views.LogStats) -> None:
             facts = _facts(worker, store, stats, time.perf_counter() - began)
@@ -197,7 +206,7 @@ def run_guarded(
 def run_reloading(arguments: Sequence[str]) -> None:
     """Run ``taskq worker`` anew each time a .py file changes in or under the working directory.
 
-    Its jobs have to end within 5 s.
+    Its jobs have to end within 7 s.
     """
     from taskq_workers.children.programs import worker_command  # noqa: PLC0415 - as above
 
@@ -206,20 +215,68 @@ def run_reloading(arguments: Sequence[str]) -> None:
     except ImportError as error:
         lacking = extras.missing("--reload", error.name, "reload")
         raise errors.UsageError(f"{lacking}, or leave the option out") from error
-    folder = Path.cwd()
+    folder, stop, signals = Path.cwd(), threading.Event(), set[int]()
 
-    def changed(changes: set[tuple[object, str]]) -> None:
-        names = {os.path.relpath(path, folder) for _, path in changes}
-        _say(f"{values.listed(sorted(names), _NAMED_MAX)} changed: starting again")
+    def on_signal(number: int, _: object) -> None:
+        signals.add(number)
+        stop.set()
 
+    for number in system.STOP_SIGNALS:
+        signal.signal(number, on_signal)
+    engine.system.watch_stop(stop.set)
     logging.getLogger("watchfiles").setLevel(logging.ERROR)
-    watchfiles.run_process(
-        folder,
-        target=system.joined(worker_command(*arguments)),
-        target_type="command",
-        watch_filter=watchfiles.PythonFilter(),
-        callback=changed,
-    )
+    command = worker_command(*arguments, "--below")
+    process = system.start(command, None, ends_with_us=True)
+    try:
+        for changes in watchfiles.watch(
+            folder, watch_filter=watchfiles.PythonFilter(), stop_event=stop
+        ):
+            names = {os.path.relpath(path, folder) for _, path in changes}
+            _say(f"{values.listed(sorted(names), _NAMED_MAX)} changed: starting again")
+            _end(process)
+            process = system.start(command, None, ends_with_us=True)
+    finally:
+        # A terminal sends its Ctrl-C to the worker as well, and a second one would cancel.
+        has_terminal = sys.stdin is not None and sys.stdin.isatty() and system.SIGTSTP is not None
+        _end(process, is_asked=has_terminal and signals == {signal.SIGINT})
+
+
+def _end(process: subprocess.Popen[bytes], *, is_asked: bool = False) -> None:
+    if process.poll() is None and not is_asked:
+        system.send(process, signal.SIGTERM)
+    try:
+        process.wait(_RELOAD_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def stop(reader: engine.LogReader, which: str | None, seconds: float) -> int:
+    """Ask the workers of a log to end after their jobs, or the one with this owner or process.
+
+    Returns the exit code: 1 if one has not ended after ``seconds``.
+
+    Raises:
+        UsageError: there is no such worker, or it is none that can be asked.
+    """
+    folder = Path(reader.path) / "owners"
+    alive = [owner for owner in reader.owners() if owner.alive and owner.serves]
+    meant = [owner for owner in alive if which in {None, views.owner(owner.owner), str(owner.pid)}]
+    if which is not None and not meant:
+        raise errors.UsageError(f"no worker {which!r} is alive here: taskq workers lists them")
+    asked = [owner for owner in meant if engine.ask_to_stop(folder, owner)]
+    for owner in meant:
+        state = "was asked to stop" if owner in asked else "cannot be asked from here"
+        _say(f"worker {views.owner(owner.owner)}, process {owner.pid} on {owner.host}, {state}")
+    if not meant:
+        _say("no worker is alive here")
+    until = time.monotonic() + seconds
+    left = asked
+    while left and time.monotonic() < until:
+        time.sleep(min(_LOOK_SECONDS, seconds))
+        now = {owner.owner for owner in reader.owners() if owner.alive}
+        left = [owner for owner in asked if owner.owner in now]
+    return int(len(asked) < len(meant) or bool(seconds and left))
 
 
 def _say(line: str) -> None:

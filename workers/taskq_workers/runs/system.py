@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import signal
 import socket
 import subprocess
@@ -58,28 +57,42 @@ def blocked(numbers: Collection[signal.Signals]) -> Iterator[None]:
 
 
 def start(
-    command: list[Any], channel: socket.socket, *others: int, ends_with_us: bool, **options: Any
+    command: list[Any],
+    channel: socket.socket | None,
+    *others: int,
+    ends_with_us: bool,
+    **options: Any,
 ) -> subprocess.Popen[bytes]:
     """Start a program of ours with one end of a socket, which ``channel_of`` gets there.
 
     Args:
         command: its words; the number of the socket is among them.
-        channel: what it gets.
+        channel: what it gets; None for nothing, with our standard input.
         others: descriptors that it inherits, too, on systems with forks.
         ends_with_us: end it when this process ends, where the system can; elsewhere it looks.
         options: of ``Popen``.
     """
     if not _IS_WINDOWS:
+        if channel is None:
+            return subprocess.Popen(command, **options)  # noqa: S603 - our own
         options.setdefault("stdin", subprocess.DEVNULL)
         return subprocess.Popen(command, pass_fds=(channel.fileno(), *others), **options)  # noqa: S603 - our own
     options.pop("process_group", None)
+    base: str = getattr(sys, "_base_executable", sys.executable)
+    if command[0] == sys.executable != base:
+        # The one of a virtual environment starts that one, whose number its socket has to know.
+        command = [base, *command[1:]]
+        before = options.get("env") or os.environ
+        options["env"] = {**before, "__PYVENV_LAUNCHER__": sys.executable}
     # The console's Ctrl-C is for the first process, which passes it on.
     group: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, creationflags=group, **options)  # noqa: S603 - our own
+    options |= {} if channel is None else {"stdin": subprocess.PIPE}
+    process = subprocess.Popen(command, creationflags=group, **options)  # noqa: S603 - our own
     if ends_with_us:
         engine.system.end_with_us(process)
+    if process.stdin is None:
+        return process
     share: Any = getattr(channel, "share", None)
-    assert process.stdin is not None  # asked for above
     with contextlib.suppress(OSError):  # it has ended, which is seen elsewhere
         process.stdin.write(share(process.pid).hex().encode() + b"\n")
         process.stdin.close()
@@ -133,9 +146,3 @@ def alarm(seconds: float, action: Callable[..., None]) -> Iterator[None]:
         if set_timer is not None:
             set_timer(0, 0)
         signal.signal(number, before)
-
-
-def joined(command: list[Any]) -> str:
-    """Return a command as one line, such as watchfiles takes it apart."""
-    words = list(map(os.fsdecode, command))
-    return " ".join(words) if _IS_WINDOWS else shlex.join(words)
