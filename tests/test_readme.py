@@ -245,6 +245,7 @@ def test_every_command_and_option_that_is_told_is_there() -> None:
                 break
             command = inner
             del words[0]
+        command = getattr(command, "commands", {}).get(words[0] if words else "", command)
         known = {
             name
             for parameter in command.params

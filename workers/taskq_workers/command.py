@@ -100,7 +100,9 @@ def stop(
 
 
 class _Command(click.Command):
-    """Starts a worker; ``stop`` in the place of the app is a command of its own."""
+    """Starts a worker; a name of ``commands`` in the place of the app is that command."""
+
+    commands: Final[Mapping[str, click.Command]] = {"stop": stop}
 
     def make_context(
         self,
@@ -109,8 +111,9 @@ class _Command(click.Command):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        if args[:1] == [stop.name]:
-            return stop.make_context(f"{info_name} {stop.name}", args[1:], parent, **extra)
+        inner = self.commands.get(args[0]) if args else None
+        if inner is not None:
+            return inner.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 
 
