@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from taskq.log.journal.replica import Border, DurableLog, Replica
     from taskq.log.machine.access import open_file, read_file, read_private
     from taskq.log.machine.disk import LocalDisk, PatientDisk, SystemClock
-    from taskq.log.machine.owners import ask_to_stop
     from taskq.log.machine.ports import Clock, Disk, replace_file, write_all
     from taskq.log.machine.system import system
     from taskq.log.read.reader import LogReader
@@ -106,7 +105,6 @@ __all__ = [
     "Takes",
     "Turn",
     "Weights",
-    "ask_to_stop",
     "back_up",
     "check_health",
     "check_start",
@@ -148,7 +146,6 @@ _HOMES: Final = {
     "taskq.log.format.record": "Record places",
     "taskq.log.journal.replica": ("Border DurableLog Replica"),
     "taskq.log.machine.access": ("open_file read_file read_private"),
-    "taskq.log.machine.owners": "ask_to_stop",
     "taskq.log.machine.disk": "LocalDisk PatientDisk SystemClock",
     "taskq.log.machine.ports": "Clock Disk replace_file write_all",
     "taskq.log.machine.system": "system",

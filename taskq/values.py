@@ -8,7 +8,7 @@ from taskq._lazy import lazily
 
 if TYPE_CHECKING:
     from taskq.core.durations import Duration, nanoseconds, seconds, spoken
-    from taskq.core.errors import command, worker_command
+    from taskq.core.errors import as_typed, command, worker_command
     from taskq.core.exceptions import (
         causes_in,
         failures,
@@ -49,6 +49,7 @@ __all__ = [
     "TRANSACTION_BYTES_MAX",
     "Duration",
     "NamedTuple",
+    "as_typed",
     "causes_in",
     "check_name",
     "checked_queues",
@@ -76,7 +77,7 @@ __all__ = [
 
 _HOMES: Final = {
     "taskq.core.durations": "Duration nanoseconds seconds spoken",
-    "taskq.core.errors": "command worker_command",
+    "taskq.core.errors": "as_typed command worker_command",
     "taskq.core.exceptions": (
         "causes_in failures find_error is_a is_cancellation members names_of set_causes text_of"
     ),

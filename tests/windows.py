@@ -63,8 +63,10 @@ def pytest_runtest_makereport(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Stretch the limits."""
+    """Stretch the limits; skip what POSIX does alone."""
     for item in items:
+        if (posix := item.get_closest_marker("posix")) is not None:
+            item.add_marker(pytest.mark.skip(reason=posix.args[0]))
         marker = item.get_closest_marker("timeout")
         seconds = marker.args[0] if marker is not None and marker.args else 60
         item.add_marker(pytest.mark.timeout(seconds * _STRETCH), append=False)

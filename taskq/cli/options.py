@@ -7,7 +7,6 @@ import functools
 import io
 import json
 import os
-import shlex
 import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -244,7 +243,7 @@ def refuse_shards(path: Path) -> None:
 
     layout = Shards.of(path)
     if layout is not None:
-        first = text.flat(shlex.quote(str(path / layout.names()[0])))
+        first = text.flat(values.as_typed(str(path / layout.names()[0])))
         raise errors.Failure(
             f"{path.absolute()} has {layout.count} shards, and this is asked of one log: "
             f"name it, such as -d {first}"
@@ -259,7 +258,7 @@ def _tell_of_copy(reader: engine.LogReader) -> None:
 
 def _offer(path: Path) -> str:
     """Return what to type instead, as an error's second line: the logs nearby, if any."""
-    logs = [text.flat(shlex.quote(str(log))) for log in _nearby(path)]
+    logs = [text.flat(values.as_typed(str(log))) for log in _nearby(path)]
     if not logs:
         start = values.command(str(path.absolute()), "put", "BODY")
         return f": give its directory with -d, or start one with: {start}"

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
 from typing import Any, Final, Literal
 
 # Commands in messages: complete, so that people can copy them.
+
+_PLAIN: Final = re.compile(r"[\w\\/:.@~+=-]+")
 
 
 def command(directory: str, *words: str) -> str:
@@ -15,9 +19,16 @@ def command(directory: str, *words: str) -> str:
         directory: of the log, as an absolute path, since nobody knows where it is typed.
         words: of the command.
     """
-    import shlex  # noqa: PLC0415 - only errors need it
+    return as_typed("taskq", *words, "-d", directory)
 
-    return shlex.join(["taskq", *words, "-d", directory])
+
+def as_typed(*words: str) -> str:
+    """Return words as one line for the system's shell; those of Windows know double quotes only."""
+    if os.sep == "/":
+        import shlex  # noqa: PLC0415 - only errors need it
+
+        return shlex.join(words)
+    return " ".join(word if _PLAIN.fullmatch(word) else f'"{word}"' for word in words)
 
 
 def worker_command(directory: str) -> str:

@@ -435,6 +435,7 @@ MOST: Final = {
 }
 
 
+@pytest.mark.posix("counts what a call costs by other functions of the system")
 @pytest.mark.parametrize("way", MOST)
 def test_a_route_stays_short(way: str) -> None:
     command = [sys.executable, str(ROUTE), way, "--shortest", "--json"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskq.cli import Failure, WrongUsage, count_of, dry_run_option, json_option, render, yes_option
-from taskq.values import PRIORITY_MAX
+from taskq.values import PRIORITY_MAX, as_typed
 from taskq_plugins.spark.cli import lake_option
 
 if TYPE_CHECKING:
@@ -277,7 +276,7 @@ def _run_of(lake: Path | str, where: str) -> str:
 
 def _command(lake: Path | str, where: str, data_dir: Path, run: str) -> str:
     words = ["--lake", str(lake), "--where", where, "--to", str(data_dir), "--run", run, "--yes"]
-    return f"taskq pipeline replay {shlex.join(words)}"
+    return f"taskq pipeline replay {as_typed(*words)}"
 
 
 def _tell_plan(chosen: Counted, command: str, run: str, *, as_json: bool) -> None:

@@ -70,7 +70,7 @@ def publish(directory: Path, owner: int, servings: Iterable[views.Serving]) -> N
     ]
     try:
         if not document:
-            target.unlink(missing_ok=True)
+            system.remove(target)
             return
         replace_file(target, target.with_suffix(peers.SERVES_NEW), json.dumps(document).encode())
     except OSError as error:
@@ -100,7 +100,7 @@ def publish_stall(directory: Path, owner: int, stall: Stall | None) -> None:
     target = directory / f"{owner:016x}{peers.STALL}"
     try:
         if stall is None:
-            target.unlink(missing_ok=True)
+            system.remove(target)
             return
         document = json.dumps([stall.text, stall.since_ns, stall.is_engine]).encode()
         replace_file(target, target.with_suffix(peers.STALL_NEW), document)

@@ -160,13 +160,14 @@ def _open(path: str, access: int, how: int, flags: int) -> int:
 def pread(descriptor: int, count: int, offset: int) -> bytes:
     """Return at most ``count`` bytes from ``offset``; fewer only at the end of the file."""
     buffer = ctypes.create_string_buffer(count)
-    done = _read(descriptor, buffer, count, offset)
+    done = _tried(_read, descriptor, buffer, count, offset)
     return ctypes.string_at(buffer, done)
 
 
 def preadv(descriptor: int, view: memoryview, offset: int) -> int:
     """Fill the view from the file; returns the bytes read."""
-    return _read(descriptor, (ctypes.c_char * len(view)).from_buffer(view), len(view), offset)
+    buffer = (ctypes.c_char * len(view)).from_buffer(view)
+    return _tried(_read, descriptor, buffer, len(view), offset)
 
 
 def _read(descriptor: int, buffer: Any, count: int, offset: int) -> int:
@@ -180,9 +181,13 @@ def _read(descriptor: int, buffer: Any, count: int, offset: int) -> int:
 
 def pwrite(descriptor: int, data: bytes, offset: int) -> int:
     """Write at ``offset``; returns the bytes written."""
+    return _tried(_write, descriptor, bytes(data), offset)
+
+
+def _write(descriptor: int, data: bytes, offset: int) -> int:
     done = _DWORD()
     handle = msvcrt.get_osfhandle(descriptor)
-    if not _write_file(handle, bytes(data), len(data), done, _place(offset)):
+    if not _write_file(handle, data, len(data), done, _place(offset)):
         raise _failed()
     return done.value
 

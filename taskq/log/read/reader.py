@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,7 +34,7 @@ from taskq.log.format.record import Record, check_known, places
 from taskq.log.format.salvage import salvage
 from taskq.log.journal import lock, recovery
 from taskq.log.journal.journal import Journal
-from taskq.log.machine import access, ports
+from taskq.log.machine import access, owners, ports
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.read import diagnosis, follow, gauges, jobs, selection, timetravel
 from taskq.log.read.timeline import (
@@ -218,9 +217,8 @@ class LogReader:
         """Return what has a hub's copy filled again by its device; "" of any other log."""
         if not self._journal.identity.is_replica:
             return ""
-        return shlex.join(
-            ["taskq", "hub", "check", str(Path(self.path).absolute().parents[2]), "--repair"]
-        )
+        hub = str(Path(self.path).absolute().parents[2])
+        return errors.as_typed("taskq", "hub", "check", hub, "--repair")
 
     @property
     def bodies(self) -> bodystore.BodyStore:
@@ -546,6 +544,10 @@ class LogReader:
         if self._journal.is_past or self._journal.identity.is_replica:
             return []
         return self._told(lambda journal, facets, _: LogView(journal, facets).owners())
+
+    def ask_to_stop(self, owner: OwnerView) -> bool:
+        """Ask a worker's process to end after its jobs; False if it cannot be asked from here."""
+        return owners.ask_to_stop(Path(self.path) / "owners", owner)
 
     def last_hour(self) -> gauges.LastHour:
         """Return what came and how attempts ended in the last hour."""

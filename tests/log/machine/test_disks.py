@@ -7,6 +7,7 @@ import errno
 import itertools
 import os
 import re
+import subprocess
 import sys
 import time
 import zlib
@@ -26,6 +27,7 @@ from taskq.log.machine import posix, windows
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.machine.meters import Histogram
 from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
+from tests.machine.sharing import Held
 
 if TYPE_CHECKING:
     from taskq.log.machine.ports import Disk
@@ -625,14 +627,6 @@ def test_what_is_beyond_the_last_bucket_is_counted_and_its_largest_is_exact() ->
 # -- systems ---------------------------------------------------------------------------------------
 
 
-class Held(PermissionError):
-    """A refusal of Windows."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(errno.EACCES, "held")
-        self.winerror = code
-
-
 @pytest.mark.parametrize("code", [5, 32, 33])
 @pytest.mark.parametrize(
     ("name", "call"),
@@ -669,6 +663,14 @@ def test_a_file_that_a_scanner_holds_is_tried_again_for_a_second(
         with pytest.raises(Held):
             call()
         assert not slept
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks for the names of open files")
+def test_no_place_of_the_source_minds_a_file_that_is_held_for_a_moment(tmp_path: Path) -> None:
+    """A segment that is held for longer is removed later; the log goes on."""
+    command = [sys.executable, "-m", "tests.machine.sharing", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
 
 
 def test_each_system_has_every_call_that_is_asked_for() -> None:

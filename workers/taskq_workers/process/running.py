@@ -259,12 +259,11 @@ def stop(reader: engine.LogReader, which: str | None, seconds: float) -> int:
     Raises:
         UsageError: there is no such worker, or it is none that can be asked.
     """
-    folder = Path(reader.path) / "owners"
     alive = [owner for owner in reader.owners() if owner.alive and owner.serves]
     meant = [owner for owner in alive if which in {None, views.owner(owner.owner), str(owner.pid)}]
     if which is not None and not meant:
         raise errors.UsageError(f"no worker {which!r} is alive here: taskq workers lists them")
-    asked = [owner for owner in meant if engine.ask_to_stop(folder, owner)]
+    asked = [owner for owner in meant if reader.ask_to_stop(owner)]
     for owner in meant:
         state = "was asked to stop" if owner in asked else "cannot be asked from here"
         _say(f"worker {views.owner(owner.owner)}, process {owner.pid} on {owner.host}, {state}")
