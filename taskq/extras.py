@@ -6,8 +6,6 @@ import importlib
 import sys
 from typing import Any, Final
 
-from taskq import values
-
 #: Name of the distribution. No index has it before a release, so a command with this name alone
 #: would install a stranger's package.
 DISTRIBUTION: Final = "taskq-local"
@@ -69,11 +67,13 @@ def missing(what: str, package: str | None, extra: str) -> str:
 
 def install_line(extra: str = "") -> str:
     """Return the command that installs taskq anew, with an extra, from where this one came."""
+    import shlex  # noqa: PLC0415 - only errors need it
+
     source, is_editable = _source()
     wanted = f"[{extra}]" if extra else ""
     is_path = "://" not in source
     target = f"{source}{wanted}" if is_path else f"{DISTRIBUTION}{wanted} @ {source}"
-    return values.as_typed("pip", "install", *(["-e"] if is_editable else []), target)
+    return shlex.join(["pip", "install", *(["-e"] if is_editable else []), target])
 
 
 def _source() -> tuple[str, bool]:

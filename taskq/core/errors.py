@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-import os
 import re
 from typing import Any, Final, Literal
 
 # Commands in messages: complete, so that people can copy them.
 
+_DRIVE: Final = re.compile(r"[A-Za-z]:\\|\\\\")
 _PLAIN: Final = re.compile(r"[\w\\/:.@~+=-]+")
 
 
@@ -24,7 +24,7 @@ def command(directory: str, *words: str) -> str:
 
 def as_typed(*words: str) -> str:
     """Return words as one line for the system's shell; those of Windows know double quotes only."""
-    if os.sep == "/":
+    if not any(map(_DRIVE.match, words)):
         import shlex  # noqa: PLC0415 - only errors need it
 
         return shlex.join(words)
