@@ -285,6 +285,9 @@ class Worker:
     _stuck: watches.StuckWatch | None = None
     tells_drain = True  # a slow drain is logged, unless a terminal shows it
 
+    #: process that ``taskq worker stop`` asks to end this worker; 0 for none
+    stops = 0
+
     def __init__(
         self,
         app: TaskQ,
@@ -330,8 +333,6 @@ class Worker:
         self._own = list(self._parts) if logs is not None else []
         self._beside: list[Service] = []
         self.burst, self._warns, self._max_jobs = burst, warns, max_jobs
-        #: process that ``taskq worker stop`` asks to end this worker; 0 for none
-        self.stops = 0
         self.drain_seconds = executors.drain_seconds(drain_timeout)
         self._hook, self._on_dead, self._deaths = on_event, on_dead, list[DeathHooks]()
         self._phase = Phase.NEW
