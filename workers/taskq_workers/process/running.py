@@ -262,7 +262,8 @@ def stop(reader: engine.LogReader, which: str | None, seconds: float) -> int:
     alive = [owner for owner in reader.owners() if owner.alive and owner.serves]
     meant = [owner for owner in alive if which in {None, views.owner(owner.owner), str(owner.pid)}]
     if which is not None and not meant:
-        raise errors.UsageError(f"no worker {which!r} is alive here: taskq workers lists them")
+        listed = values.command(reader.path, "workers")
+        raise errors.UsageError(f"no worker {which!r} is alive here, see: {listed}")
     asked = [owner for owner in meant if reader.ask_to_stop(owner)]
     for owner in meant:
         state = "was asked to stop" if owner in asked else "cannot be asked from here"
