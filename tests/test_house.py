@@ -22,8 +22,11 @@ from tests.lines import SOURCES, Shape, house, known, place, sources
 from tests.words import (
     FOLDERS,
     ROOT,
+    count,
+    documents,
     habits,
     nodes_of,
+    of_document,
     of_folder,
     share,
     source,
@@ -42,6 +45,8 @@ pytestmark = [
     pytest.mark.timeout(300),  # the first test reads them all, also on a machine that is busy
 ]
 FUNCTION_LINES_MAX = 60
+#: Words of the documents, changelog and tables of rivals aside.
+WORDS_MAX = 24_000
 TOP_LEVEL = {
     ".ci",
     ".docs",
@@ -406,6 +411,15 @@ def test_plain_sentences_have_no_habit() -> None:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_few_texts_have_a_habit(folder: str) -> None:
     assert share(of_folder(ROOT / folder)) <= SHARE_MAX
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_few_sentences_of_a_document_have_a_habit(document: Path) -> None:
+    assert share(of_document(document)) <= SHARE_MAX
+
+
+def test_all_documents_can_be_read() -> None:
+    assert sum(map(count, documents())) <= WORDS_MAX
 
 
 def test_few_subjects_of_commits_have_a_habit() -> None:

@@ -1,4 +1,12 @@
-"""Requests of callers to the storage thread, and their answers."""
+"""Requests of callers to the storage thread, and their answers: the whole interface of a log.
+
+A request is a tuple ``(op, port, future, operand)`` in the mailbox of the storage thread. A job's
+life is three of them: ``ENQUEUE`` writes it, ``CLAIM`` gives it to a worker as a ``Delivery``, and
+``SETTLE`` ends the attempt. ``log/decide`` turns a request into records, ``log/commit`` writes the
+records of all waiting requests as one frame and sends the answers.
+
+The operations come first, then their operands and answers in the same order.
+"""
 
 from __future__ import annotations
 
@@ -23,31 +31,32 @@ if TYPE_CHECKING:
     from taskq.core.folds import claims, lanes
 
 
+#: One tuple: an object for each job would cost as much as encoding it.
+Request = tuple[int, Any, Any, Any]
+#: (port, future, value or error); with no future, a call for the port's side
+Answer = tuple[Any, Any, Any]
+
+
 class Trait(enum.IntFlag):
     """Properties of an operation, for any operand."""
 
-    #: it is decided on the agenda
+    #: needs the agenda: jobs that wait and run
     AGENDA = 1
-    #: decided on the table of keys
+    #: needs the table of held keys
     KEYS = 2
-    #: it brings jobs, new ones or dead ones written again: refused first when the disk gets full
+    #: adds jobs: refused first when the disk gets full
     GROWS = 4
-    #: it outlives a wait for the lock: nobody waits for its answer with a time in mind
+    #: may wait for the writer lock without a limit: no caller counts the time
     PATIENT = 8
-    #: its answer waits for no disk. What is carried need not be on it before what
-    #: follows is decided: the end waits for all. A loss of power ends a claim with its holder,
-    #: extended or not.
+    #: is answered before the disk has it: a power loss ends claims anyway, and a compaction syncs at
+    #: its end
     AT_ONCE = 16
-    #: done after its batch's frame: it sees what the others of the batch wrote
-    BEHIND = 32
+    #: is done after the frame of its batch, so that it sees the records of the batch
+    AFTER = 32
 
 
 class Op(enum.IntEnum):
-    """The operations of the mailbox; ``operations`` decides them, ``sizes`` counts their bytes.
-
-    A request is a tuple ``(op, port, future, operand)``: one more object for each job would cost as
-    much as encoding it.
-    """
+    """The operations. A comment has the operand -> the answer."""
 
     _value_: int
     traits: Trait
@@ -58,91 +67,86 @@ class Op(enum.IntEnum):
         return op
 
     # -- enqueues
-    #: operand (spec, body, extras) -> lsn, or Duplicate
+    #: (spec, body, extras) -> lsn, or Duplicate
     ENQUEUE = Trait.GROWS
-    #: operand [(spec, body, extras), …] or Plain -> [lsn or Duplicate, …]; one transaction
+    #: [(spec, body, extras), …] or Plain -> [lsn or Duplicate, …]; one transaction
     ENQUEUE_MANY = Trait.GROWS
-    #: operand Run, which is its own future -> an lsn for each of its jobs
+    #: Run, which is its own future -> an lsn for each of its jobs
     ENQUEUE_RUN = Trait.GROWS
-    #: operand bytes -> None, if new jobs may take them
-    ROOM = Trait.GROWS | Trait.AT_ONCE
-    #: operand Ingest -> as ENQUEUE_MANY: jobs, and the position of their source
+    #: Ingest -> as ENQUEUE_MANY: jobs, and the position of their source
     INGEST = Trait.AGENDA | Trait.GROWS
+    #: bytes -> None if the disk has room for jobs of this size
+    ROOM = Trait.GROWS | Trait.AT_ONCE
     # -- claims and their ends
-    #: operand ClaimRequest -> [Delivery, …]
+    #: ClaimRequest -> [Delivery, …]
     CLAIM = Trait.AGENDA | Trait.PATIENT
-    #: operand (Delivery, nanoseconds until the claim ends) -> None
+    #: (Delivery, nanoseconds until the claim ends) -> None
     EXTEND = Trait.AGENDA | Trait.AT_ONCE
-    #: operand [Settlement, …] -> [None or TaskqError, …]
+    #: [Settlement, …] -> [None or TaskqError, …]
     SETTLE = Trait.AGENDA
-    #: as SETTLE, if each has children
+    #: SETTLE of settlements with children
     SETTLE_PARENTS = Trait.AGENDA | Trait.GROWS
-    #: operand ([Settlement, …], on_error) -> no answer; tried again while the disk is full
+    #: ([Settlement, …], on_error) -> no answer; tried again while the disk is full
     SETTLE_NOWAIT = Trait.AGENDA | Trait.PATIENT
-    #: operand ([Delivery, …], on_error): successes that left nothing; else as SETTLE_NOWAIT
+    #: ([Delivery, …], on_error): SETTLE_NOWAIT of successes without a result
     SUCCEED_NOWAIT = Trait.AGENDA | Trait.PATIENT
-    #: operand Bundle -> Done
+    #: Bundle -> Done
     TRANSACT = Trait.AGENDA
-    #: operand lsn -> Cancel
+    #: lsn -> Cancel
     CANCEL = Trait.AGENDA
     # -- steps and flows
-    #: operand NewStep that was done -> Stepped: it has the room that new jobs must leave
+    #: NewStep that is done -> Stepped; it may use the room that new jobs must leave
     STEP = Trait.AGENDA
-    #: operand NewStep for which nothing was done yet -> Stepped; None: no signal has come
+    #: NewStep before its work -> Stepped; None: no signal has come
     ASK = Trait.AGENDA | Trait.GROWS
-    #: operand (Delivery, its waits packed) -> None: they begin
+    #: (Delivery, packed waits) -> None
     WAIT = Trait.AGENDA | Trait.GROWS
-    #: operand NewSignal -> whether it is new
+    #: NewSignal -> whether it is new
     SIGNAL = Trait.AGENDA | Trait.GROWS
-    #: operand Fork -> lsn
+    #: Fork -> lsn
     FORK = Trait.AGENDA | Trait.GROWS
     # -- questions
-    #: operand lsn -> Outcome, once the job is settled
+    #: lsn -> Outcome, once the job is settled
     OUTCOME = Trait(0)
-    #: operand (function(sight), Trait.AGENDA or KEYS or both, as it needs) -> its result
-    LOOK = Trait.BEHIND
-    #: operand that makes a LogStats of the sight, the queues' numbers and the engine's
-    STATS = Trait.BEHIND
-    #: operand lsn, or None for the log's end now -> Extent, once the log may be read beyond it
-    FOLLOW = Trait.BEHIND | Trait.PATIENT
+    #: (function of the sight, the needed traits AGENDA and KEYS) -> its result
+    LOOK = Trait.AFTER
+    #: function of the sight, the queues' and the engine's numbers -> its LogStats
+    STATS = Trait.AFTER
+    #: lsn, or None for the log's end now -> Extent, once the log is readable beyond it
+    FOLLOW = Trait.AFTER | Trait.PATIENT
     # -- administration
-    #: operand name of a queue -> whether it was not paused before
+    #: name of a queue -> whether it was running
     PAUSE = Trait.AGENDA
-    #: operand name of a queue -> whether it was paused before
+    #: name of a queue -> whether it was paused
     RESUME = Trait.AGENDA
-    #: operand Withdrawal -> [lsn, …] of the cancelled jobs
+    #: Withdrawal -> [lsn, …] of the cancelled jobs
     WITHDRAW = Trait.AGENDA
-    #: operand Edit -> whether it changed anything, or None: it is not as it was found
+    #: Edit -> whether it changed anything; None: the job is not as the caller found it
     EDIT = Trait.AGENDA | Trait.KEYS | Trait.GROWS
-    #: operand [Letter, …] -> [None or TaskqError, …]: dead letters are ready again
+    #: [Letter, …] -> [None or TaskqError, …]: dead letters are ready again
     REQUEUE = Trait.AGENDA | Trait.GROWS
-    #: operand [lsn, …] -> [None or TaskqError, …]: dead letters are forgotten
+    #: [lsn, …] -> [None or TaskqError, …]: dead letters are forgotten
     PURGE = Trait.AGENDA
     # -- schedules
-    #: operand Turn -> what the jobs of the ticks became, or None: another process was faster
+    #: Turn -> answers to the jobs of the ticks; None: another process was faster
     TICK = Trait.AGENDA | Trait.GROWS
-    #: operand [Enrolment, …] -> None
+    #: [Enrolment, …] -> None
     ENROL = Trait.AGENDA
-    #: operand Steer -> whether that was new
+    #: Steer -> whether it is new
     STEER = Trait.AGENDA
     # -- compaction
-    #: operand [Rewrite or Again, …] -> how many must be looked at again
+    #: [Rewrite or Again, …] -> the number of jobs to look at again
     CARRY = Trait.AGENDA | Trait.KEYS | Trait.AT_ONCE
-    #: operand range of lanes -> None
+    #: range of lanes -> None
     TALLY = Trait.AGENDA | Trait.KEYS
-    #: operand Floor -> None
+    #: Floor -> None
     COMPACTED = Trait.AGENDA | Trait.KEYS
-    #: operand first lsn of a segment -> whether it was removed
+    #: first lsn of a segment -> whether it was removed
     DROP = Trait.AGENDA | Trait.KEYS
 
 
 def ops_that(trait: Trait) -> frozenset[int]:
     return frozenset(op for op in Op if op.traits & trait)
-
-
-Request = tuple[int, Any, Any, Any]
-#: (port, future, value or error); with no future, a call for the port's side
-Answer = tuple[Any, Any, Any]
 
 
 # -- enqueues --------------------------------------------------------------------------------------

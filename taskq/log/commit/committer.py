@@ -116,7 +116,7 @@ _STATS: Final = int(Op.STATS)
 _AGENDA: Final = int(Trait.AGENDA)
 _KEYS: Final = int(Trait.KEYS)
 _AT_ONCE: Final = ops_that(Trait.AT_ONCE)
-_BEHIND: Final = ops_that(Trait.BEHIND)
+_AFTER: Final = ops_that(Trait.AFTER)
 
 
 class Committer:
@@ -191,9 +191,9 @@ class Committer:
             requests = [*self.undecided.take_held(), *requests]
             needs = BatchNeeds.of(requests)
         looks: list[Request] = []
-        if not needs.ops.isdisjoint(_BEHIND):
-            looks = [request for request in requests if request[0] in _BEHIND]
-            requests = [request for request in requests if request[0] not in _BEHIND]
+        if not needs.ops.isdisjoint(_AFTER):
+            looks = [request for request in requests if request[0] in _AFTER]
+            requests = [request for request in requests if request[0] not in _AFTER]
         if requests or self.waiters.claims or not looks:
             try:
                 self._commit(requests, needs)

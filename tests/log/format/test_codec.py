@@ -579,7 +579,7 @@ def test_an_end_that_names_more_than_its_record_holds_is_refused(length: int) ->
 def test_every_operation_is_decided_in_one_place() -> None:
     decided = set(World().process().committer.operations.table)
     of_many_answers = {Op.CLAIM, Op.SETTLE_NOWAIT, Op.SUCCEED_NOWAIT}
-    no_decisions = {Op.OUTCOME, *ops_that(Trait.BEHIND)}
+    no_decisions = {Op.OUTCOME, *ops_that(Trait.AFTER)}
     assert decided.isdisjoint(of_many_answers | no_decisions)
     assert decided | of_many_answers | no_decisions == set(Op)
 
