@@ -48,8 +48,8 @@ class Trait(enum.IntFlag):
     GROWS = 4
     #: may wait for the writer lock without a limit: no caller counts the time
     PATIENT = 8
-    #: is answered before the disk has it: a power loss ends claims anyway, and a compaction syncs at
-    #: its end
+    #: is answered before the disk has it: a power loss ends claims anyway, and a compaction
+    #: syncs at its end
     AT_ONCE = 16
     #: is done after the frame of its batch, so that it sees the records of the batch
     AFTER = 32
