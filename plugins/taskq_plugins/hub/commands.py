@@ -7,6 +7,7 @@ import importlib
 import re
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -137,7 +138,7 @@ def serve(
     with _alone(directory):
         Registry(directory).open()
         scheme = "https" if tls["certfile"] else "http"
-        render.echo(f"serving {directory} at {scheme}://{host}:{port}", err=True)
+        words = f"serving {directory} at {scheme}://{host}:{port}"
         # One process and one loop: each copy has one writer.
         server = module.Server(directory.absolute(), _seconds(keep))
         where = {"host": host.strip("[]"), "port": port}
@@ -147,7 +148,9 @@ def serve(
             site = metrics.Counting(site)
             figures = metrics.told(Registry(directory), site, where["host"], metrics_port)
         with figures:
-            module.Listener(server, (tls["certfile"], tls["keyfile"]), site, **where).run()
+            listener = module.Listener(server, (tls["certfile"], tls["keyfile"]), site, **where)
+            listener.began = partial(render.echo, words, err=True)
+            listener.run()
 
 
 @_at_hub

@@ -677,6 +677,9 @@ class Listener(uvicorn.Server):
     """Serves a hub until it is asked to end, then ends promptly.
 
     Answers are on the disk already, so aborting the rest loses nothing.
+
+    Attributes:
+        began: called once it listens.
     """
 
     def __init__(
@@ -687,6 +690,7 @@ class Listener(uvicorn.Server):
         **more: Any,
     ) -> None:
         self._hub = hub
+        self.began: Callable[[], object] = bool
         super().__init__(
             config_of(
                 site or hub.app,
@@ -703,6 +707,11 @@ class Listener(uvicorn.Server):
         with contextlib.suppress(ImportError):  # Windows has no such limit
             _allow_files()
         super().run(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if not self.should_exit:
+            self.began()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
