@@ -8,6 +8,7 @@ bytes that the device ever had.
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -208,7 +209,10 @@ class Simulation:
             return
         self._drop_process()
         self._may_part = True
-        in_place = self.random.random() < 0.5
+        log_id = json.loads(self._device_backup[f"{PATH}/taskq.json"])["log_id"]
+        # In place a log that was left would come back, which the hub holds for a person to see.
+        is_left = log_id in self.registry._facts(DEVICE).get("left", ())
+        in_place = self.random.random() < 0.5 and not is_left
         self._seen = None
         _set_back(self.world.machine, self._device_backup, in_place=in_place)
         if self.random.random() < 0.5:

@@ -394,6 +394,22 @@ async def test_the_end_of_a_job_outlasts_set_backs_of_both_sides(place: Place) -
     assert [version for _, version in place.ran] == ["7.2", "bad"]
 
 
+async def test_a_device_that_comes_back_after_a_copy_of_it_gets_jobs_again(place: Place) -> None:
+    device, aside = place.path / "edge-7", place.path / "aside"
+    await place.put("1")
+    await place.round()
+    await to_thread.run_sync(shutil.copytree, device, aside)
+    original = device.rename(place.path / "original")
+    aside.rename(device)
+    await place.put("2")
+    await place.round()
+    await to_thread.run_sync(shutil.rmtree, device)
+    original.rename(device)
+    job = await place.put("3")
+    await place.round()
+    assert await job.result(timeout=1) == "edge-7 has 3"
+
+
 async def test_an_answer_of_an_earlier_day_moves_no_position(place: Place) -> None:
     """A proxy kept it: what lies between is not passed over."""
     old, opened = Given("12345678", 5, 9, (), (("12345678-4", "default"),)), Mock()

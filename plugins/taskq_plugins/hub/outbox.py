@@ -251,11 +251,9 @@ class DeviceReader:
         """
         name = name or tag.id(job)
         places = [log.jobs[name] for log in reversed(self._logs.values()) if name in log.jobs]
-        if places and places[0].path == self._last.path:
-            return places[0]
-        ended = (there for there in places if there.is_over)
-        waiting = places[0] if places and not self.is_taken(tag, job) else None
-        return next(ended, waiting)
+        ended = [there for there in places if there.is_over]
+        is_over = not ended and self.is_taken(tag, job) and name not in self._last.jobs
+        return next(iter(() if is_over else ended or places), None)
 
     @property
     def _last(self) -> CopyReader:
@@ -503,14 +501,16 @@ class OutboxServer:
     def given(self, device: str, asked: Question) -> Given | None:
         """Return the jobs for a device; None for nothing.
 
-        The log that came last takes the jobs of a device with several.
+        The log that came last takes the jobs of a device with several, or a parent of it, if a
+        person lets a device go on that was set back.
         """
         path = folder(self._path, device)
         seen = _end_of(path), asked.bytes_max, dict(asked.after)
         if seen[0] is None or self._quiet.get(device) == seen:
             return None
         copies = in_order(kept(self._path, PatientDisk(), device))
-        if copies and copies[-1].log_id != asked.log_id:
+        takes = {copies[-1].log_id, *dict(copies[-1].identity.parents)} if copies else ()
+        if copies and asked.log_id not in takes:
             return None
         with LogReader.open(str(path)) as reader:
             end = partial(self._end, device)
