@@ -324,6 +324,8 @@ LOOSE_IN = re.compile("|".join(LOOSE))
 #: By the function that does it: why no task group owns it.
 REASONS = {
     "LoopPort._rung": "each job would pay for more: a plain callback that hands out the answers",
+    "LoopPort._commit": "a plain callback that hands out the answers of an interrupted commit",
+    "LoopPort._summon": "a plain callback for each turn of the loop, on the hot path",
     "LoneCaller.answered": "a plain callback, one turn later: nothing is awaited",
     "CancelListener._on_ask": "a plain callback, one turn later: nothing is awaited",
     "Lasting.run": "it goes on after whoever asked was cancelled, and the next call takes it up",

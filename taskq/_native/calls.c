@@ -191,7 +191,8 @@ find_way(State *names, PyObject *connection, Way *way)
 }
 
 /* Put a job behind those that wait in the port's line; as ``LoopPort.enqueue``. 1: done; 0: it
-   would be the first, the mailbox is full, or the storage thread sleeps; -1 with an error set.
+   would be the first, the mailbox is full, or the storage thread is to be woken; -1 with an error
+   set.
 
    From the first look at the line to the end no Python runs, so that the storage thread takes the
    line either before it, and then it is empty, or behind it. */
@@ -201,6 +202,10 @@ join_line(State *names, Way *way, Py_ssize_t mailbox_max, PyObject *job)
     PyObject *requests = PyObject_GetAttr(way->port, names->_requests);
     PyObject *line = requests == NULL ? NULL : PyObject_GetAttr(way->port, names->_line);
     int is_asleep = line == NULL ? -1 : is_set(way->mailbox, names->asleep);
+    if (is_asleep == 1) {
+        int is_due = is_set(way->port, names->is_due);
+        is_asleep = is_due < 0 ? -1 : !is_due;
+    }
     int status = is_asleep < 0 ? -1 : 0;
 
     if (is_asleep == 0 && PyList_CheckExact(line)) {

@@ -18,7 +18,7 @@
 
 /* Raised by hand whenever what these files do, or what Python gives them, changes. A build whose
    number is not that of ``taskq/_native/__init__.py`` is of other sources, and is not used. */
-#define TASKQ_NATIVE_VERSION 9
+#define TASKQ_NATIVE_VERSION 10
 /* Version and digest of these files, for reports; build.py sets it. */
 #ifndef TASKQ_NATIVE_BUILD
 #define TASKQ_NATIVE_BUILD "unknown"
@@ -28,8 +28,8 @@
 #define TASKQ_NAMES(X)                                                                             \
     X(_app) X(_callbacks) X(_children_size) X(_latest) X(_line) X(_requests) X(_tag) X(_task)      \
     X(_thread_id) X(abandoned) X(app) X(asleep) X(body_at) X(cancelling) X(children) X(current)    \
-    X(delivery) X(done) X(duplicate) X(encode) X(flush) X(flush_soon) X(loop) X(low) X(lsn)        \
-    X(mailbox) X(outcomes) X(packs) X(popleft) X(refill) X(remove_done_callback) X(replace)        \
+    X(delivery) X(done) X(duplicate) X(encode) X(flush) X(flush_soon) X(is_due) X(loop) X(low)     \
+    X(lsn) X(mailbox) X(outcomes) X(packs) X(popleft) X(refill) X(remove_done_callback) X(replace) \
     X(scheduled) X(set_exception) X(set_result) X(since) X(stored_payload) X(task) X(usable)
 
 /* Bytes that the CRC takes at a time. */

@@ -218,8 +218,8 @@ class Process:
                 self.commit([])
                 self.here.in_doubt = False
 
-    def commit_here(self, request: Request, needs: BatchNeeds, *, syncs: bool) -> bool:
-        self.committer.commit([request], needs)
+    def commit_here(self, requests: list[Request], needs: BatchNeeds, *, syncs: bool) -> bool:
+        self.committer.commit(requests, needs)
         self.committer.take_interest()
         if syncs and self.committer.must_sync():
             self.committer.sync()

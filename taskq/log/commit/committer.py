@@ -624,10 +624,15 @@ class Committer:
 
     # -- durability -------------------------------------------------------------------------------
 
+    @property
+    def holds_claims(self) -> bool:
+        """Return whether claims of jobs that may not run twice wait for the disk."""
+        return self._claims_lsn > self.journal.durable_lsn
+
     def must_sync(self) -> bool:
         journal, durable_lsn = self.journal, self.journal.durable_lsn
         # A loss of more could reach the ids after a restart.
-        if journal.next_lsn - durable_lsn > LSN_SKIP // 2 or self._claims_lsn > durable_lsn:
+        if journal.next_lsn - durable_lsn > LSN_SKIP // 2 or self.holds_claims:
             return True
         if self.config.durability is not Durability.FSYNC:
             return False

@@ -7,12 +7,17 @@ import signal
 import threading
 from _signal import getsignal  # type: ignore[import-not-found]
 from collections.abc import Callable, Sized
+from functools import partial
 from threading import get_ident, main_thread
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from taskq.core.errors import LogError, OutcomeUnknown
+from taskq.core.kinds import RETRY, SUCCESS
+from taskq.log.commit.answers import refusals
+from taskq.log.config import BATCH_BYTES_MAX
 from taskq.log.decide.context import BatchNeeds
+from taskq.log.decide.enqueue import LINE_WIDTH
 from taskq.log.machine.threads import inside, refuse_inside
 from taskq.log.requests import Answer, Item, Op, Request
 
@@ -37,13 +42,23 @@ _OPS: Final = frozenset(
         ),
     )
 )
-#: A commit that takes longer holds up a loop; then none is made there for this multiple of its
-#: time.
+#: A commit that waits longer for the disk holds up a loop; then none is made there for this
+#: multiple of that time.
 _SLOW_SECONDS: Final = 0.001
 _PATIENCE: Final = 20
 #: Jobs of a loop that are committed on its own thread before it comes to its next turn.
 _ALONE_MAX: Final = 16
 _ENQUEUE: Final = int(Op.ENQUEUE)
+_ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)
+_SETTLE: Final = int(Op.SETTLE_NOWAIT)
+_SUCCEED: Final = int(Op.SUCCEED_NOWAIT)
+_CLAIM: Final = int(Op.CLAIM)
+#: Jobs that a loop commits in one go, and bytes of them, or of other processes before them: less
+#: than a millisecond.
+_TURN_JOBS: Final = 256
+_TURN_BYTES: Final = 65_536
+#: Ends of jobs that concern no file and no listener.
+_SIMPLE: Final = (SUCCESS, RETRY)
 _SIGNALS: Final = range(1, signal.NSIG)
 #: Windows has none.
 _PIPE: Final = getattr(signal, "SIGPIPE", None)
@@ -85,12 +100,18 @@ def _yes() -> bool:
     return True
 
 
+class Port(Protocol):
+    """The port of a loop."""
+
+    def deliver(self, answers: list[Answer]) -> None: ...
+
+
 class Cycles(Protocol):
     """The storage thread, as far as a caller takes its place."""
 
     committer: Committer
 
-    def commit_here(self, request: Request, needs: BatchNeeds, *, syncs: bool) -> bool: ...
+    def commit_here(self, requests: list[Request], needs: BatchNeeds, *, syncs: bool) -> bool: ...
 
 
 class CallerCommit:
@@ -98,7 +119,8 @@ class CallerCommit:
 
     To hand a lone request to another thread, and its answer back, costs more than to commit it. So
     one lock guards the right to commit. The storage thread has it whenever it does not sleep; a
-    caller who gets it without waiting is the storage thread for one request.
+    caller who gets it without waiting is the storage thread for one request, or a loop for those of
+    one turn.
 
     On the main thread a signal handler may raise between any two byte codes. So a caller commits
     only where no request of another caller is on its way, and does not undo an interrupted commit:
@@ -135,28 +157,36 @@ class CallerCommit:
             UsageError: the thread is within a commit, which would wait for itself.
         """
         refuse_inside(self._mailbox.path)
-        return request[0] in _OPS and self._commit(request, syncs=True)
+        return request[0] in _OPS and self._commit(partial(self._try_commit, request, syncs=True))
 
     def commit_for_loop(self, request: Request) -> bool:
         """Commit a plain job of an event loop, which waits for nothing; False: send it."""
+        return self._commit_in_time(partial(self._try_commit, request, syncs=False))
+
+    def commit_turn(self, port: Port) -> bool:
+        """Commit what a loop left in the mailbox, if that is little; False: wake the thread."""
+        return self._commit_in_time(partial(self._try_turn, port))
+
+    def _commit_in_time(self, attempt: Callable[[], bool]) -> bool:
         if get_ident() in inside:
             return False
-        began = perf_counter()
-        if began < self._patient_until or not self._commit(request, syncs=False):
+        began, busy = perf_counter(), thread_time()
+        if began < self._patient_until or not self._commit(attempt):
             return False
         now = perf_counter()
-        if now - began > _SLOW_SECONDS:
-            self._patient_until = now + _PATIENCE * (now - began)
+        waited = now - began - (thread_time() - busy)
+        if waited > _SLOW_SECONDS:
+            self._patient_until = now + _PATIENCE * waited
         return True
 
-    def _commit(self, request: Request, *, syncs: bool) -> bool:
+    def _commit(self, attempt: Callable[[], bool]) -> bool:
         try:
             # Twice, as one of them may be what is interrupted.
             try:
                 # A signal handler may enqueue at any step: the mark refuses it for as long as this
                 # thread may hold the lock, which it would take and give back as its own.
                 inside.add(get_ident())
-                return self._try_commit(request, syncs=syncs)
+                return attempt()
             finally:
                 self._let_go()
         finally:
@@ -169,7 +199,7 @@ class CallerCommit:
         self.in_doubt = True
         try:
             is_done = self._try_lock()
-            is_due = is_done and self._thread.commit_here(request, needs, syncs=syncs)
+            is_due = is_done and self._thread.commit_here([request], needs, syncs=syncs)
         except BaseException as error:
             error.__cause__ = error.__cause__ or self._unknown()
             raise
@@ -188,6 +218,82 @@ class CallerCommit:
             and self._is_calm()
         )
 
+    def _try_turn(self, port: Port) -> bool:
+        mailbox = self._mailbox
+        if not (mailbox.asleep and self._lock.acquire(blocking=False) and self._takes_turn(port)):
+            return False
+        left = [
+            (request, request[3][2::LINE_WIDTH] if request[0] == _ENQUEUE_RUN else [])
+            for request in mailbox.requests
+        ]
+        self.in_doubt = True
+        try:
+            is_done = self._try_lock()
+            is_due = is_done and self._commit_all()
+        except BaseException as error:
+            error.__cause__ = error.__cause__ or self._refuse(port, left)
+            raise
+        self.in_doubt = False
+        self.count += is_done
+        if is_due:
+            mailbox.wake_up()
+        return is_done
+
+    def _commit_all(self) -> bool:
+        mailbox = self._mailbox
+        taken = [mailbox.next(BATCH_BYTES_MAX) for _ in range(len(mailbox.requests))]
+        requests = [request for request in taken if request is not None]
+        return self._thread.commit_here(requests, BatchNeeds.of(requests), syncs=False)
+
+    def _takes_turn(self, port: Port) -> bool:
+        """Return whether all requests are few small ones of this port, and no step is rare."""
+        mailbox, committer, journal = self._mailbox, self._committer, self._journal
+        return (
+            not (self.in_doubt or mailbox.closing or mailbox.chores or mailbox.orders)
+            and not (mailbox.waiting_for_room or committer.undecided.held)
+            and not committer.facets.unfinished
+            and journal.offset < journal.segment_bytes
+            and self._is_little(port)
+            and self._is_calm()
+        )
+
+    def _is_little(self, port: Port) -> bool:
+        """Return whether the requests take less than a millisecond, and read no file."""
+        jobs = size = 0
+        claims = bool(self._committer.waiters.claims)
+        for op, owner, _, operand in self._mailbox.requests:
+            if owner is not port:
+                return False
+            if op == _ENQUEUE_RUN:
+                bodies = operand[1::LINE_WIDTH]
+                jobs += len(bodies)
+                size += sum(map(len, bodies))
+            elif op == _SUCCEED:
+                jobs += len(operand[0])
+            elif op == _CLAIM:
+                claims = True
+            elif op != _SETTLE or any(item.kind not in _SIMPLE for item in operand[0]):
+                return False
+        agenda = self._committer.facets.agenda
+        if claims:
+            recent = self._committer.operations.context.recent.records
+            waiting = _TURN_JOBS if agenda is None else agenda.table.live - len(agenda.running)
+            # Others would have to be read from their segment, which may be on the disk alone.
+            if waiting > len(recent):
+                return False
+            jobs += waiting
+        return jobs <= _TURN_JOBS and size <= _TURN_BYTES
+
+    def _refuse(self, port: Port, left: list[tuple[Request, list[Any]]]) -> OutcomeUnknown:
+        """Answer all that an interrupted commit of a loop may have answered."""
+        unknown = self._unknown()
+        requests = [request for request, futures in left if not futures]
+        requests += self._committer.waiters.claim_requests()
+        answers = [answer for answer in refusals(requests, unknown) if answer[0] is port]
+        answers += [(port, future, unknown) for _, futures in left for future in futures]
+        port.deliver(answers)
+        return unknown
+
     def _try_lock(self) -> bool:
         """Take the writer lock if it is free, and the log goes on in the segment that is open."""
         journal, writer = self._journal, self._journal.writer
@@ -196,7 +302,9 @@ class CallerCommit:
                 return False
             hint = writer.acquire()
             here = journal.segment, journal.generation, 0
-            if hint is not None and (hint.segment, hint.generation, hint.failed) == here:
+            is_known = hint and (hint.segment, hint.generation, hint.failed) == here
+            # What others wrote is read first.
+            if hint and is_known and hint.offset - journal.offset <= _TURN_BYTES:
                 return True
         except (LogError, OSError):  # the storage thread knows what to do
             pass

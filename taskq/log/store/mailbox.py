@@ -34,6 +34,7 @@ class Mailbox:
         poke: wakes the thread; does nothing before the log is open.
         here: commits on callers' threads, while the log is open.
         serves_loops: whether calls that are awaited wait for no disk.
+        rests: whether the thread looks by itself again in a few milliseconds.
         usable: False once closed, and in a forked child.
         closing: set once; the thread answers what it has and ends.
     """
@@ -47,7 +48,7 @@ class Mailbox:
         self.turns = 0
         self.poke: Callable[[], None] = _nobody_there
         self.here: CallerCommit | None = None
-        self.serves_loops = False
+        self.serves_loops = self.rests = False
         self.usable = True
         self.closing = False
         self._ended = False

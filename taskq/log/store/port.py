@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from concurrent import futures
 from contextvars import copy_context
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, Protocol, TypeVar, overload
 
 from taskq.core import errors, model, views
@@ -190,8 +191,11 @@ class _Port(Generic[F]):
         future = self._future()
         self._requests.append((op, self, future, operand))
         if mailbox.asleep:
-            mailbox.wake_up()
+            self._summon()
         return future
+
+    def _summon(self) -> None:
+        self._mailbox.wake_up()
 
     def _send_soon(self, op: int, items: object, on_error: object) -> None:
         mailbox = self._mailbox
@@ -199,7 +203,7 @@ class _Port(Generic[F]):
             raise mailbox.closed()
         self._requests.append((op, self, None, (items, on_error)))
         if mailbox.asleep:
-            mailbox.wake_up()
+            self._summon()
 
     @property
     def full(self) -> bool:
@@ -436,6 +440,10 @@ class LoopPort(_Port[_Future[Any]]):
         #: plain jobs that the thread has not taken yet; see ``runs``
         self._line: list[Any] = []
         self._lone = LoneCaller(mailbox, loop)
+        #: the loop commits what is in the mailbox before its next turn
+        self.is_due = False
+        #: the thread that does, meanwhile
+        self._commits = 0
         self._turns = 0
         self._bell: Bell | None = None
         self._inbox: deque[list[requests.Answer]] = deque()
@@ -464,8 +472,38 @@ class LoopPort(_Port[_Future[Any]]):
             self._line = []
             self._requests.append((_ENQUEUE, self, future, (spec, body, extras)))
         if mailbox.asleep:
-            mailbox.wake_up()
+            self._summon()
         return future
+
+    def _summon(self) -> None:
+        mailbox = self._mailbox
+        if not (mailbox.rests and mailbox.serves_loops):
+            mailbox.wake_up()
+        elif not self.is_due:
+            # Others may settle for a loop that is closed.
+            if getattr(self.loop, "_thread_id", None) != get_ident():
+                mailbox.wake_up()
+                return
+            self.is_due = True
+            self.loop.call_soon(self._commit)
+
+    def _commit(self) -> None:
+        """Commit what came in the last turn, so that neither side waits for the other's thread."""
+        mailbox, self.is_due = self._mailbox, False
+        if not mailbox.asleep or not self._requests:
+            return
+        here, self._commits = mailbox.here, get_ident()
+        try:
+            is_done = here is not None and here.commit_turn(self)
+        except BaseException:
+            self.loop.call_soon(self._rung)
+            raise
+        finally:
+            self._commits = 0
+        if not is_done and mailbox.asleep:
+            mailbox.wake_up()
+        if self._inbox:
+            self._rung()
 
     @property
     def full(self) -> bool:
@@ -485,6 +523,8 @@ class LoopPort(_Port[_Future[Any]]):
     def deliver(self, answers: list[requests.Answer]) -> None:
         """Deliver a list with one wake-up of the loop; on the storage thread."""
         self._inbox.append(answers)
+        if self._commits == get_ident():
+            return
         bell = self._bell
         if bell is None or (self._is_known and self.loop.is_closed()):
             self._call_soon(self._rung, self.give_up)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from taskq.core.errors import LogClosed, TaskqError
+from taskq.core.folds.agenda import Agenda
 from taskq.core.model import SECOND_NS, Durability
 from taskq.log.commit.answers import NOWAIT, failure, refusals, tell_all
 from taskq.log.commit.committer import CHECK_NS, LOOK_AROUND_NS, Committer
@@ -50,12 +51,7 @@ def seconds_until_due(committer: Committer) -> float:
     if waiters.claims:
         agenda = committer.facets.agenda
         if agenda is not None:
-            wall = clock.wall_ns()
-            moments = (
-                agenda.next_due_ns(), agenda.next_expiry_ns(), agenda.leases.next_ns(),
-                agenda.next_rate_ns(),
-            )  # fmt: skip
-            limits += [(at - wall) / SECOND_NS for at in moments if at is not None]
+            limits.append(seconds_until_moment(agenda, clock.wall_ns()))
         if committer.owners.all():
             limits.append(0.0 if committer.owners.left else CHECK_NS / SECOND_NS)
         steady = clock.steady_ns()
@@ -66,6 +62,16 @@ def seconds_until_due(committer: Committer) -> float:
         ]
     # Due work is tried at once, but not again and again on a full disk.
     return min(limits) if committer.room.refused is None else max(min(limits), _HELD_SECONDS)
+
+
+def seconds_until_moment(agenda: Agenda, now_ns: int) -> float:
+    """Return seconds until a claim may get more jobs than now; infinite when none will."""
+    moments = (
+        agenda.next_due_ns(), agenda.next_expiry_ns(), agenda.leases.next_ns(),
+        agenda.next_rate_ns(),
+    )  # fmt: skip
+    following = min((at for at in moments if at is not None), default=None)
+    return float("inf") if following is None else (following - now_ns) / SECOND_NS
 
 
 def is_behind(committer: Committer) -> bool:
@@ -105,6 +111,8 @@ _QUIET_SYNC_SECONDS: Final = 0.005
 _REST_SECONDS: Final = 1.0
 #: How long such settlements wait for company before they get a frame of their own.
 _KEEP_SECONDS: Final = 0.001
+#: How long what a loop left in the mailbox waits for it to come to its next turn.
+_LOOK_SECONDS: Final = 0.004
 #: How soon answers that a loop has not taken yet are looked at again: it may be closed by then.
 _UNTOLD_SECONDS: Final = 1.0
 
@@ -146,7 +154,7 @@ class StorageThread:
         self.here: CallerCommit | None = None
         self._watch = LockWatch(self.writer, config.lock_wait_seconds, self._answer_late)
         self._unsynced_since = 0.0
-        self._forget_at = 0.0
+        self._forget_at = self._wakes_at = 0.0
         self._sync_seconds = {
             Durability.FSYNC: _QUIET_SYNC_SECONDS,
             Durability.INTERVAL: config.interval_seconds,
@@ -156,7 +164,7 @@ class StorageThread:
         self.upkeep: Upkeep | None = None
         #: when they are looked at again, unless another segment begins before
         self._upkeep_at, self._kept_segment = 0.0, 0
-        self._is_busy = self._has_told = False
+        self._is_busy = self._has_told = self._owes_sync = False
         #: where the log ended when it was last looked at, since when, and whether that was seen to
         self._end, self._end_since, self._is_settled = (0, 0), 0.0, False
 
@@ -203,8 +211,8 @@ class StorageThread:
                 self._kept = requests
                 self._sleep(0, _KEEP_SECONDS)
                 requests, needs = self._take()
-            if requests:
-                began = time.monotonic()
+            if requests or self._owes_sync:
+                began, self._owes_sync = time.monotonic(), False
                 self._cycle(requests, needs)
                 self._after_batch(began)
             elif mailbox.closing:
@@ -287,16 +295,24 @@ class StorageThread:
             mailbox.emptied()
         return requests, needs
 
-    def commit_here(self, request: Request, needs: BatchNeeds, *, syncs: bool) -> bool:
-        """Commit one request on a caller's thread; return whether this one is to look what is due.
+    def commit_here(self, requests: list[Request], needs: BatchNeeds, *, syncs: bool) -> bool:
+        """Commit requests on a caller's thread; return whether this one is to look what is due.
 
         ``syncs``: whether the caller may wait for the disk.
         """
         committer, since = self.committer, self._unsynced_since
-        self._cycle([request], needs, syncs=syncs)
+        self._cycle(requests, needs, syncs=syncs)
+        if self._owes_sync or is_behind(committer):
+            return True
+        due = self._until_sync()
+        if self._mailbox.rests:  # it looks by itself in time, unless something is due earlier
+            agenda = committer.facets.agenda
+            if agenda is not None and committer.waiters.claims:
+                due = min(due, seconds_until_moment(agenda, self.journal.clock.wall_ns()))
+            return due < _RESTING_SECONDS and time.monotonic() + due < self._wakes_at
         # This thread does not sleep by the first timer that a commit starts.
-        is_late = self._until_sync() <= 0 or self._unsynced_since > since or self._is_settled
-        return is_late or committer.must_sync() or committer.has_company
+        is_late = due <= 0 or self._unsynced_since > since or self._is_settled
+        return is_late or committer.has_company
 
     def _cycle(self, requests: list[Request], needs: BatchNeeds, *, syncs: bool = True) -> None:
         committer = self.committer
@@ -315,6 +331,11 @@ class StorageThread:
         try:
             if syncs:
                 self._sync_if_due()
+            elif committer.must_sync():
+                self._owes_sync = True
+                if committer.holds_claims:
+                    self._deliver(committer.answers.take_now())
+                    return
         except Exception as error:  # noqa: BLE001 - nor tell them what is not on disk
             _log.exception("%s: a batch could not be completed", self.path)
             if committer.unsynced:
@@ -443,10 +464,13 @@ class StorageThread:
         assert here is not None
         assert peers is not None
         # A sender appends, and then looks whether this thread is asleep: none is missed.
+        mailbox.rests = seconds_max > 0
         mailbox.asleep = True
         if mailbox.has_work:
             mailbox.asleep = False
             return
+        if seconds_max:
+            self._wakes_at = time.monotonic() + seconds_max
         count, left = here.count, seconds_max
         here.leave()
         try:
@@ -454,7 +478,7 @@ class StorageThread:
                 before, count = count, here.count
                 if count == before and not here.in_doubt:
                     break
-                timeout = min(2 * timeout, left)
+                timeout = min(2 * timeout, left, _LOOK_SECONDS)
                 left -= timeout
         finally:
             mailbox.asleep = False

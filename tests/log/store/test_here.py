@@ -29,14 +29,15 @@ from taskq import TaskQ
 from taskq.connection.blocking import blocking
 from taskq.core.errors import LogClosed, OutcomeUnknown, UsageError
 from taskq.core.model import Durability, Extras
-from taskq.core.records import Kind
+from taskq.core.records import Flag, Kind
 from taskq.log.commit.committer import Committer
 from taskq.log.config import BATCH_BYTES_MAX, MAILBOX_MAX, LogConfig
 from taskq.log.decide.enqueue import Run
-from taskq.log.journal.journal import Tail
+from taskq.log.journal.journal import Journal, Tail
 from taskq.log.machine.threads import REPORTS_MAX, Aside, Pending, inside
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Request, Settlement
 from taskq.log.store import caller_commit
+from taskq.log.store import thread as storage
 from taskq.log.store.caller_commit import Handlers
 from taskq.log.store.mailbox import Mailbox
 from taskq.log.store.port import LoopPort, ThreadPort
@@ -177,6 +178,142 @@ def test_jobs_that_come_together_are_one_batch(
     assert len(committers) < 20
 
 
+@pytest.fixture
+def resting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the storage thread rest after a batch for as long as nobody wakes it."""
+    for name in ("_KEEP_SECONDS", "_LOOK_SECONDS", "_RESTING_SECONDS"):
+        monkeypatch.setattr(storage, name, SECONDS)
+
+
+async def enqueued(port: LoopPort, count: int, body: bytes = b"x") -> None:
+    async def one() -> None:
+        await port.enqueue(SPEC, body)
+
+    await asyncio.gather(*(one() for _ in range(count)))
+
+
+async def rested(store: Store) -> LoopPort:
+    """Return a port while the storage thread rests after a batch."""
+    port = store.port()
+    await enqueued(port, 300)
+    eventually(lambda: store.mailbox.asleep and store.mailbox.rests)
+    return port
+
+
+async def emptied(store: Store) -> LoopPort:
+    """Return a port while all jobs are claimed, and the storage thread rests."""
+    port = await rested(store)
+    await port.claim(ClaimRequest(count=4_000))
+    eventually(lambda: store.mailbox.asleep and store.mailbox.rests)
+    return port
+
+
+async def claimed(port: LoopPort, count: int) -> None:
+    asked = port.claim(ClaimRequest(count=count))
+    await enqueued(port, count)
+    port.succeed_soon(await asked, lambda *_: None)
+    await enqueued(port, 2)
+
+
+@pytest.mark.parametrize("durability", list(Durability))
+@pytest.mark.parametrize(
+    ("send", "is_here"),
+    [
+        (lambda port: enqueued(port, 3), True),
+        (lambda port: enqueued(port, 300), False),
+        (lambda port: enqueued(port, 3, bytes(30_000)), False),
+        (lambda port: claimed(port, 2), True),
+        (lambda port: port.enqueue_many([(SPEC, b"x", None)]), False),
+    ],
+    ids=("few", "many", "large", "cycle", "another request"),
+)
+@pytest.mark.usefixtures("resting")
+def test_a_loop_commits_what_came_in_its_turn_where_that_is_little(
+    stores: Callable[[LogConfig], Store],
+    committers: list[int],
+    durability: Durability,
+    send: Callable[[LoopPort], Any],
+    is_here: bool,
+) -> None:
+    store = stores(LogConfig(durability=durability, interval_seconds=60))
+
+    async def main() -> int:
+        port = await emptied(store)
+        committers.clear()
+        await send(port)
+        return threading.get_ident()
+
+    thread = in_loop(main)
+    assert (set(committers) == {thread}) == (is_here and durability is not Durability.FSYNC)
+
+
+@pytest.mark.usefixtures("resting")
+def test_a_job_that_may_not_run_twice_is_claimed_once_its_claim_is_on_disk(
+    stores: Callable[[LogConfig], Store], committers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = stores(OS)
+    once = EnqueueSpec(attempts=1, flags=Flag.DURABLE_CLAIM)
+    synced: list[int] = []
+    sync = Tail.sync
+
+    def noted(self: Tail) -> None:
+        synced.append(threading.get_ident())
+        sync(self)
+
+    async def main() -> tuple[list[int], int]:
+        port = await emptied(store)
+        monkeypatch.setattr(Tail, "sync", noted)
+        committers.clear()
+        asked = port.claim(ClaimRequest(count=9))
+        await port.enqueue(once, b"x")
+        await asked
+        return list(synced), threading.get_ident()
+
+    threads, loop = in_loop(main)
+    assert loop in committers
+    assert threads
+    assert loop not in threads
+
+
+@pytest.mark.usefixtures("resting")
+def test_what_an_interrupted_loop_had_sent_is_answered_all_the_same(
+    stores: Callable[[LogConfig], Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, append = stores(OS), Journal.append
+
+    def interrupted(self: Journal, *args: Any) -> None:
+        append(self, *args)
+        raise KeyboardInterrupt
+
+    asked: list[Any] = []
+    refused: list[Any] = []
+
+    async def send() -> None:
+        port = await rested(store)
+        (delivery, *_) = await port.claim(ClaimRequest(count=4_000))
+        eventually(lambda: store.mailbox.asleep and store.mailbox.rests)
+        monkeypatch.setattr(Journal, "append", interrupted)
+        port.succeed_soon([delivery], lambda _, error: refused.append(error))
+        asked.extend(port.enqueue(SPEC, b"y") for _ in range(2))
+        asked.append(port.claim(ClaimRequest(count=1)))
+        await asyncio.sleep(SECONDS)
+
+    def run() -> None:
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(send())
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(task)
+        monkeypatch.setattr(Journal, "append", append)
+        refused.extend(loop.run_until_complete(asyncio.gather(*asked, return_exceptions=True)))
+        task.cancel()
+        loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+        loop.close()
+
+    on_thread(run)
+    assert list(map(type, refused)) == [OutcomeUnknown] * 4
+    assert store.thread_port.enqueue(SPEC, b"z").result(SECONDS)
+
+
 def test_whoever_enqueues_on_and_on_lets_others_run(stores: Callable[[LogConfig], Store]) -> None:
     store = stores(OS)
 
@@ -246,12 +383,13 @@ class Naps:
 
 @pytest.mark.parametrize(
     ("counts", "slept"),
-    [([0], [1]), ([3, 0], [1, 2]), ([3, 1, 2, 2], [1, 2, 4, 4]), ([1, 0, 9], [1, 2])],
+    [([0], [1]), ([3, 0], [1, 2]), ([3, 1, 2, 2, 1], [1, 2, 3, 3, 2]), ([1, 0, 9], [1, 2])],
     ids=str,
 )
 def test_the_thread_sleeps_on_while_callers_commit_but_not_for_ever(
-    counts: list[int], slept: list[float]
+    counts: list[int], slept: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(storage, "_LOOK_SECONDS", 3)
     thread: Any = Naps(counts)
     StorageThread._sleep(thread, 0, 1, 10)
     assert thread.slept == slept
