@@ -29,20 +29,25 @@ GUIDES: Final = {
     "examples/README.md": "examples",
 }
 #: Documents that are one page.
-PAGES: Final = {
-    "README.md": "index.md",
-    "examples/folder_sync/README.md": "examples/folder-sync.md",
-    "examples/notes/README.md": "examples/notes.md",
-    "plugins/taskq_plugins/hub/PROTOCOL.md": "hub-protocol.md",
-    "tests/README.md": "project/tests.md",
-    "tests/bench/README.md": "project/figures.md",
-    "CHANGELOG.md": "project/changelog.md",
-    ".github/CONTRIBUTING.md": "project/contributing.md",
-    ".github/SECURITY.md": "project/security.md",
-} | {
-    path.relative_to(ROOT).as_posix(): path.relative_to(ROOT / ".docs/pages").as_posix()
-    for path in ROOT.glob(".docs/pages/**/*.md")
-}
+PAGES: Final = (
+    {
+        "README.md": "index.md",
+        "plugins/taskq_plugins/hub/PROTOCOL.md": "hub-protocol.md",
+        "tests/README.md": "project/tests.md",
+        "tests/bench/README.md": "project/figures.md",
+        "CHANGELOG.md": "project/changelog.md",
+        ".github/CONTRIBUTING.md": "project/contributing.md",
+        ".github/SECURITY.md": "project/security.md",
+    }
+    | {
+        path.relative_to(ROOT).as_posix(): path.relative_to(ROOT / ".docs/pages").as_posix()
+        for path in ROOT.glob(".docs/pages/**/*.md")
+    }
+    | {
+        path.relative_to(ROOT).as_posix(): f"examples/{path.parent.name.replace('_', '-')}.md"
+        for path in ROOT.glob("examples/*/README.md")
+    }
+)
 #: What .github/CONTRIBUTING.md calls public.
 MODULES: Final = (
     "taskq",

@@ -44,8 +44,7 @@ DOCUMENTS: Final = (
     "workers/README.md",
     "plugins/README.md",
     "examples/README.md",
-    "examples/folder_sync/README.md",
-    "examples/notes/README.md",
+    *(path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("examples/*/README.md"))),
     "tests/README.md",
     "tests/bench/README.md",
 )

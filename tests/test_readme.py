@@ -33,10 +33,12 @@ Names = dict[str, Any]
 
 COLUMNS_MAX: Final = 120
 FRONT_LINES_MAX: Final = 160
+TUTORIALS: Final = ("shop",)
 FRONT_BYTES_MAX: Final = 8_192
 MAP: Final = ".github/CONTRIBUTING.md"
-#: Needs a Spark session: tests/pipeline/test_pipeline_spark.py.
-ELSEWHERE: Final = {"plugins/README.md"}
+#: Needs a Spark session: tests/pipeline/test_pipeline_spark.py; tutorials are played by
+#: tests/examples/test_tutorials.py.
+ELSEWHERE: Final = {"plugins/README.md", *(f"examples/{name}/README.md" for name in TUTORIALS)}
 TEXTS: Final = {name: (ROOT / name).read_text(encoding="utf-8") for name in DOCUMENTS}
 _FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _HEADING: Final = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -177,7 +179,7 @@ def test_every_session_that_is_shown_is_played() -> None:
         for block in blocks:
             played = block.language != "console" or (document, block.section) in SECTIONS
             # The sync example's output is free text, and run by its own tests.
-            assert played or "folder_sync" in document, block
+            assert played or document in ELSEWHERE or "folder_sync" in document, block
 
 
 @pytest.mark.parametrize(

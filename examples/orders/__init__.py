@@ -1,1 +1,0 @@
-"""An order that takes days: charge, wait, hear from the customer, pack, ship."""
