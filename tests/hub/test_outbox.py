@@ -436,6 +436,25 @@ async def test_jobs_of_an_outbox_that_was_restored_twice_come_once(place: Place)
     assert [version for _, version in place.ran] == ["1", "2", "3"]
 
 
+async def test_jobs_of_an_outbox_that_was_set_back_in_place_come_once_its_device_has_asked(
+    place: Place,
+) -> None:
+    outbox = place.path / "hub/outbox/edge-7"
+    await place.put("1")
+    await place.hub.close()
+    before = {file: file.read_bytes() for file in outbox.rglob("*") if file.is_file()}
+    await place.put("2")
+    await place.round()
+    await place.hub.close()
+    for file in outbox.rglob("*"):
+        if file.is_file():
+            file.write_bytes(before.get(file, b""))  # the inode stays
+    await place.sync()
+    await place.put("3")
+    await place.round()
+    assert [version for _, version in place.ran] == ["1", "2", "3"]
+
+
 async def test_a_group_gets_one_job_a_member(place: Place) -> None:
     for number in range(3):
         place.enrol(f"edge-{number}")

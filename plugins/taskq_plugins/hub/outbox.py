@@ -42,6 +42,7 @@ from taskq.engine import (
     Replica,
     Tag,
     checked_move,
+    fork,
 )
 from taskq.errors import TaskqError
 from taskq.hooks import Connection, off_loop
@@ -327,13 +328,6 @@ def _is_due(path: str, reader: DeviceReader) -> bool:
     )
 
 
-class _All:
-    """Has every job."""
-
-    def __contains__(self, _job: object) -> bool:
-        return True
-
-
 class _New(NamedTuple):
     """What an outbox has for a device.
 
@@ -356,7 +350,7 @@ def _read(journal: Any, first: int, after: dict[str, int], now_ns: int) -> _New:
     for _, item in journal.frames(journal.cursor_at(first)):
         if isinstance(item, Gap) or item.header.next_lsn <= first:
             continue
-        for record in Record.tracing(item, b"", _All()):
+        for record in Record.tracing(item, b"", range(_LSN_MAX)):
             job = record.job
             if job <= after.get(tag.of(job), 0):
                 cancelled += [record] if record.end is State.CANCELLED else []
@@ -513,8 +507,12 @@ class OutboxServer:
         if copies and asked.log_id not in takes:
             return None
         with LogReader.open(str(path)) as reader:
-            end = partial(self._end, device)
-            answer = given(reader.journal, reader.job, end, asked, time.time_ns())
+            journal, end = reader.journal, partial(self._end, device)
+            if asked.after.get(journal.tag, 0) >= (at := journal.next_lsn):
+                # It was set back in place, and would give numbers of earlier jobs again.
+                fork(str(path), at)
+                return None
+            answer = given(journal, reader.job, end, asked, time.time_ns())
         if answer.is_empty:
             self._quiet[device] = seen
             return None
@@ -523,9 +521,10 @@ class OutboxServer:
         return answer
 
     def _end(self, device: str, tag: Tag, job: int, name: str) -> JobView | None:
-        if self._reader is None or self._reader[0] != device:
-            self._reader = device, DeviceReader(self._path, device)
-        reader = self._reader[1]
+        known = self._reader
+        if known is None or known[0] != device:
+            known = self._reader = device, DeviceReader(self._path, device)
+        reader = known[1]
         reader.read()
         return reader.end(tag, job, name)
 
@@ -554,9 +553,6 @@ class OutboxServer:
                 await connection.aclose()
 
     # -- questions --------------------------------------------------------------------------------
-
-    def asked_by(self, device: str) -> int:
-        return sum(name == device for name, _ in self.asking)
 
     async def answer(
         self, device: str, asked: Question, look: Callable[[Question], Awaitable[Any]]

@@ -128,8 +128,8 @@ class Push:
             elif await self._send(verdict):
                 return verdicts
         raise Unsettled(
-            f"after {_ROUNDS_MAX} rounds the hub still stands elsewhere: see there what 'taskq hub "
-            f"devices HUB NAME' says of the device"
+            f"after {_PUSH_ROUNDS_MAX} rounds the hub still stands elsewhere: see there what "
+            f"'taskq hub devices HUB NAME' says of the device"
         )
 
     async def _declare(
