@@ -1011,7 +1011,7 @@ def segment(made: MadeLog, lsn: int) -> Path:
     return next(frame.path for frame in made.frames if frame.first_lsn == lsn)
 
 
-READING = RowReader(READ, Corrupt.FAIL, payload=True, headers=True, fails_on_loss=True)
+READING = RowReader(READ, Corrupt.FAIL, fails_on_loss=True)
 
 
 class Follower:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import (
-    BinaryType,
     LongType,
     StringType,
     StructField,
@@ -22,9 +21,9 @@ from taskq.core.errors import LogDamaged, LogError, UsageError
 from taskq_plugins.fleet import FleetError, LogTwice
 from taskq_plugins.spark.source import rows as source_rows
 from taskq_plugins.spark.source.options import read_options
-from taskq_plugins.spark.source.positions import DataLoss, Lsn, OptionError, Position, Unreadable
+from taskq_plugins.spark.source.positions import DataLoss, OptionError, Unreadable
 from taskq_plugins.spark.source.readers import Pieces
-from tests.fleet.made_logs import BEGAN_NS, SECOND, SKIP, MadeLog, damage
+from tests.fleet.made_logs import SKIP, MadeLog, damage
 from tests.pipeline.kit import (
     batches_of,
     lsns,
@@ -88,9 +87,6 @@ def test_bytes_are_given_to_whoever_asks_for_them(
 ) -> None:
     assert fleet
     assert source(tmp_path).schema()["value"].dataType == StringType()
-    fields = source(tmp_path, binary="true").schema()
-    assert fields["value"].dataType == fields["key"].dataType == BinaryType()
-    assert "value_bytes" not in fields.fieldNames()
     schema = pa.schema([("value", pa.binary()), ("lsn", pa.int64())])
     reader = source(tmp_path).reader(spark_schema(schema))
     assert {row["value"] for row in rows_read(reader, reader.partitions(), schema)} == {bytes(20)}
@@ -118,15 +114,6 @@ def test_a_schema_with_a_wrong_column_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         source(tmp_path).reader(StructType([field]))
-
-
-def test_payloads_and_headers_are_left_out_when_asked(
-    tmp_path: Path, fleet: dict[str, MadeLog]
-) -> None:
-    assert fleet
-    assert {row["value"] for row in read_batch(tmp_path)} == {"\0" * 20}
-    assert {row["value"] for row in read_batch(tmp_path, includePayload="false")} == {None}
-    assert {row["headers"] for row in read_batch(tmp_path, includeHeaders="false")} == {None}
 
 
 def test_devices_are_chosen(tmp_path: Path, fleet: dict[str, MadeLog]) -> None:
@@ -175,50 +162,6 @@ def test_large_segments_are_cut_at_borders_of_frames_into_even_parts(tmp_path: P
     borders = {place.offset for place in made.frames} | {0, made.frames[-1].end}
     assert all({piece.start, piece.end} <= borders for part in result for piece in part.pieces)
     assert lsns(read_batch(tmp_path, targetPartitionBytes="64k")) == all_lsns(made)
-
-
-# -- from where to where --------------------------------------------------------------------------
-
-
-def test_a_batch_begins_and_ends_where_the_options_say(
-    tmp_path: Path, fleet: dict[str, MadeLog]
-) -> None:
-    b = str(fleet["b"].log_id)
-    rows = read_batch(tmp_path, startingOffsets=f'{{"a": {{"lsn": 7}}, "{b}": "latest"}}')
-    assert lsns(rows) == list(range(7, 13))
-    # In the middle of a frame: all of it.
-    rows = read_batch(tmp_path, startingOffsets='{"a": {"lsn": 8}}', devices="a")
-    assert lsns(rows) == list(range(7, 13))
-    rows = read_batch(tmp_path, endingOffsets='{"a": {"lsn": 7}, "b": {"lsn": 13}, "c": "latest"}')
-    assert lsns(rows, "a") == list(range(1, 7))
-    assert lsns(rows, "b") == list(range(1, 13))
-    assert not read_batch(tmp_path, startingOffsets="latest")
-    assert len(read_batch(tmp_path, startingOffsets="EARLIEST", endingOffsets="latest")) == 42
-    third = fleet["b"].frames[7]
-    given = f'{{"b": {{"segment": {third.segment}, "offset": {third.offset}}}}}'
-    rows = read_batch(tmp_path, startingOffsets=given, devices="b")
-    assert lsns(rows)[0] == third.first_lsn
-    # The offset of a row, in the middle of a frame.
-    given = f'{{"b": {{"segment": {third.segment}, "offset": {rows[1]["offset"]}}}}}'
-    assert read_batch(tmp_path, startingOffsets=given, devices="b") == rows
-    with pytest.raises(OptionError, match="startingOffsets: there is no log or device 'x'"):
-        read_batch(tmp_path, startingOffsets='{"x": "latest"}')
-
-
-@pytest.mark.parametrize("spell", ["{ms}", "2023-11-14T22:13:{s}+00:00"])
-def test_a_batch_begins_at_a_moment(tmp_path: Path, fleet: dict[str, MadeLog], spell: str) -> None:
-    for after in (0, 3, 4, 12):
-        moment = BEGAN_NS + after * SECOND
-        given = spell.format(ms=moment // 1_000_000, s=20 + after)
-        for name in ("a", "b"):
-            expected = [
-                lsn
-                for n, place in enumerate(fleet[name].frames, 1)
-                for lsn in range(place.first_lsn, place.next_lsn)
-                if n >= after
-            ]
-            rows = read_batch(tmp_path, startingTimestamp=given, devices=name)
-            assert lsns(rows) == expected
 
 
 # -- queues ---------------------------------------------------------------------------------------
@@ -414,8 +357,6 @@ def test_only_the_path_must_be_given() -> None:
     assert options.path == "/logs"
     assert options.target_partition_bytes == 32 * 1024 * 1024
     assert options.fail_on_data_loss == "true"
-    assert options.include_payload
-    assert options.include_headers
     assert not options.include_details
     assert options.corrupt_mode == "fail"
     assert options.max_bytes_per_trigger is None
@@ -441,13 +382,6 @@ def test_names_are_a_list_of_either_kind(text: str) -> None:
     assert read_options({"path": "x", "devices": text}).devices == frozenset("ab")
 
 
-def test_offsets_are_words_or_json() -> None:
-    given = '{"a": "latest", "b": {"lsn": 7}, "c": {"segment": 1, "offset": 64, "time_ns": 3}}'
-    bound = read_options({"path": "x", "startingOffsets": given}).starting_offsets
-    assert bound == {"a": "latest", "b": Lsn(7), "c": Position("", 1, 64, 0, 3)}
-    assert read_options({"path": "x", "startingOffsets": " Latest"}).starting_offsets == "latest"
-
-
 @pytest.mark.parametrize(
     ("option", "value", "allowed"),
     [
@@ -455,17 +389,6 @@ def test_offsets_are_words_or_json() -> None:
         ("devices", "a,,b", "names of devices"),
         ("devices", "[[", "names of devices"),
         ("devices", "[[1]]", "names of devices"),
-        ("startingOffsets", "begin", "earliest, latest or JSON"),
-        ("startingOffsets", "[1]", "earliest, latest or JSON"),
-        ("startingOffsets", '{"a": 7}', "earliest, latest or JSON"),
-        ("startingOffsets", '{"a": {"lsn": -1}}', "earliest, latest or JSON"),
-        ("startingOffsets", '{"a": {"lsn": 1, "moon": 2}}', "earliest, latest or JSON"),
-        ("startingOffsets", '{"a": {"offset": 64}}', "earliest, latest or JSON"),
-        ("startingOffsets", "[" * 100_000, "earliest, latest or JSON"),
-        ("endingOffsets", "earliest", "latest or JSON"),
-        ("startingTimestamp", "yesterday", "milliseconds since 1970"),
-        ("startingTimestamp", "2026-01-01T00:00:00", "with a zone"),
-        ("startingTimestamp", "9" * 4000, "milliseconds since 1970"),
         ("maxBytesPerTrigger", "0", "at least 1 byte"),
         ("maxBytesPerTrigger", "-5m", "at least 1 byte"),
         ("maxBytesPerTrigger", "many", "such as 512m"),
@@ -473,8 +396,6 @@ def test_offsets_are_words_or_json() -> None:
         ("targetPartitionBytes", "99t", "from 64k to 16g"),
         ("failOnDataLoss", "maybe", "true, false or hold"),
         ("corruptMode", "ignore", "fail, skip or quarantine"),
-        ("includePayload", "1", "true or false"),
-        ("includeHeaders", "", "true or false"),
         ("includeDetails", "yes", "true or false"),
     ],
 )
@@ -494,10 +415,6 @@ def test_a_wrong_value_is_named_with_what_is_allowed(option: str, value: str, al
         ({}, "option path is missing: it is the directory"),
         ({"path": "x", "device": "a"}, "option device is unknown: did you mean devices?"),
         ({"path": "x", "xyzzy": "1"}, "option xyzzy is unknown: there are path, devices,"),
-        (
-            {"path": "x", "startingTimestamp": "1", "startingOffsets": "latest"},
-            "option startingTimestamp cannot be given with startingOffsets",
-        ),
     ],
 )
 def test_what_is_missing_unknown_or_too_much_is_named(

@@ -26,7 +26,6 @@ from taskq_plugins.spark.source.positions import (
     DataLoss,
     LogHeld,
     LogVanished,
-    OptionError,
     Unreadable,
 )
 from tests.effort import grows, some
@@ -97,62 +96,13 @@ def test_a_stream_reads_each_record_once_and_in_order(tmp_path: Path, seed: int)
 
 def test_a_new_device_is_read_from_its_beginning(tmp_path: Path) -> None:
     MadeLog(tmp_path / "a").enqueue(3)
-    for starting in ("earliest", "latest"):
-        stream = Stream(tmp_path, startingOffsets=starting)
-        assert len(stream.step()) == (3 if starting == "earliest" else 0)
-        made = MadeLog(tmp_path / "b")
-        made.enqueue(2)
-        assert lsns(stream.step()) == [1, 2]
-        shutil.rmtree(made.path)
-
-
-def test_a_stream_begins_where_it_is_told(tmp_path: Path) -> None:
-    made = MadeLog(tmp_path / "a")
-    for _ in range(6):
-        made.enqueue(2)
-    by_time = str((BEGAN_NS + 4 * SECOND) // 1_000_000)
-    assert lsns(Stream(tmp_path, startingTimestamp=by_time).step()) == list(range(7, 13))
-    by_lsn = json.dumps({str(made.log_id): {"lsn": 5}})
-    stream = Stream(tmp_path, startingOffsets=by_lsn)
+    stream = Stream(tmp_path)
+    assert len(stream.step()) == 3
+    MadeLog(tmp_path / "b").enqueue(2)
     assert stream.advance()
     # Another process reads the very same batch, though the log appears in it for the first time.
     stream.restart()
-    assert lsns(stream.rows()) == list(range(5, 13))
-    assert not stream.step()
-
-
-def test_a_first_batch_that_is_run_again_is_the_one_that_was_planned(tmp_path: Path) -> None:
-    """Spark asks anew where to begin, after a kill in the first batch."""
-    made = MadeLog(tmp_path / "a")
-    made.enqueue(3)
-    stream = Stream(tmp_path, startingOffsets="latest")
-    made.enqueue(2)
-    assert stream.advance()
-    for later in range(2):
-        again = Stream(tmp_path, startingOffsets="latest")
-        again.start, again.end = again.end, stream.end
-        assert lsns(again.rows()) == [4, 5]
-        made.enqueue(1)
-        assert lsns(again.step()) == list(range(6, 7 + later))
-
-
-def test_a_log_that_is_to_begin_at_its_end_does_while_others_begin_elsewhere(
-    tmp_path: Path,
-) -> None:
-    made = {name: MadeLog(tmp_path / name) for name in "abc"}
-    for log in made.values():
-        log.enqueue(1)
-        log.enqueue(1)
-    stream = Stream(tmp_path, startingOffsets='{"a": "latest", "b": {"lsn": 2}}')
-    rows = stream.step()
-    assert [lsns(rows, name) for name in "abc"] == [[], [2], [1, 2]]
-    for log in made.values():
-        log.enqueue(1)
-    stream.restart()
-    rows = stream.step()
-    assert [lsns(rows, name) for name in "abc"] == [[3], [3], [3]]
-    with pytest.raises(OptionError, match="there is no log or device 'z'"):
-        Stream(tmp_path, startingOffsets='{"z": "latest"}')
+    assert lsns(stream.rows()) == [1, 2]
 
 
 @pytest.mark.parametrize("is_available_now", [False, True])
@@ -443,11 +393,6 @@ def test_offsets_of_another_source_are_refused(tmp_path: Path) -> None:
         stream.step()
 
 
-def test_a_stream_has_no_end(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="endingOffsets is for batches"):
-        Stream(tmp_path, endingOffsets="latest")
-
-
 def test_a_frame_that_was_damaged_after_it_was_read_is_no_matter(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "edge")
     frames = [made.enqueue(1) for _ in range(3)]
@@ -683,6 +628,19 @@ def test_a_parent_is_read_before_its_child(tmp_path: Path) -> None:
     assert follower.drain(1200).read() == keys_of(made, *range(1, 11)) + keys_of(
         child, *range(11, 16)
     )
+
+
+def test_a_parent_of_which_nothing_reads_holds_back_no_child(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path / "dev")
+    first = made.enqueue(1)
+    child = made.child(tmp_path / "clone")
+    child.enqueue(2)
+    for path in tmp_path.glob("*/log/*"):
+        if path.name == first.path.name:
+            damage(first._replace(path=path))
+    follower = Follower(tmp_path).drain()
+    assert follower.read() == keys_of(child, 2, 3)
+    assert follower.problems.keys() == {str(made.log_id)}
 
 
 def test_other_frames_under_the_same_id_hold_that_log_alone(tmp_path: Path) -> None:

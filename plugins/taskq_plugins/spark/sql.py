@@ -266,7 +266,7 @@ def _decoded(
     from taskq.arrow import Corrupt  # noqa: PLC0415 - an extra that help need not load
     from taskq_plugins.spark.source.rows import RowReader, read_pieces  # noqa: PLC0415 - as above
 
-    reading = RowReader(columns, Corrupt.SKIP, payload, headers=True, fails_on_loss=False)
+    reading = RowReader(columns, Corrupt.SKIP, fails_on_loss=False, payload=payload)
     for part in planned.pieces:
         yield from read_pieces(part, reading)
 

@@ -86,8 +86,7 @@ class RunOptions:
 
     def reading(self) -> RowReader:
         return RowReader(
-            READ, Corrupt(self.corrupt), payload=True, headers=True,
-            fails_on_loss=self.fail_on_data_loss,
+            READ, Corrupt(self.corrupt), fails_on_loss=self.fail_on_data_loss,
             body_bytes_max=UNLIMITED if self.payloads == "full" else _BODY_BYTES_MAX,
         )  # fmt: skip
 

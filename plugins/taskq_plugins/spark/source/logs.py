@@ -62,15 +62,13 @@ class LogInventory:
     @cached_property
     def latest(self) -> Position:
         mark, frame, time_ns = self.end
-        return Position(
-            self.log.device, mark.segment, mark.offset, mark.next_lsn, time_ns, frame
-        ).begun()
+        return Position(self.log.device, mark.segment, mark.offset, mark.next_lsn, time_ns, frame)
 
     @cached_property
     def earliest(self) -> Position:
         if not self.places or not self.end.mark.segment:
             return self.latest
-        return self.start_of(self.places[0]).begun()
+        return self.start_of(self.places[0])
 
     def joined(self, other: LogInventory) -> LogInventory:
         """Return what this directory and another one have of the log, which has the same bytes."""
@@ -272,24 +270,3 @@ def _halve(file: SegmentFile, lsn: int, end: int) -> int:
         else:
             low = frame[0]
     return low
-
-
-def at_time(standing: LogInventory, time_ns: int) -> Position:
-    """Return the first frame of that time or later; the end without such a frame.
-
-    Log time may go back, so headers are scanned from the segment that passed the time first.
-    """
-    chain = standing.from_segment(0)
-    first = len(chain)
-    for number, place in enumerate(chain):
-        with standing.open(place) as file:
-            header = file.header()
-        if header is not None and header.created_ns >= time_ns:
-            first = number
-            break
-    for place in chain[max(first - 1, 0) :]:
-        with standing.open(place) as file:
-            for offset, frame in file.hop(START, standing.size(place)):
-                if frame.time_ns >= time_ns:
-                    return standing.start_of(place)._replace(offset=offset, lsn=frame.first_lsn)
-    return standing.latest

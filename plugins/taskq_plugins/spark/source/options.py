@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from difflib import get_close_matches
 from typing import Annotated, Any, Final
 
@@ -12,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.alias_generators import to_camel
 
 from taskq.values import parse_json
-from taskq_plugins.spark.source.positions import Bound, OptionError, parse_bound
+from taskq_plugins.spark.source.positions import OptionError
 
 _UNITS: Final = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SIZE: Final = re.compile(r"(\d{1,15})\s*([kmgt]?)i?b?", re.IGNORECASE)
@@ -20,24 +19,15 @@ PARTITION_BYTES_MIN: Final = 64 * 2**10
 PARTITION_BYTES_MAX: Final = 16 * 2**30
 _SIZE_MAX: Final = 2**60
 _NAMES_MAX: Final = 100_000
-#: Digits of milliseconds up to the year 2262, where nanoseconds end.
-_DIGITS_MAX: Final = 15
 
-_OFFSETS: Final = 'JSON such as {"<log id or device>": {"lsn": 17}, "<another>": "latest"}'
 _ALLOWED: Final = {
     "path": "the directory of a task log, or one that holds the logs of many devices",
     "devices": "names of devices or log ids, as edge-1,edge-2 or as a JSON list",
-    "startingOffsets": f"earliest, latest or {_OFFSETS}",
-    "endingOffsets": f"latest or {_OFFSETS}",
-    "startingTimestamp": "milliseconds since 1970, or ISO 8601 with a zone, and no startingOffsets",
     "maxBytesPerTrigger": "a size of at least 1 byte, such as 512m",
     "targetPartitionBytes": "a size from 64k to 16g, such as 32m",
     "failOnDataLoss": "true, false or hold",
     "corruptMode": "fail, skip or quarantine",
-    "includePayload": "true or false",
-    "includeHeaders": "true or false",
     "includeDetails": "true or false",
-    "binary": "true or false",
 }
 
 
@@ -73,15 +63,6 @@ def _names(text: str) -> frozenset[object]:
     return chosen
 
 
-def _moment(text: str) -> int:
-    if text.isdecimal() and len(text) <= _DIGITS_MAX:
-        return int(text) * 1_000_000
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
-        raise ValueError("no zone")
-    return int(moment.timestamp() * 1_000_000) * 1_000
-
-
 Flag = Annotated[bool, _reads(_flag)]
 Names = Annotated[frozenset[str] | None, _reads(_names), Field(max_length=_NAMES_MAX)]
 Size = Annotated[int, _reads(size_of), Field(ge=1, le=_SIZE_MAX)]
@@ -96,9 +77,6 @@ class ReadOptions(BaseModel):
 
     path: Annotated[str, Field(min_length=1)]
     devices: Names = None
-    starting_offsets: Annotated[Bound | None, _reads(parse_bound)] = None
-    ending_offsets: Annotated[Bound | None, _reads(parse_bound)] = None
-    starting_timestamp: Annotated[int | None, _reads(_moment), Field(lt=2**63)] = None
     max_bytes_per_trigger: Size | None = None
     target_partition_bytes: Annotated[
         Size, Field(ge=PARTITION_BYTES_MIN, le=PARTITION_BYTES_MAX)
@@ -109,10 +87,7 @@ class ReadOptions(BaseModel):
     corrupt_mode: Annotated[str, _reads(str.lower), Field(pattern="^(fail|skip|quarantine)$")] = (
         "fail"
     )
-    include_payload: Flag = True
-    include_headers: Flag = True
     include_details: Flag = False
-    binary: Flag = False
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
@@ -133,19 +108,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         raise OptionError(
             option, f": {shown!r} is not allowed: it is {_ALLOWED[option]}"
         ) from error
-    _check_together(options)
     return options
-
-
-def _check_together(options: ReadOptions) -> None:
-    if options.starting_offsets is not None and options.starting_timestamp is not None:
-        raise OptionError(
-            "startingTimestamp", " cannot be given with startingOffsets: leave one of them out"
-        )
-    if options.ending_offsets == "earliest":
-        raise OptionError(
-            "endingOffsets", f": 'earliest' is not allowed: it is {_ALLOWED['endingOffsets']}"
-        )
 
 
 def _suggestion(name: str) -> str:

@@ -26,11 +26,9 @@ from taskq_plugins.fleet.places import FleetError, LogPlace, SegmentPlace
 from taskq_plugins.spark.source import logs
 from taskq_plugins.spark.source.logs import FleetSnapshot, LogInventory
 from taskq_plugins.spark.source.positions import (
-    Bound,
     DataLoss,
     LogHeld,
     LogVanished,
-    Lsn,
     OptionError,
     Position,
     Unreadable,
@@ -140,7 +138,7 @@ def _plan(
     batch.targets = targets or {}
     batch.note_problems()
     waiting = [
-        Backlog(standing, positions.get(log_id) or beginning(options, standing, is_new=True), end)
+        Backlog(standing, positions.get(log_id) or standing.earliest, end)
         for log_id, standing in sight.logs.items()
         if (end := standing.latest if targets is None else targets.get(log_id))
         and not batch.is_at(log_id, end)
@@ -152,6 +150,40 @@ def _plan(
     chosen = sorted(batch.chosen, key=lambda stretch: (stretch.log.device, stretch.place.first_lsn))
     pieces = pack(chosen, options.target_partition_bytes)
     return Plan(pieces, batch.ends, batch.problems, batch.skipped, left(sight, batch.ends))
+
+
+def between(options: ReadOptions, begins: Positions, ends: Positions) -> list[list[Piece]]:
+    """Return the pieces of a batch that was planned before; what went since is passed over.
+
+    Raises:
+        DataLoss: something went, and ``options`` do not say to go on.
+    """
+    if options.fail_on_data_loss == "hold":
+        options = options.model_copy(update={"fail_on_data_loss": "false"})
+    moved = {log_id: end for log_id, end in ends.items()
+             if log_id not in begins or begins[log_id].place != end.place}  # fmt: skip
+    if not moved:
+        return []
+    sight = logs.look(options.path, options.devices)
+    there = {log_id: log for log_id, log in sight.logs.items() if log_id in ends}
+    known = {log_id: at._replace(held="") for log_id, at in begins.items() if log_id in moved}
+    planned = plan(options, known, UNLIMITED, sight._replace(logs=there), moved)
+    pieces = planned.pieces
+    for log_id, end in moved.items():
+        at = planned.ends.get(log_id)
+        if at is not None and at.place >= end.place:
+            continue
+        lsn = end.lsn if at is None else at.lsn
+        loss = _loss(end._replace(lsn=lsn), end.segment, "without it")
+        if options.fail_on_data_loss == "true":
+            raise loss
+        _log.warning("left out: %s", loss)
+        if log_id in there:
+            path = f"{there[log_id].log.path}/log/{segment_name(end.segment)}"
+            place = SegmentPlace(end.segment, path, 0, 0, 0)
+            gap = Stretch(there[log_id].log, place, end.offset, end.offset, Break("gap", lsn))
+            pieces.append([gap.piece(end.offset, end.offset)])
+    return pieces
 
 
 class Backlog(NamedTuple):
@@ -195,6 +227,8 @@ class _Batch:
         self._holds = options.fail_on_data_loss == "hold"
         self._skips = options.corrupt_mode != "fail"
         self._waiting: dict[str, Backlog] = {}
+        #: logs of which not even the first bytes read
+        self._held = set[str]()
 
     def note_problems(self) -> None:
         """Note what cannot be read at all; a log whose device has another one was replaced."""
@@ -255,6 +289,7 @@ class _Batch:
         here, taken = self._advance(backlog, share)
         if here.held:
             self.problems[log_id] = here.held
+            self._held.add(log_id)
         if taken or log_id in self._before:
             self.ends[log_id] = here
         self.chosen += taken
@@ -263,9 +298,9 @@ class _Batch:
     def _is_read(self, parent: str, at: Position | None, next_lsn: int) -> bool:
         """Return whether a parent was read to where its child goes on, as far as that is there."""
         end = self.targets.get(parent) or self._sight.logs[parent].latest
-        return not end.segment or (
-            at is not None and (bool(at.held) or at.lsn >= min(next_lsn, end.lsn))
-        )
+        if not end.segment or parent in self._held:
+            return True
+        return at is not None and (bool(at.held) or at.lsn >= min(next_lsn, end.lsn))
 
     def _advance(self, backlog: Backlog, room: int) -> tuple[Position, list[Stretch]]:
         """Return (where the log is read to, what is read of it)."""
@@ -282,7 +317,7 @@ class _Batch:
                 if stretch is not None:
                     taken.append(stretch)
                     room -= stretch.size_bytes
-                    begun = logs.at_border(standing, stretch.place, stretch.end).of(here)
+                    begun = logs.at_border(standing, stretch.place, stretch.end)
                 if problem:
                     raise LogHeld(problem)
                 if stretch is None or stretch.end < whole.end:
@@ -444,7 +479,7 @@ def _elsewhere(
     if following is None:
         moved = logs.at_lsn(standing, at.lsn)
         if at.segment not in standing.left_out and moved.place < standing.latest.place:
-            return moved.of(at), None
+            return moved, None
         if standing.latest.lsn < at.lsn and not standing.left_out:
             raise LogHeld(
                 f"device {at.device}: log {standing.log.log_id} ends at lsn "
@@ -452,7 +487,7 @@ def _elsewhere(
                 f"from a backup and nobody has opened it since, or files are missing"
             )
         return at, None
-    here = standing.start_of(following).of(at)
+    here = standing.start_of(following)
     if _is_next(standing, following, at):
         return here, None
     declared = standing.gap_before(following.first_lsn)
@@ -473,7 +508,7 @@ def _moved(standing: LogInventory, at: Position) -> Position | None:
         header = file.frame_at(stood.offset)
     if header is None or (header.next_lsn, header.time_ns) != (at.lsn, at.time_ns):
         return None
-    return logs.at_border(standing, place, stood.offset + header.size).of(at)
+    return logs.at_border(standing, place, stood.offset + header.size)
 
 
 def _stands(file: SegmentFile, at: Position) -> bool:
@@ -550,95 +585,7 @@ def _loss(at: Position, segment: int, goes_on: str) -> DataLoss:
     return DataLoss(at.device, f"segment {segment_name(segment)}", at.lsn, goes_on)
 
 
-# -- between two positions of a stream -------------------------------------------------------------
-
-
-def between(options: ReadOptions, begins: Positions, ends: Positions) -> list[list[Piece]]:
-    """Return the pieces between the positions before and after a batch that was planned before."""
-    chosen = patiently(lambda: _between(options, begins, ends))
-    return pack(chosen, options.target_partition_bytes)
-
-
-def _between(options: ReadOptions, begins: Positions, ends: Positions) -> list[Stretch]:
-    starts = {log_id: _start_of(begins.get(log_id), end) for log_id, end in ends.items()}
-    moved = {log_id: end for log_id, end in ends.items() if starts[log_id].place != end.place}
-    if not moved:
-        return []
-    sight = logs.look(options.path, options.devices)
-    batch = _Batch(options, sight)
-    # A batch that was planned has to be read: what went since is a break.
-    batch.passes = options.fail_on_data_loss != "true"
-    chosen: list[Stretch] = []
-    for log_id, end in sorted(moved.items(), key=lambda item: (item[1].device, item[0])):
-        chosen += _of_log(batch, sight.logs.get(log_id), log_id, starts[log_id], end)
-    return chosen
-
-
-def _of_log(
-    batch: _Batch, standing: LogInventory | None, log_id: str, start: Position, end: Position
-) -> Iterator[Stretch]:
-    lsn, last = start.lsn, None
-    if standing is None:
-        batch.on_loss(LogVanished(end.device, log_id))
-        return
-    try:
-        for last in stretches(standing, start, end.place, batch.on_loss):
-            yield last
-            lsn = logs.at_border(standing, last.place, last.end).lsn
-    except LogHeld as error:
-        if not batch.passes:
-            raise
-        batch.skipped.append(str(error))
-    if lsn < end.lsn:
-        batch.on_loss(_loss(end._replace(lsn=lsn), end.segment, "without it"))
-        path = f"{standing.log.path}/log/{segment_name(end.segment)}"
-        place = last.place if last is not None else SegmentPlace(end.segment, path, 0, 0, 0)
-        yield Stretch(standing.log, place, end.offset, end.offset, Break("gap", lsn))
-
-
-def _start_of(begin: Position | None, end: Position) -> Position:
-    """Return where a batch begins in a log, given both of its offsets.
-
-    A first batch that is run again is given the offset with which a stream would begin now: with
-    "latest" that is another than when the batch was planned, which the end still knows.
-    """
-    if begin is None:
-        return end.origin()
-    is_new = begin.place == begin.origin().place
-    return end.origin() if is_new and begin.place != end.origin().place else begin
-
-
-# -- the options, and what is left -----------------------------------------------------------------
-
-
-def beginning(options: ReadOptions, standing: LogInventory, *, is_new: bool = False) -> Position:
-    if options.starting_timestamp is not None:
-        return logs.at_time(standing, options.starting_timestamp).begun()
-    if options.starting_offsets is None or is_new:
-        return standing.earliest
-    return bound_of(options.starting_offsets, standing) or standing.earliest
-
-
-def bound_of(bound: Bound, standing: LogInventory) -> Position | None:
-    """Return the place that a bound names in a log; None: it does not name the log."""
-    log = standing.log
-    given = bound if isinstance(bound, str) else bound.get(log.log_id, bound.get(log.device))
-    if given == "earliest":
-        return standing.earliest
-    if given == "latest":
-        return standing.latest
-    if isinstance(given, Lsn):
-        return logs.at_lsn(standing, given.lsn).begun()
-    if given is None:
-        return None
-    place = standing.find(given.segment)
-    if place is None or given.frame:
-        return Position(log.device, given.segment, given.offset, given.lsn, given.time_ns).begun()
-    with standing.open(place) as file:
-        last = file.last_before(given.offset + 1)
-    inside = last is not None and last[0] + last[1].size > given.offset
-    offset = last[0] if last is not None and inside else given.offset
-    return logs.at_border(standing, place, offset).begun()
+# -- what is there, and what is left ---------------------------------------------------------------
 
 
 def check_found(options: ReadOptions, sight: FleetSnapshot) -> None:
@@ -651,19 +598,6 @@ def check_found(options: ReadOptions, sight: FleetSnapshot) -> None:
             f"{options.path} holds no task log: give the option path the directory of one (it has "
             f"a file taskq.json), or one that holds such directories"
         )
-    check_named(options, sight)
-
-
-def check_named(options: ReadOptions, sight: FleetSnapshot) -> None:
-    """Refuse bounds of logs that are not there."""
-    known = {name for key, log in sight.logs.items() for name in (key, log.log.device)}
-    for option, bound in (
-        ("startingOffsets", options.starting_offsets),
-        ("endingOffsets", options.ending_offsets),
-    ):
-        strange = () if bound is None or isinstance(bound, str) else sorted(set(bound) - known)
-        if strange and not sight.problems:
-            raise OptionError(option, f": there is no log or device {strange[0]!r}")
 
 
 def patiently(make: Callable[[], T]) -> T:

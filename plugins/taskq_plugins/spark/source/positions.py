@@ -1,23 +1,20 @@
-"""Places in logs as a stream's offsets keep them, and as people write them in options."""
+"""Places in logs, as a stream's offsets keep them, and why reading stops at one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.errors import LogError, UsageError
-from taskq.values import parse_json
 from taskq_plugins.fleet.inventory import START
 
 if TYPE_CHECKING:
     from taskq_plugins.fleet.inventory import DurableEnd
 
 _LSN_MAX: Final = 2**63
-_LOGS_MAX: Final = 100_000
 #: Exclusive upper bounds of a position's numbers, and the required ones.
 _BOUNDS: Final = {
     "segment": _LSN_MAX, "offset": 2**32, "lsn": _LSN_MAX, "time_ns": 2**63, "frame": 2**32,
-    "from_segment": _LSN_MAX, "from_offset": 2**32,
 }  # fmt: skip
 _NEEDED: Final = frozenset({"segment", "offset"})
 
@@ -26,9 +23,8 @@ class Position(NamedTuple):
     """How far a log was read: everything before ``offset`` of a segment, where frames meet.
 
     ``frame`` is where the frame before that stands (0: none, or not known) and ``time_ns`` its
-    time, so that a reader sees whether it is still there. ``from_segment`` and ``from_offset`` are
-    where reading began in this log: a first batch is planned once more from there. ``held`` says
-    why reading does not go on, "" if it does.
+    time, so that a reader sees whether it is still there. ``held`` says why reading does not go
+    on, "" if it does.
     """
 
     device: str
@@ -37,23 +33,11 @@ class Position(NamedTuple):
     lsn: int
     time_ns: int = 0
     frame: int = 0
-    from_segment: int = 0
-    from_offset: int = 0
     held: str = ""
 
     @property
     def place(self) -> tuple[int, int]:
         return self.segment, self.offset
-
-    def begun(self) -> Position:
-        return self._replace(from_segment=self.segment, from_offset=self.offset)
-
-    def origin(self) -> Position:
-        first = self.from_segment
-        return Position(self.device, first, self.from_offset, first).begun()
-
-    def of(self, stream: Position) -> Position:
-        return self._replace(from_segment=stream.from_segment, from_offset=stream.from_offset)
 
     def moved_to(self, end: DurableEnd) -> Position:
         mark = end.mark
@@ -65,38 +49,6 @@ class Position(NamedTuple):
             time_ns=end.time_ns,
             held="",
         )
-
-
-class Lsn(NamedTuple):
-    """A place given as an lsn: the frame with it, or the first later one."""
-
-    lsn: int
-
-
-Edge: TypeAlias = Literal["earliest", "latest"]
-Given: TypeAlias = Position | Lsn | Edge
-#: A place for all logs, or by log id or device.
-Bound: TypeAlias = Edge | Mapping[str, Given]
-
-
-def parse_bound(text: str) -> Bound:
-    word = text.strip().lower()
-    if word in get_args(Edge):
-        return cast("Edge", word)
-    values = parse_json(text)
-    if not isinstance(values, dict) or len(values) > _LOGS_MAX:
-        raise ValueError("no object")
-    return {name: _given(value) for name, value in values.items()}
-
-
-def _given(value: object) -> Given:
-    if value in get_args(Edge):
-        return cast("Edge", value)
-    if not isinstance(value, dict):
-        raise TypeError(f"{value!r} is no place")
-    if set(value) == {"lsn"}:
-        return Lsn(_number(value, "lsn", _LSN_MAX))
-    return _position_of(value)
 
 
 def _position_of(value: dict[str, Any]) -> Position:

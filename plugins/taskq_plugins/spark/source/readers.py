@@ -16,12 +16,11 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from taskq.arrow import AS_BYTES, DETAILS, SCHEMA, as_bytes
+from taskq.arrow import AS_BYTES, DETAILS, SCHEMA
 from taskq.errors import UsageError
 from taskq_plugins.spark.source import logs, plan
 from taskq_plugins.spark.source.plan import UNLIMITED, Plan
 from taskq_plugins.spark.source.positions import (
-    OptionError,
     Position,
     positions_from_json,
     positions_to_json,
@@ -77,17 +76,7 @@ class BatchReader(DataSourceReader):
         options = self._options
         sight = logs.look(options.path, options.devices)
         plan.check_found(options, sight)
-        begins = {log_id: plan.beginning(options, log) for log_id, log in sight.logs.items()}
-        bound = options.ending_offsets
-        ends = {
-            log_id: min(
-                (bound and plan.bound_of(bound, log)) or log.latest,
-                log.latest,
-                key=lambda at: at.place,
-            )
-            for log_id, log in sight.logs.items()
-        }
-        return plan.plan(options, begins, sight=sight, targets=ends)
+        return plan.plan(options, {}, sight=sight)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -103,8 +92,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, options: ReadOptions, reading: RowReader) -> None:
-        if options.ending_offsets is not None:
-            raise OptionError("endingOffsets", " is for batches: a stream has no end")
         self._options = options
         self._reading = reading
         self._targets: dict[str, Position] | None = None
@@ -116,13 +103,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return StreamReader, (self._options, self._reading)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
-        bound = self._options.starting_offsets
-        if bound is None or bound == "earliest":
-            return {}
-        sight = logs.look(self._options.path, self._options.devices)
-        plan.check_named(self._options, sight)
-        bounds = {log_id: plan.bound_of(bound, log) for log_id, log in sight.logs.items()}
-        return positions_to_json({log_id: at for log_id, at in bounds.items() if at and at.segment})
+        return {}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
         if self._options.max_bytes_per_trigger is not None:
@@ -177,9 +158,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_partition(partition, self._reading)
 
 
-def spark_schema(*, details: bool, binary: bool = False) -> StructType:
-    ours = DETAILS if details else SCHEMA
-    schema: StructType = from_arrow_schema(as_bytes(ours) if binary else ours)
+def spark_schema(*, details: bool) -> StructType:
+    schema: StructType = from_arrow_schema(DETAILS if details else SCHEMA)
     return schema
 
 

@@ -43,9 +43,8 @@ class RowReader(NamedTuple):
 
     schema: pa.Schema
     corrupt: Corrupt
-    payload: bool
-    headers: bool
     fails_on_loss: bool
+    payload: bool = True
     body_bytes_max: int = UNLIMITED
 
 
@@ -66,7 +65,6 @@ def _rows_of(pieces: Sequence[Piece], reading: RowReader) -> Iterator[pa.RecordB
             pieces,
             reading.schema,
             payload=reading.payload,
-            headers=reading.headers,
             body_bytes_max=reading.body_bytes_max,
         )
         if rows is not None:
@@ -110,7 +108,6 @@ def _batches(
         schema,
         corrupt=corrupt,
         payload=reading.payload,
-        headers=reading.headers,
         body_bytes_max=reading.body_bytes_max,
     )
 

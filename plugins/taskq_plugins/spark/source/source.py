@@ -31,7 +31,7 @@ class TaskqSource(DataSource):
         from taskq_plugins.spark.source.readers import spark_schema  # noqa: PLC0415
 
         options = read_options(self.options)
-        return spark_schema(details=options.include_details, binary=options.binary)
+        return spark_schema(details=options.include_details)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from taskq_plugins.spark.source.readers import BatchReader  # noqa: PLC0415
@@ -65,8 +65,6 @@ class TaskqSource(DataSource):
         reading = RowReader(
             arrow_schema(schema),
             Corrupt(options.corrupt_mode),
-            options.include_payload,
-            options.include_headers,
             options.fail_on_data_loss != "false",
         )
         return options, reading
