@@ -286,7 +286,6 @@ ROWS: Final[dict[str, Row]] = {
     "hub put": hub("put", NAME, "t"),
     "hub jobs": quiet(hub("jobs")),
     "hub find": (lambda place: ("hub", "find", place.hub, place.ids["down"]), True),
-    "pipeline doctor": quiet((lambda _: ("pipeline", "doctor"), False)),
     "pipeline run": quiet(lake("run", "--journals", "logs")),
     "pipeline status": lake("status"),
     "pipeline erase": quiet(lake("erase", "--job", NAME)),

@@ -27,7 +27,6 @@ from taskq_plugins.spark.lake.errors import (
     LakeDamaged,
     LakeDiskError,
     LakeError,
-    NotALake,
 )
 from taskq_plugins.spark.lake.store import BASE, SMALL_FILES_MAX, Lake
 from tests.cli.helpers import taskq, taskq_json
@@ -144,7 +143,7 @@ def test_one_process_writes_at_a_time_and_the_other_is_told_which(lake: Lake) ->
         append(writer, [1])
         with pytest.raises(LakeBusy, match=f"process {os.getpid()} .*writes to this lake") as shown:
             lake.writer().__enter__()
-        assert shown.value.holder_pid == os.getpid()
+        assert f"process {os.getpid()} " in str(shown.value)
     program = (
         "import sys; from taskq_plugins.spark.lake.store import Lake\n"
         "with Lake.open(sys.argv[1]).writer(): print('in', flush=True); sys.stdin.read()"
@@ -232,9 +231,9 @@ def test_what_a_table_names_is_synced_before_the_next_is_committed(
 
 
 def test_no_lake_is_no_lake(tmp_path: Path) -> None:
-    with pytest.raises(NotALake, match=r"is not a lake.*taskq pipeline run"):
+    with pytest.raises(LakeError, match=r"is not a lake.*taskq pipeline run"):
         Lake.open(tmp_path)
-    with pytest.raises(NotALake):
+    with pytest.raises(LakeError):
         Lake.open(tmp_path / "missing")
     (tmp_path / "precious.txt").write_text("x")
     with pytest.raises(LakeError, match=r"is not empty.*precious.txt"):

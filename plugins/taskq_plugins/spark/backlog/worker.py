@@ -170,7 +170,7 @@ def _meaning(error: Exception) -> SparkError:
         if sign in said:
             return ExecutorLost(f"the executor that ran it died ({sign})")
     first = said.partition("\n")[0]
-    return SparkError(f"Spark failed: {first:.300}. See taskq pipeline doctor")
+    return SparkError(f"Spark failed: {first:.300}")
 
 
 _log: Final = logging.getLogger("taskq.worker")

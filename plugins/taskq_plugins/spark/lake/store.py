@@ -34,8 +34,6 @@ from taskq_plugins.spark.lake.errors import (
     LakeDamaged,
     LakeDiskError,
     LakeError,
-    NotALake,
-    TableLost,
 )
 from taskq_plugins.spark.lake.files import (
     DATE,
@@ -125,7 +123,10 @@ class Lake:
         lake = cls(path)
         if not create:
             if not lake.tables():
-                raise NotALake(path)
+                raise LakeError(
+                    f"{path}: is not a lake (no directory in it is a Delta table of the pipeline); "
+                    f"make one with taskq pipeline run --journals DIR --lake {path}"
+                )
             return lake
         if is_address(path):
             return lake
@@ -163,7 +164,7 @@ class Lake:
         version = None if self._versions is None else self._versions.get(table, -1)
         if not self.has(table):
             if version is None and table in self._noted:
-                raise TableLost(self.path, {table: "is gone"})
+                raise LakeDamaged(self.path, f"{table} is gone")
             known = ", ".join(self.tables()) or "none yet"
             raise LakeError(f"{self.path}: there is no table {table!r}; there are: {known}")
         try:
@@ -300,7 +301,7 @@ class Lake:
         return [file for file in now if file.path not in before], gone
 
     def check(self) -> None:
-        """Raise TableLost if a table is gone, or is not the one that the last batch filled."""
+        """Raise LakeDamaged if a table is gone, or is not the one that the last batch filled."""
         problems = {}
         for table, noted in self._noted.items():
             if not self.has(table):
@@ -313,7 +314,8 @@ class Lake:
                 was, is_now = noted["version"], delta.version()
                 problems[table] = f"is an older copy (version {is_now}, it was at {was})"
         if problems:
-            raise TableLost(self.path, problems)
+            named = "; ".join(f"{table} {problem}" for table, problem in problems.items())
+            raise LakeDamaged(self.path, named)
 
     @cached_property
     def _noted(self) -> dict[str, dict[str, Any]]:
