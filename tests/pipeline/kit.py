@@ -50,6 +50,7 @@ from taskq_plugins.spark.lake.store import (
     cleared,
     erased_jobs,
 )
+from taskq_plugins.spark.log_tables import _Fold
 from taskq_plugins.spark.run import batch as batches
 from taskq_plugins.spark.run import command, frames, pipeline
 from taskq_plugins.spark.run.pipeline import RunOptions, update
@@ -63,7 +64,6 @@ from taskq_plugins.spark.source.plan import Plan, UnreadRest
 from taskq_plugins.spark.source.positions import positions_from_json, positions_to_json
 from taskq_plugins.spark.source.readers import StreamReader
 from taskq_plugins.spark.source.rows import RowReader, read_pieces
-from taskq_plugins.spark.sql import _Fold
 from taskq_plugins.spark.tables import queries
 from taskq_plugins.spark.tables.fold import rows_of
 from taskq_plugins.spark.tables.logs import CONCERNING, log_rows, logs_of

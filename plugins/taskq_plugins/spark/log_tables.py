@@ -1,0 +1,307 @@
+"""The tables of logs for ``taskq sql``: DuckDB over Arrow, in bounded memory."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from taskq.arrow import DETAILS, Corrupt
+from taskq.cli import WrongUsage, open_reader, resolve
+from taskq.values import SECOND_NS
+from taskq_plugins.spark.sandbox import closed_duckdb
+from taskq_plugins.spark.source import logs, plan
+from taskq_plugins.spark.source.options import read_options
+from taskq_plugins.spark.source.rows import RowReader, read_pieces
+from taskq_plugins.spark.tables.fold import rows_of
+from taskq_plugins.spark.tables.logs import log_rows, logs_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taskq_plugins.spark.source.plan import Plan
+    from taskq_plugins.spark.tables.logs import Lineage
+
+#: Column with the part of a row, which no table shows.
+_HIDDEN: Final = "part"
+LOG_TABLES: Final = ("records", "jobs", "attempts", "steps")
+_NAMED: Final = re.compile(rf"\b({'|'.join(LOG_TABLES)})\b", re.IGNORECASE)
+#: Memory that DuckDB may take before it writes to files, and bytes of log that are folded at once.
+_MEMORY: Final = "384MiB"
+_FOLDED_BYTES: Final = 6 * 1024 * 1024
+#: Records that are put into buckets at a time.
+_ROWS: Final = 65_536
+_SCAN: Final = "PYTHON_ARROW_SCAN"
+
+
+def answer(query: str, tables: dict[str, Any]) -> pa.Table:
+    with closed_duckdb(tables) as connection:
+        return _asked(connection, query)
+
+
+def _asked(connection: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
+    _check(connection, query)
+    return connection.sql(query).to_arrow_table()
+
+
+def _check(connection: duckdb.DuckDBPyConnection, query: str) -> None:
+    kinds = [statement.type for statement in connection.extract_statements(query)]
+    if kinds != [duckdb.StatementType.SELECT]:
+        raise WrongUsage("give one question: SELECT …, DESCRIBE jobs, SUMMARIZE attempts")
+
+
+class _Need(NamedTuple):
+    """Tables and columns of a question.
+
+    Attributes:
+        tables: their names.
+        columns: of any of these tables, perhaps some more.
+        scans: how often a table is read.
+    """
+
+    tables: frozenset[str]
+    columns: frozenset[str]
+    scans: int
+
+
+def ask_logs(query: str, data_dir: Path | None, problems: list[str]) -> pa.Table:
+    """Return the answer of the logs in a directory; ``problems`` gets what could not be read."""
+    need = _need_of(query)
+    if not need.scans:  # it asks for columns, or for nothing
+        return answer(query, _empty_tables())
+    planned, lineage = _planned(data_dir, problems)
+    with tempfile.TemporaryDirectory(prefix="taskq-sql-") as folder:
+        tables = dict(_tables_of(planned, lineage, need, Path(folder)))
+        stored = need.scans > 1
+        with closed_duckdb(tables, Path(folder) if stored else None, memory=_MEMORY) as connection:
+            return _asked(connection, query)
+
+
+def _need_of(query: str) -> _Need:
+    """Return what a question reads, as duckdb plans it over empty tables."""
+    empty = _empty_tables()
+    named = frozenset(word.lower() for word in _NAMED.findall(query))
+    with closed_duckdb(empty) as connection:
+        _check(connection, query)
+        rows = connection.execute(f"EXPLAIN (FORMAT json) {query}").fetchall()
+    text = " ".join(str(cell) for row in rows for cell in row)
+    words = frozenset(re.findall(r"\w+", text))
+    names = {name for table in empty.values() for name in table.schema.names}
+    # The plan names each scan twice.
+    return _Need(named, words & names, text.count(f'"name": "{_SCAN}"'))
+
+
+def _empty_tables() -> dict[str, pa.RecordBatchReader]:
+    schemas = _schemas()
+    return {name: pa.RecordBatchReader.from_batches(schemas[name], []) for name in LOG_TABLES}
+
+
+def _schemas() -> dict[str, pa.Schema]:
+    rows = rows_of(DETAILS.empty_table(), {})
+    return {
+        "records": _dated(DETAILS.empty_table()).schema,
+        "jobs": _shown(rows.jobs).schema,
+        "attempts": _handy(_shown(rows.attempts)).schema,
+        "steps": _steps([DETAILS.empty_table()]).schema,
+    }
+
+
+def _planned(data_dir: Path | None, problems: list[str]) -> tuple[Plan, Lineage]:
+    path = resolve(data_dir)
+    if path.is_file():  # a case file
+        with open_reader(data_dir) as reader:
+            path = Path(reader.journal.path)
+    options = read_options({"path": str(path), "failOnDataLoss": "false", "corruptMode": "skip"})
+    sight = logs.look(path)
+    if not sight.logs and not sight.problems:
+        open_reader(data_dir).close()  # its refusal names logs nearby
+    planned = plan.plan(options, {}, sight=sight)
+    problems += dict.fromkeys([*planned.problems.values(), *planned.skipped])
+    return planned, {log_id: log.parents for log_id, log in sight.logs.items() if log.parents}
+
+
+def _tables_of(
+    planned: Plan, lineage: Lineage, need: _Need, folder: Path
+) -> Iterator[tuple[str, Any]]:
+    schemas = _schemas()
+    fold = _Fold(planned, lineage, folder, has_payload="payload" in need.columns)
+    for table in sorted(need.tables):
+        own = schemas[table]
+        names = [name for name in own.names if name in need.columns] or own.names[:1]
+        schema = pa.schema([own.field(name) for name in names])
+        if table == "steps":
+            yield table, _steps(_step_rows(planned))
+        elif table == "records":
+            yield table, pa.RecordBatchReader.from_batches(schema, _records(planned, schema))
+        else:
+            rows = fold.batches(table, schema)
+            yield table, pa.RecordBatchReader.from_batches(schema, rows)
+
+
+def _records(planned: Plan, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    needed = set(schema.names) | ({"timestamp"} if "date" in schema.names else set())
+    columns = pa.schema([field for field in DETAILS if field.name in needed])
+    for batch in _decoded(planned, columns):
+        table = pa.Table.from_batches([batch])
+        table = _dated(table) if "date" in schema.names else table
+        yield from table.select(schema.names).to_batches()
+
+
+def _decoded(
+    planned: Plan, columns: pa.Schema, *, payload: bool = True
+) -> Iterator[pa.RecordBatch]:
+    reading = RowReader(columns, Corrupt.SKIP, fails_on_loss=False, payload=payload)
+    for part in planned.pieces:
+        yield from read_pieces(part, reading)
+
+
+def _dated(records: pa.Table) -> pa.Table:
+    return records.append_column("date", records["timestamp"].cast(pa.date32()))
+
+
+def _step_rows(planned: Plan) -> Iterator[pa.Table]:
+    yield DETAILS.empty_table()
+    for batch in _decoded(planned, DETAILS):
+        chosen = batch.filter(pc.is_valid(batch["place"]))
+        if chosen.num_rows:
+            yield pa.Table.from_batches([chosen])
+
+
+class _Fold:
+    """Jobs and attempts of logs, folded some at a time: all records of a job, and of its parents'.
+
+    Args:
+        planned: what to read.
+        lineage: parents of the logs that have any.
+        folder: for temporary files.
+        has_payload: whether payloads are needed.
+    """
+
+    def __init__(self, planned: Plan, lineage: Lineage, folder: Path, *, has_payload: bool) -> None:
+        size = sum(piece.end - piece.start for part in planned.pieces for piece in part)
+        self._folder = folder
+        self._buckets = max(-(-size // _FOLDED_BYTES), 1)
+        self._planned = planned
+        self._lineage = lineage
+        self._has_payload = has_payload
+        self._logs: dict[Any, Any] | None = None
+
+    def batches(self, table: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        logs = self._split()
+        for number in range(self._buckets):
+            rows = rows_of(self._inherited(self._bucket(number), logs), logs)
+            made = _shown(rows.jobs) if table == "jobs" else _handy(_shown(rows.attempts))
+            yield from made.select(schema.names).cast(schema).to_batches()
+
+    def _split(self) -> dict[Any, Any]:
+        """Put the records of each job into one bucket; return the state of their logs."""
+        if self._logs is not None:
+            return self._logs
+        about = DETAILS.empty_table()
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        with _closing(
+            pa.ipc.new_stream(self._path(number), DETAILS, options=options)
+            for number in range(self._buckets)
+        ) as writers:
+            for table in _grouped(
+                _decoded(self._planned, DETAILS, payload=self._has_payload), DETAILS
+            ):
+                about = log_rows(pa.concat_tables([about, table]))
+                chosen = table.filter(pc.is_valid(table["job"]))
+                bucket = chosen["job"].to_numpy() % self._buckets
+                order = np.argsort(bucket, kind="stable")
+                ends = np.searchsorted(bucket[order], np.arange(self._buckets + 1))
+                sorted_rows = chosen.take(pa.array(order)) if self._buckets > 1 else chosen
+                for number, writer in enumerate(writers):
+                    first, last = int(ends[number]), int(ends[number + 1])
+                    if first < last:
+                        writer.write_table(sorted_rows.slice(first, last - first))
+        self._logs = logs_of(about, self._lineage)
+        return self._logs
+
+    def _inherited(self, records: pa.Table, logs: dict[str, Any]) -> pa.Table:
+        """Return the records with those that children begin with, once more as the children's."""
+        tables = [records]
+        for child, parents in self._lineage.items():
+            if child not in logs:
+                continue  # it wrote nothing yet
+            first = 0
+            for parent, next_lsn in parents:
+                lsn = pc.field("lsn")
+                is_shared = (pc.field("log_id") == parent) & (lsn >= first) & (lsn < next_lsn)
+                shared = records.filter(is_shared)
+                for name, text in (("log_id", child), ("device", logs[child].device)):
+                    column = pa.repeat(pa.scalar(text, pa.string()), shared.num_rows)
+                    at = shared.schema.get_field_index(name)
+                    shared = shared.set_column(at, name, column)
+                tables.append(shared)
+                first = next_lsn
+        return pa.concat_tables(tables)
+
+    def _path(self, number: int) -> str:
+        return str(self._folder / f"{number}.arrows")
+
+    def _bucket(self, number: int) -> pa.Table:
+        with pa.OSFile(self._path(number)) as file, pa.ipc.open_stream(file) as reader:
+            return reader.read_all()
+
+
+@contextmanager
+def _closing(writers: Iterator[Any]) -> Iterator[list[Any]]:
+    opened: list[Any] = []
+    try:
+        opened += writers
+        yield opened
+    finally:
+        for writer in opened:
+            writer.close()
+
+
+def _grouped(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        waiting.append(batch)
+        if sum(each.num_rows for each in waiting) >= _ROWS:
+            yield pa.Table.from_batches(waiting, schema)
+            waiting = []
+    yield pa.Table.from_batches(waiting, schema)
+
+
+_STEPS_QUERY: Final = """
+    SELECT device, log_id, job_id, job, place,
+        split_part(step, '#', 1) AS name, split_part(step, '#', 2)::INTEGER AS number,
+        state AS form, attempt,
+        make_timestamptz(began_ns // 1000) AS began_at,
+        make_timestamptz(ts_ns // 1000) AS ended_at,
+        began_ns, ts_ns AS ended_ns,
+        CASE WHEN began_ns IS NOT NULL THEN greatest(ts_ns - began_ns, 0) END AS took_ns,
+        octet_length(coalesce(value_bytes, encode(value))) AS size_bytes,
+        make_timestamptz(ts_ns // 1000)::DATE AS date
+    FROM new_records WHERE place IS NOT NULL
+    QUALIFY row_number() OVER (PARTITION BY log_id, job, place ORDER BY lsn) = 1
+"""
+
+
+def _steps(records: Iterable[pa.Table]) -> pa.Table:
+    with closed_duckdb({"new_records": pa.concat_tables(records)}) as duck:
+        return duck.sql(_STEPS_QUERY).to_arrow_table()
+
+
+def _shown(table: pa.Table) -> pa.Table:
+    return table.drop_columns(_HIDDEN) if _HIDDEN in table.column_names else table
+
+
+def _handy(attempts: pa.Table) -> pa.Table:
+    """Return them with the outcome under its name of jobs, and the times in seconds, too."""
+    attempts = attempts.append_column("state", attempts["outcome"])
+    for name in ("wait", "run"):
+        spent = attempts[f"{name}_ns"].cast("double", safe=False)
+        attempts = attempts.append_column(f"{name}_seconds", pc.divide(spent, float(SECOND_NS)))
+    return attempts
