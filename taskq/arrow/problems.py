@@ -77,7 +77,6 @@ class SegmentDamaged(LogDamaged):
     def __init__(self, path: str, offset: int, resume: int, lsn: int, what: str) -> None:
         super().__init__(
             f"{shown(path)}: {what}, bytes {offset} to {resume}, from lsn {lsn} on: "
-            f"corruptMode=skip reads past them, corruptMode=quarantine keeps them as rows of kind "
-            f'"damaged"'
+            f"corruptMode=skip reads past them"
         )
         self.path, self.offset, self.resume, self.lsn = path, offset, resume, lsn

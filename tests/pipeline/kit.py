@@ -1011,7 +1011,7 @@ def segment(made: MadeLog, lsn: int) -> Path:
     return next(frame.path for frame in made.frames if frame.first_lsn == lsn)
 
 
-READING = RowReader(READ, Corrupt.FAIL, fails_on_loss=True)
+READING = RowReader(READ, skips_damage=False, fails_on_loss=True)
 
 
 class Follower:
@@ -1020,7 +1020,7 @@ class Follower:
     def __init__(self, path: Path, **options: str) -> None:
         self.path = path
         self.options = read_options({"path": str(path), "failOnDataLoss": "hold"} | options)
-        self.reading = READING._replace(corrupt=Corrupt(self.options.corrupt_mode))
+        self.reading = READING._replace(skips_damage=self.options.corrupt_mode == "skip")
         self.at: Positions = {}
         self.batches: list[pa.RecordBatch] = []
         self.parents: dict[str, list[tuple[str, int]]] = {}

@@ -17,7 +17,7 @@ from taskq import Put, TaskLog
 from taskq.engine import FailureKind
 from taskq.errors import TaskqError
 from taskq_plugins.spark.lake.erase import chosen_jobs, count_rows, erase_jobs
-from taskq_plugins.spark.lake.store import DERIVED, Lake, LakeWriter
+from taskq_plugins.spark.lake.store import Lake, LakeWriter
 from taskq_plugins.spark.run.derived import Outside, refresh_tables
 from tests.cli.helpers import taskq, taskq_json
 from tests.effort import grows, some
@@ -190,7 +190,7 @@ def test_tables_do_not_depend_on_when_jobs_were_erased(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_nor_do_derived_tables(tmp_path: Path, spark: SparkSession) -> None:
     def refresh(writer: LakeWriter) -> None:
-        refresh_tables(spark, writer, DERIVED, Outside())
+        refresh_tables(spark, writer, Outside())
 
     erased_at_each_moment(tmp_path, refresh)
 

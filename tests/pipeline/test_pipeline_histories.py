@@ -10,7 +10,6 @@ import random
 import shutil
 import uuid
 from collections import Counter
-from contextlib import nullcontext
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
@@ -23,14 +22,14 @@ from taskq.log.format import codec
 from taskq.log.format.flows import Stepped, encode_step
 from taskq.log.segments.identity import Identity, Parent
 from taskq_plugins.spark.lake.state import READ
-from taskq_plugins.spark.lake.store import Lake, LakeWriter
+from taskq_plugins.spark.lake.store import DERIVED, Lake, LakeWriter
 from taskq_plugins.spark.run import batch as batches
 from taskq_plugins.spark.run import pipeline
 from taskq_plugins.spark.run.pipeline import RunOptions
 from tests.effort import grows, some, spread
 from tests.fleet.made_logs import SECOND, MadeLog, claimed, damage, enqueued, succeeded
 from tests.pipeline import plain
-from tests.pipeline.kit import Follower, check_lake, folded_rows, listed, no_spark, table_rows
+from tests.pipeline.kit import Follower, check_lake, folded_rows, listed, no_spark, run, table_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -198,11 +197,11 @@ def test_what_is_read_and_folded_depends_neither_on_sizes_nor_on_moments(
     assert set(fresh.read()) <= set(at_once.read())
 
 
-def step(root: Path, lake: Path, max_bytes: int, spark: SparkSession | None = None) -> bool:
+def step(root: Path, lake: Path, max_bytes: int) -> bool:
     """Read and fold one batch, as a run does; return whether there was one."""
     options = RunOptions(journals=root / "hub", max_bytes=max_bytes)
-    opened, session = Lake.open(lake, create=True), spark or mock.Mock()
-    with opened.writer() as writer, nullcontext() if spark else no_spark():
+    opened, session = Lake.open(lake, create=True), mock.Mock()
+    with opened.writer() as writer, no_spark():
         committed, finished = opened.reached()
         if committed > finished:
             batches.fold_batch(session, writer)
@@ -213,24 +212,9 @@ def step(root: Path, lake: Path, max_bytes: int, spark: SparkSession | None = No
         return bool(planned.pieces)
 
 
-def drain(root: Path, lake: Path, max_bytes: int, spark: SparkSession | None = None) -> None:
-    while step(root, lake, max_bytes, spark):
+def drain(root: Path, lake: Path, max_bytes: int) -> None:
+    while step(root, lake, max_bytes):
         pass
-
-
-def check_lakes(root: Path, seed: int, spark: SparkSession | None = None) -> None:
-    """Let a fleet live, and fill two lakes from it: one in small batches, one in large ones."""
-
-    def read(max_bytes: int) -> None:
-        drain(root, root / "small", max_bytes, spark)
-        drain(root, root / "large", UNLIMITED, spark)
-
-    fleet = Fleet(root, random.Random(seed))
-    fleet.live_on(read)
-    read(700)
-    if Lake.open(root / "small", create=True).has("jobs"):
-        for name in ("small", "large"):
-            check_lake(root / name, fleet.records(), root / "hub", "jobs", "attempts")
 
 
 @grows
@@ -238,13 +222,36 @@ def check_lakes(root: Path, seed: int, spark: SparkSession | None = None) -> Non
 def test_tables_depend_neither_on_sizes_nor_on_numbers_of_batches(
     tmp_path: Path, seed: int
 ) -> None:
-    check_lakes(tmp_path, seed)
+    """Of two lakes one is filled in small batches, one in large ones."""
+
+    def read(max_bytes: int) -> None:
+        drain(tmp_path, tmp_path / "small", max_bytes)
+        drain(tmp_path, tmp_path / "large", UNLIMITED)
+
+    fleet = Fleet(tmp_path, random.Random(seed))
+    fleet.live_on(read)
+    read(700)
+    if Lake.open(tmp_path / "small", create=True).has("jobs"):
+        for name in ("small", "large"):
+            check_lake(tmp_path / name, fleet.records(), tmp_path / "hub", "jobs", "attempts")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 103))
-def test_nor_do_they_when_spark_fills_them(tmp_path: Path, seed: int, spark: SparkSession) -> None:
-    check_lakes(tmp_path, seed, spark)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(100, 130))
+def test_each_table_that_spark_fills_is_that_of_a_plain_fold(
+    tmp_path: Path, seed: int, spark: SparkSession
+) -> None:
+    chance = random.Random(seed)
+    fleet = Fleet(tmp_path, chance)
+    fleet.live[0].enqueue(1)
+    for _ in range(3):
+        for _ in range(chance.randint(20, 60)):
+            fleet.act()
+        size = chance.choice([4_000, 20_000, UNLIMITED])
+        assert not run(spark, tmp_path / "hub", tmp_path / "lake", max_bytes=size).problems
+    tables = ("jobs", "attempts", "steps", *DERIVED)
+    check_lake(tmp_path / "lake", fleet.records(), tmp_path / "hub", *tables)
 
 
 def test_what_two_logs_share_is_counted_once(tmp_path: Path) -> None:

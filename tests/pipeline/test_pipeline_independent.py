@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import duckdb
 import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
 from taskq import Put, State, TaskLog
 from taskq.engine import LogReader
+from taskq_plugins.spark import read_table
 from taskq_plugins.spark.lake.store import DERIVED, Lake, LakeWriter
 from tests.arrow.rows_of_log import save
 from tests.cli.helpers import taskq
 from tests.fleet.made_logs import MadeLog, damage
-from tests.pipeline.kit import do_steps, live, order_app, table_rows, work, world_of
+from tests.pipeline.kit import do_steps, listed, live, order_app, table_rows, work, world_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,7 +68,6 @@ class Made(NamedTuple):
         lake, records, left: these.
         anew: a lake filled from the same logs at once.
         orders: the log of jobs with steps.
-        first: tables after the first run, which was to fill ``duplicates`` alone.
     """
 
     lake: Path
@@ -74,7 +75,6 @@ class Made(NamedTuple):
     left: pd.DataFrame
     anew: Path
     orders: Path
-    first: list[str]
 
 
 async def same(path: Path) -> None:
@@ -138,8 +138,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Made:
     asyncio.run(begun(hub / "restored"))
     shutil.copytree(hub / "restored", root / "backup")
     asyncio.run(gone_on(hub / "restored", 2, 1))
-    assert run("duplicates") == 0
-    first = Lake.open(lake).tables()
+    assert run() == 0
     left = exported(root, "restored")
     shutil.rmtree(hub / "restored")
     shutil.copytree(root / "backup", hub / "restored")
@@ -166,7 +165,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Made:
     assert run() == 0
     assert run(to=anew) == 0
     names = ("edge-1", "edge-2", "restored", "stepped", "hurt", "orders")
-    return Made(lake, exported(root, *names), left, anew, orders, first)
+    return Made(lake, exported(root, *names), left, anew, orders)
 
 
 def test_tables_that_grew_equal_those_made_anew(made: Made) -> None:
@@ -178,13 +177,6 @@ def test_tables_that_grew_equal_those_made_anew(made: Made) -> None:
         assert [row for row in rows if '"restored"' not in row] == [
             row for row in anew[name] if '"restored"' not in row
         ], name
-
-
-def test_a_table_that_is_behind_is_computed_later(made: Made) -> None:
-    assert made.first == ["records", "jobs", "attempts", "steps", "duplicates"]
-    for table in DERIVED:
-        columns = DeltaTable(str(made.lake / table)).schema().fields
-        assert all(column.metadata.get("comment") for column in columns), columns
 
 
 def test_steps_are_those_of_the_log(made: Made) -> None:
@@ -298,33 +290,21 @@ def test_failures_and_duplicates_are_those_of_a_fold_in_sql(made: Made) -> None:
     assert twice == [("twice", 2, 2)]
 
 
-def test_the_files_of_the_version_hold_what_every_reader_counts(
-    made: Made,
-) -> None:
-    lake = made.lake
-    opened = Lake.open(lake)
-    for name in opened.tables():
-        paths = opened.paths(name)
-        counts = {
-            pl.scan_delta(str(lake / name)).select(pl.len()).collect().item(),
-            DeltaTable(str(lake / name)).to_pyarrow_dataset().count_rows(),
-            len(DeltaTable(str(lake / name)).to_pandas()),
-            duckdb.read_parquet(paths).count("*").fetchall()[0][0] if paths else 0,
+def test_every_reader_finds_the_same_rows(made: Made, spark: SparkSession) -> None:
+    """Each by its own reader: of deltalake, Polars, pandas, DuckDB (by Parquet) and Spark."""
+    lake = Lake.open(made.lake)
+    for name in lake.tables():
+        where, paths = str(made.lake / name), lake.paths(name)
+        table = DeltaTable(where).to_pyarrow_table()
+        assert table.num_rows, name
+        pandas = DeltaTable(where).to_pandas(types_mapper=pd.ArrowDtype)
+        readers = {
+            "polars": pl.read_delta(where).to_arrow(),
+            "pandas": pa.Table.from_pandas(pandas, preserve_index=False),
+            "duckdb": duckdb.read_parquet(paths, hive_partitioning=True).to_arrow_table(),
+            "spark": read_table(spark, made.lake, name).toArrow(),
         }
-        assert len(counts) == 1, (name, counts)
-
-
-def test_duckdbs_own_reader_of_delta_finds_the_same_rows(made: Made) -> None:
-    """By the extension as its package brings it, which needs no network."""
-    package = pytest.importorskip("duckdb_extension_delta")
-    name = f"extensions/v{duckdb.__version__}/delta.duckdb_extension"
-    extension = Path(package.__file__).parent / name
-    if not extension.exists():
-        pytest.skip(f"the package is for another DuckDB than {duckdb.__version__}")
-    with duckdb.connect(config={"autoinstall_known_extensions": "false"}) as duck:
-        duck.load_extension(str(extension))
-        for table in Lake.open(made.lake).tables():
-            where = str(made.lake / table)
-            duck.register("rows", DeltaTable(where).to_pyarrow_dataset())
-            scanned = duck.execute("FROM delta_scan($1) ORDER BY ALL", [where]).fetchall()
-            assert scanned == duck.execute("FROM rows ORDER BY ALL").fetchall(), table
+        wanted = listed(table.to_pylist())
+        for reader, rows in readers.items():
+            cast = rows.select(table.column_names).cast(table.schema)
+            assert listed(cast.to_pylist()) == wanted, (name, reader)

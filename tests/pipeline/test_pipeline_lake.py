@@ -426,8 +426,6 @@ def test_status_tells_tables_and_what_is_left(tmp_path: Path) -> None:
 
 def test_run_refuses_what_cannot_be_meant_before_it_starts_java(tmp_path: Path) -> None:
     common = ["--journals", str(tmp_path), "--lake", str(tmp_path / "lake")]
-    result = call("run", "rollup_our", *common)
-    assert (result.exit_code, "no derived table 'rollup_our'" in result.output) == (2, True)
     result = call("run", *common, "--max-bytes", "lots")
     assert (result.exit_code, "is no size" in result.output) == (2, True)
     result = call("run", "--journals", str(tmp_path / "x"), "--lake", str(tmp_path / "lake"))

@@ -209,20 +209,6 @@ def test_a_batch_has_at_most_the_bytes_that_it_may_have(tmp_path: Path) -> None:
     assert max(Counter(batches["batch"].to_pylist()).values()) <= 3
 
 
-def test_records_may_lack_payloads_and_jobs_have_them_all_the_same(tmp_path: Path) -> None:
-    for seed in (1, 2):
-        asyncio.run(live(tmp_path / "logs" / "edge-1", seed, 6))
-        assert pipeline(tmp_path, "--payloads", "drop").exit_code == 0
-    lake = Lake.open(tmp_path / "lake")
-    jobs = lake.dataset("jobs").to_table()
-    assert jobs["payload"].null_count == 0
-    records = lake.dataset("records").to_table()
-    assert records["value"].null_count == records["result"].null_count == len(records) > 0
-    files = {file.path for file in lake.files("records")}
-    there = (tmp_path / "lake" / "records").rglob("*.parquet")
-    assert {path.relative_to(tmp_path / "lake" / "records").as_posix() for path in there} == files
-
-
 def test_readers_see_none_of_a_batch_that_was_cut_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

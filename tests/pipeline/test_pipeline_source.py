@@ -164,11 +164,8 @@ def test_large_segments_are_cut_at_borders_of_frames_into_even_parts(tmp_path: P
     assert lsns(read_batch(tmp_path, targetPartitionBytes="64k")) == all_lsns(made)
 
 
-# -- queues ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", ["fail", "skip", "quarantine"])
-def test_a_damaged_frame_is_an_error_or_left_out_or_a_row(tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize("mode", ["fail", "skip"])
+def test_a_damaged_frame_is_an_error_or_left_out(tmp_path: Path, mode: str) -> None:
     made = MadeLog(tmp_path / "edge")
     frames = [made.enqueue(2) for _ in range(4)]
     damage(frames[1])
@@ -178,13 +175,10 @@ def test_a_damaged_frame_is_an_error_or_left_out_or_a_row(tmp_path: Path, mode: 
         return
     rows = read_batch(tmp_path, corruptMode=mode)
     # The second record of the damaged frame is whole by its own CRC.
-    assert [lsn for lsn in lsns(rows) if lsn != 3 or mode == "skip"][:3] == [1, 2, 4]
-    bad = [row for row in rows if row["kind"] == "damaged"]
-    assert len(bad) == (mode == "quarantine")
-    assert all(row["offset"] == frames[1].offset and row["value_bytes"] for row in bad)
+    assert lsns(rows)[:3] == [1, 2, 4]
 
 
-@pytest.mark.parametrize("mode", ["fail", "skip", "quarantine"])
+@pytest.mark.parametrize("mode", ["fail", "skip"])
 @pytest.mark.parametrize("what", ["directory", "version"])
 def test_a_segment_that_cannot_be_used_is_an_error_or_left_out(
     tmp_path: Path, mode: str, what: str
@@ -225,7 +219,7 @@ def test_a_file_that_fails_while_it_is_read_is_named(
     tmp_path: Path, fleet: dict[str, MadeLog]
 ) -> None:
     assert fleet
-    for mode, count in (("fail", 0), ("skip", 31), ("quarantine", 31)):
+    for mode, count in (("fail", 0), ("skip", 31)):
         reader = source(tmp_path, corruptMode=mode).reader(spark_schema())
         planned = reader.partitions()
         path = fleet["a"].frames[0].path
@@ -395,7 +389,7 @@ def test_names_are_a_list_of_either_kind(text: str) -> None:
         ("targetPartitionBytes", "1k", "from 64k to 16g"),
         ("targetPartitionBytes", "99t", "from 64k to 16g"),
         ("failOnDataLoss", "maybe", "true, false or hold"),
-        ("corruptMode", "ignore", "fail, skip or quarantine"),
+        ("corruptMode", "ignore", "fail or skip"),
         ("includeDetails", "yes", "true or false"),
     ],
 )

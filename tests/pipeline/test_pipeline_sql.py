@@ -192,7 +192,7 @@ def test_a_hubs_directory_answers_for_all_its_devices(
         for state, count in (("ready", 1 + number), ("succeeded", 1))
     ]
     assert rows(hub, query) == expected
-    monkeypatch.setattr("taskq_plugins.spark.sql._FOLDED_BYTES", 100)
+    monkeypatch.setattr("taskq_plugins.spark.log_tables._FOLDED_BYTES", 100)
     assert rows(hub, query) == expected
     both = "SELECT count(*) n FROM jobs JOIN attempts USING (log_id, job) JOIN records USING (job)"
     assert rows(hub, both) == [{"n": 27}]

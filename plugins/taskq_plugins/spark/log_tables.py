@@ -6,6 +6,7 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import duckdb
@@ -13,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from taskq.arrow import DETAILS, Corrupt
+from taskq.arrow import DETAILS
 from taskq.cli import WrongUsage, open_reader, resolve
 from taskq.values import SECOND_NS
 from taskq_plugins.spark.sandbox import closed_duckdb
@@ -24,8 +25,6 @@ from taskq_plugins.spark.tables.fold import rows_of
 from taskq_plugins.spark.tables.logs import log_rows, logs_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from taskq_plugins.spark.source.plan import Plan
     from taskq_plugins.spark.tables.logs import Lineage
 
@@ -157,7 +156,7 @@ def _records(planned: Plan, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 def _decoded(
     planned: Plan, columns: pa.Schema, *, payload: bool = True
 ) -> Iterator[pa.RecordBatch]:
-    reading = RowReader(columns, Corrupt.SKIP, fails_on_loss=False, payload=payload)
+    reading = RowReader(columns, skips_damage=True, fails_on_loss=False, payload=payload)
     for part in planned.pieces:
         yield from read_pieces(part, reading)
 

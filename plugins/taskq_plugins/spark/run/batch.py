@@ -77,7 +77,6 @@ SCHEMAS: Final = {
 _NAMES: Final = (
     "device", "log_id", "epoch", "segment", "lsn", "timestamp", "ts_ns", "kind", "job", "step_ns",
 )  # fmt: skip
-_BODIES: Final = ("value", "result")
 #: Records of one partition of the fold, about ...
 SHARE_ROWS: Final = 150_000
 #: ... and bytes of their files, compressed.
@@ -85,8 +84,6 @@ SHARE_BYTES: Final = 32 * 1024 * 1024
 _FOLDED: Final = (ATTEMPTS, JOBS, OPEN)
 #: The application whose transaction in ``records`` is the version of ``jobs`` before the batch.
 _JOBS_APP: Final = "taskq-jobs"
-#: ... and the one whose transaction is the last batch without payloads and results.
-_DROPPED_APP: Final = "taskq-dropped"
 _PLAIN: Final = [
     "to_json(headers) AS headers" if name == "headers" else name for name in FOLDED.names
 ]
@@ -159,24 +156,6 @@ def _write_part(
     if waiting:
         write()
     return files
-
-
-def drop_bodies(writer: LakeWriter) -> None:
-    """Take payloads and results from ``records``, as far as all tables have its batches."""
-    lake = writer.lake
-    number, done = lake.batch(), lake.batch(RECORDS, _DROPPED_APP)
-    if done >= number:
-        return
-    old = [file for file in lake.files(RECORDS) if file.ranges[BATCH][1] > done]
-    new: list[DataFile] = []
-    for file in old:
-        rows = lake.whole(RECORDS, file)
-        for name in _BODIES:
-            at, field = rows.schema.get_field_index(name), rows.schema.field(name)
-            rows = rows.set_column(at, field, pa.nulls(rows.num_rows, field.type))
-        new += writer.write(RECORDS, rows)
-    writer.commit(RECORDS, new, old, apps={_DROPPED_APP: number})
-    writer.vacuum(RECORDS, keep_hours=0)
 
 
 # -- all other tables ------------------------------------------------------------------------------

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskq.cli import Failure, WrongUsage, json_option, render
+from taskq.cli import Failure, json_option, render
 from taskq.errors import UsageError
 from taskq.values import nanoseconds
 from taskq_plugins.spark.cli import lake_option
-from taskq_plugins.spark.lake.store import DATED, DERIVED, Lake, LakeWriter
+from taskq_plugins.spark.lake.store import DATED, Lake, LakeWriter
 from taskq_plugins.spark.run.errors import spelled
 from taskq_plugins.spark.run.pipeline import RunListener, RunOptions, Summary, update
 from taskq_plugins.spark.session import spark_session
@@ -27,56 +27,33 @@ from taskq_plugins.spark.source.options import size_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from rich.progress import Progress, TaskID
 
     from taskq_plugins.spark.run.batch import BatchResult
 
 
-@contextmanager
-def open_report(*, as_json: bool) -> Iterator[RunReport]:
-    if as_json or not sys.stderr.isatty():
-        yield RunReport(as_json=as_json)
-        return
-    from rich.console import Console  # noqa: PLC0415 - as in render
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield RunReport(progress)
-
-
 class RunReport(RunListener):
-    """A plain line on stderr for each step, or one on a terminal, and the summary on stdout.
+    """A plain line on stderr for each step, and the summary on stdout.
 
     As JSON, an object a line for each step; the last one is the summary.
 
     Args:
-        progress: the line on the terminal.
         as_json: whether it is for programs.
     """
 
-    def __init__(self, progress: Progress | None = None, *, as_json: bool = False) -> None:
-        self._records = 0
+    def __init__(self, *, as_json: bool = False) -> None:
         self._as_json = as_json
-        self._progress = progress
-        if progress is not None:
-            self._task: TaskID = progress.add_task("looking at the logs", total=None)
 
     def _step(self, text: str, event: str, **details: object) -> None:
         if self._as_json:
             render.echo(json.dumps({"event": event, **details}))
             sys.stdout.flush()
-        elif self._progress is None:
-            render.echo(text, err=True)
         else:
-            done = f"{self._records:,} records · " if self._records else ""
-            self._progress.update(self._task, description=done + text)
+            render.echo(text, err=True)
 
     def starting(self) -> None:
         self._step("starting Spark", "starting")
 
     def on_batch(self, number: int, folded: BatchResult, seconds: float) -> None:
-        self._records += folded.records
         self._step(
             f"batch {number}: {folded.records:,} records, {folded.jobs_open:,} jobs open, "
             f"{seconds:.1f} s",
@@ -90,8 +67,6 @@ class RunReport(RunListener):
         self._step(f"computing {name}", "table", table=name)
 
     def done(self, summary: Summary, lake: Lake) -> None:
-        if self._progress is not None:
-            self._progress.stop()
         last = lake.batch()
         batch = None if last < 0 else last
         batches, records, refreshed, seconds = summary[:4]
@@ -159,7 +134,6 @@ class Keep(click.ParamType[dict[str, int]]):
 
 
 @click.command()
-@click.argument("tables", nargs=-1, metavar="[TABLE]...")
 @click.option(
     "--journals",
     required=True,
@@ -178,10 +152,10 @@ class Keep(click.ParamType[dict[str, int]]):
 )
 @click.option(
     "--corrupt",
-    type=click.Choice(["fail", "skip", "quarantine"]),
+    type=click.Choice(["fail", "skip"]),
     default="fail",
     show_default=True,
-    help="Damaged frames: stop, pass over them, or keep their bytes as records of kind damaged.",
+    help="Damaged frames: hold their log back, or pass over them.",
 )
 @click.option(
     "--ignore-data-loss",
@@ -190,11 +164,10 @@ class Keep(click.ParamType[dict[str, int]]):
 )
 @click.option(
     "--payloads",
-    type=click.Choice(["keep", "drop", "full"]),
+    type=click.Choice(["keep", "full"]),
     default="keep",
     show_default=True,
-    help="Of those over 64 KiB the tables have hash and size, but with full; "
-    "with drop, records has no payloads and results at all.",
+    help="Of those over 64 KiB the tables have hash and size, but with full.",
 )
 @click.option(
     "--keep",
@@ -208,7 +181,6 @@ class Keep(click.ParamType[dict[str, int]]):
 )
 @json_option
 def run(
-    tables: tuple[str, ...],
     journals: Path,
     lake_path: Path | str,
     *,
@@ -224,25 +196,21 @@ def run(
     """Read what is new in the logs, bring the tables up to date, and exit.
 
     A log that cannot be read is held where it stands, and named; the others go on, and the exit
-    code is 1. The tables records, jobs, attempts and steps are always brought up to date; TABLE
-    limits which others are (all: rollup_hour failures duplicates device_lag breaks).
+    code is 1.
     """
-    for table in tables:
-        if table not in DERIVED:
-            raise WrongUsage(f"there is no derived table {table!r}: there are {', '.join(DERIVED)}")
     if not journals.is_dir():
         raise UsageError(f"{journals} is no directory: give the one of the logs with --journals")
     options = RunOptions(
         journals=journals,
         max_bytes=max_bytes,
-        tables=tables or DERIVED,
         corrupt=corrupt,
         fail_on_data_loss=not ignore_data_loss,
         payloads=payloads,
         keep_days={table: days for keep_day in keep_days for table, days in keep_day.items()},
     )
     lake = Lake.open(lake_path, create=True)
-    with lake.writer() as writer, open_report(as_json=as_json) as report:
+    with lake.writer() as writer:
+        report = RunReport(as_json=as_json)
         report.starting()
         conf = {} if payloads == "full" else _SMALL_BODIES
         with spark_session("taskq pipeline run", master=master, conf=conf) as session:

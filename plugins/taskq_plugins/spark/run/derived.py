@@ -8,7 +8,7 @@ failures, and duplicates for keys that ran.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial, reduce
 from itertools import chain
@@ -120,7 +120,6 @@ class Outside(NamedTuple):
 def refresh_tables(
     spark: SparkSession,
     writer: LakeWriter,
-    names: Iterable[str],
     outside: Outside,
     on_table: Callable[[str], None] = lambda _: None,
     since: str = "",
@@ -130,15 +129,13 @@ def refresh_tables(
     Args:
         spark: the session.
         writer: of the lake.
-        names: tables to compute.
         outside: what they need beside the lake.
         on_table: called with each name first.
         since: the first day of which all jobs and attempts are there; rollups of days before it
             stay as they are.
     """
     lake, number = writer.lake, writer.lake.batch()
-    wanted = frozenset(names)
-    behind: list[str] = [name for name in DERIVED if name in wanted and lake.batch(name) < number]
+    behind: list[str] = [name for name in DERIVED if lake.batch(name) < number]
     versions = {app: lake.delta(table).version() for table, app in _APPS.items()}
     changes = cache(lake.changes)
     for name in behind:

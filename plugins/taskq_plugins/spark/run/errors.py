@@ -17,7 +17,6 @@ _OPTIONS: Final = (
     ("failOnDataLoss=false", "--ignore-data-loss"),
     ("the option corruptMode=skip", "--corrupt skip"),
     ("corruptMode=skip", "--corrupt skip"),
-    ("corruptMode=quarantine", "--corrupt quarantine"),
 )
 
 

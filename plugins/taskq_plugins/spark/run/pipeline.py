@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -23,12 +23,12 @@ from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
-from taskq.arrow import UNLIMITED, Corrupt
+from taskq.arrow import UNLIMITED
 from taskq.errors import TaskqError
 from taskq_plugins.fleet import log_problem
 from taskq_plugins.fleet.inventory import segment_rows
 from taskq_plugins.spark.lake.state import POSITION, READ, positions_of
-from taskq_plugins.spark.lake.store import ATTEMPTS, DERIVED, JOBS
+from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS
 from taskq_plugins.spark.run import batch as batches
 from taskq_plugins.spark.run.derived import Outside, refresh_tables
 from taskq_plugins.spark.run.errors import SourceGone, failure
@@ -61,10 +61,9 @@ class RunOptions:
 
     journals: Path | str
     max_bytes: int = 64 * 1024 * 1024
-    tables: Sequence[str] = DERIVED
     corrupt: str = "fail"
     fail_on_data_loss: bool = True
-    #: "drop": ``records`` lacks payloads and results; "full": large ones are not left out
+    #: "full": large payloads and results are not left out
     payloads: str = "keep"
     #: days to keep, by table; missing: all days
     keep_days: Mapping[str, int] = field(default_factory=dict)
@@ -86,7 +85,7 @@ class RunOptions:
 
     def reading(self) -> RowReader:
         return RowReader(
-            READ, Corrupt(self.corrupt), fails_on_loss=self.fail_on_data_loss,
+            READ, self.corrupt == "skip", fails_on_loss=self.fail_on_data_loss,
             body_bytes_max=UNLIMITED if self.payloads == "full" else _BODY_BYTES_MAX,
         )  # fmt: skip
 
@@ -138,7 +137,7 @@ def update(
     committed, finished = lake.reached()
     folded = []
     if committed > finished:
-        folded.append(_fold(spark, writer, options, listener))
+        folded.append(_fold(spark, writer, listener))
     seen = look(source.path, source.devices)
     outside = outside_of(seen)
     targets = {log_id: log.latest for log_id, log in seen.logs.items()}
@@ -150,7 +149,7 @@ def update(
         skipped |= dict.fromkeys(planned.skipped)
         if not planned.pieces or asked():
             break
-        folded.append(_fold(spark, writer, options, listener))
+        folded.append(_fold(spark, writer, listener))
         if not planned.left.logs:
             break
     refreshed: list[str] = []
@@ -171,14 +170,10 @@ def update(
     )
 
 
-def _fold(
-    spark: SparkSession, writer: LakeWriter, options: RunOptions, listener: RunListener
-) -> batches.BatchResult:
+def _fold(spark: SparkSession, writer: LakeWriter, listener: RunListener) -> batches.BatchResult:
     began = time.monotonic()
     with spark_errors():
         folded = batches.fold_batch(spark, writer)
-    if options.payloads == "drop":
-        batches.drop_bodies(writer)
     listener.on_batch(writer.lake.batch(), folded, time.monotonic() - began)
     return folded
 
@@ -193,7 +188,7 @@ def _refresh(
     # The rollups' sources may be gone: older days stay unchanged.
     since = max(options.kept_from(JOBS), options.kept_from(ATTEMPTS))
     with spark_errors():
-        return refresh_tables(spark, writer, options.tables, outside, listener.on_table, since)
+        return refresh_tables(spark, writer, outside, listener.on_table, since)
 
 
 def _read(spark: SparkSession, writer: LakeWriter, options: RunOptions, seen: Any) -> Plan:

@@ -26,7 +26,7 @@ _ALLOWED: Final = {
     "maxBytesPerTrigger": "a size of at least 1 byte, such as 512m",
     "targetPartitionBytes": "a size from 64k to 16g, such as 32m",
     "failOnDataLoss": "true, false or hold",
-    "corruptMode": "fail, skip or quarantine",
+    "corruptMode": "fail or skip",
     "includeDetails": "true or false",
 }
 
@@ -84,9 +84,7 @@ class ReadOptions(BaseModel):
     fail_on_data_loss: Annotated[str, _reads(str.lower), Field(pattern="^(true|false|hold)$")] = (
         "true"
     )
-    corrupt_mode: Annotated[str, _reads(str.lower), Field(pattern="^(fail|skip|quarantine)$")] = (
-        "fail"
-    )
+    corrupt_mode: Annotated[str, _reads(str.lower), Field(pattern="^(fail|skip)$")] = "fail"
     include_details: Flag = False
 
 

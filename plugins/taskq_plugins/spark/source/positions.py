@@ -113,9 +113,7 @@ class Unreadable(LogError):
     """
 
     def __init__(self, cause: LogError) -> None:
-        super().__init__(
-            f"{cause}; with the option corruptMode=skip (or quarantine) it is left out"
-        )
+        super().__init__(f"{cause}; with the option corruptMode=skip it is left out")
         self.cause = cause
 
 

@@ -42,7 +42,7 @@ class RowReader(NamedTuple):
     """
 
     schema: pa.Schema
-    corrupt: Corrupt
+    skips_damage: bool
     fails_on_loss: bool
     payload: bool = True
     body_bytes_max: int = UNLIMITED
@@ -79,10 +79,10 @@ def _rows_of(pieces: Sequence[Piece], reading: RowReader) -> Iterator[pa.RecordB
 
 def _decoded(piece: Piece, schema: pa.Schema, reading: RowReader) -> Iterator[pa.RecordBatch]:
     try:
-        if reading.corrupt is Corrupt.SKIP:
+        if reading.skips_damage:
             yield from _past_damage(piece, schema, reading)
         else:
-            yield from _batches(piece, schema, reading, reading.corrupt)
+            yield from _batches(piece, schema, reading, Corrupt.FAIL)
     except SegmentMissing:
         where = f"{shown(piece.path)}, bytes {piece.start} to {piece.end}"
         loss = DataLoss(piece.device, where, piece.segment, "without it")
@@ -91,13 +91,10 @@ def _decoded(piece: Piece, schema: pa.Schema, reading: RowReader) -> Iterator[pa
         _log.warning("failOnDataLoss=false: %s", loss)
         yield _break_row(piece, schema, Break("gap", piece.segment, cause=str(loss)))
     except (SegmentUnreadable, FormatError) as error:
-        if reading.corrupt is Corrupt.FAIL:
+        if not reading.skips_damage:
             raise Unreadable(error) from error
-        _log.warning("corruptMode=%s, left out: %s", reading.corrupt, error)
-        if reading.corrupt is Corrupt.QUARANTINE:
-            yield _row_of(piece, schema, kind=DAMAGED, problem=str(error))
-        else:
-            yield _break_row(piece, schema, Break(DAMAGED, piece.segment, cause=str(error)))
+        _log.warning("corruptMode=skip, left out: %s", error)
+        yield _break_row(piece, schema, Break(DAMAGED, piece.segment, cause=str(error)))
 
 
 def _batches(

@@ -56,7 +56,6 @@ class TaskqSource(DataSource):
         return stream_writer(self.options, schema, overwrite)
 
     def _read(self, schema: StructType) -> tuple[ReadOptions, RowReader]:
-        from taskq.arrow import Corrupt  # noqa: PLC0415
         from taskq_plugins.spark.source.options import read_options  # noqa: PLC0415
         from taskq_plugins.spark.source.readers import arrow_schema  # noqa: PLC0415
         from taskq_plugins.spark.source.rows import RowReader  # noqa: PLC0415
@@ -64,7 +63,7 @@ class TaskqSource(DataSource):
         options = read_options(self.options)
         reading = RowReader(
             arrow_schema(schema),
-            Corrupt(options.corrupt_mode),
+            options.corrupt_mode == "skip",
             options.fail_on_data_loss != "false",
         )
         return options, reading
