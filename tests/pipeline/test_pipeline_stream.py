@@ -630,6 +630,21 @@ def test_a_parent_is_read_before_its_child(tmp_path: Path) -> None:
     )
 
 
+def test_a_segment_that_compaction_took_is_not_looked_for_in_a_clone_that_has_less_of_it(
+    tmp_path: Path,
+) -> None:
+    made = MadeLog(tmp_path / "dev")
+    made.enqueue(2)
+    made.child(tmp_path / "clone")
+    first = made.enqueue(2)
+    follower = Follower(tmp_path).drain()
+    made.rotate()
+    made.enqueue(2)
+    first.path.unlink()
+    assert follower.drain().read() == keys_of(made, *range(1, 7))
+    assert not follower.problems
+
+
 def test_a_parent_of_which_nothing_reads_holds_back_no_child(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "dev")
     first = made.enqueue(1)

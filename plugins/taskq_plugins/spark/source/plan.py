@@ -463,11 +463,13 @@ def _resumed(
         moved = _moved(standing, at)
         if moved is not None:
             return moved, None
-        raise LogHeld(
-            f"device {at.device}: {segment_name(at.segment)}, offset {at.offset}, of log "
-            f"{standing.log.log_id} does not hold the frame that was read last (lsn {at.lsn - 1}): "
-            f"the file was damaged, cut, or replaced by another; put the right one back"
-        )
+        # A clone may have less of a segment that compaction took.
+        if place.size_bytes >= at.offset:
+            raise LogHeld(
+                f"device {at.device}: {segment_name(at.segment)}, offset {at.offset}, of log "
+                f"{standing.log.log_id} does not hold the frame that was read last "
+                f"(lsn {at.lsn - 1}): the file was damaged, cut, or replaced by another; put the right one back"
+            )
     return _elsewhere(standing, at, on_loss)
 
 
