@@ -127,7 +127,7 @@ def _logs(records: Rows, lineage: Lineage) -> Iterator[_Log]:
         first = 0
         for parent, next_lsn in lineage.get(log_id, ()):
             history += [
-                row | {"log_id": log_id, "device": device[log_id], "writer": parent}
+                row | {"log_id": log_id, "device": rows[0]["device"], "writer": parent}
                 for row in own.get(parent, ()) if first <= row["lsn"] < next_lsn
             ]  # fmt: skip
             first = next_lsn
