@@ -468,7 +468,8 @@ def _resumed(
             raise LogHeld(
                 f"device {at.device}: {segment_name(at.segment)}, offset {at.offset}, of log "
                 f"{standing.log.log_id} does not hold the frame that was read last "
-                f"(lsn {at.lsn - 1}): the file was damaged, cut, or replaced by another; put the right one back"
+                f"(lsn {at.lsn - 1}): the file was damaged, cut, or replaced by another; put the "
+                f"right one back"
             )
     return _elsewhere(standing, at, on_loss)
 
