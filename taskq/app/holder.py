@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from taskq.connection.blocking import blocking, off_loop, refuse_in_loop
 from taskq.connection.connection import Connection, JobId, split_job_id
-from taskq.core import durations, errors, model, parsing
+from taskq.core import controls, durations, errors, model, parsing
 from taskq.core.sources import Move, SourceState, SourceView, decode_position, views_of
 
 if TYPE_CHECKING:
+    from taskq.app.tasks import Task
     from taskq.core import views
     from taskq.core.why import JobFacts, Reason
     from taskq.log.read import reader, timetravel
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from taskq.reading.replay import Replayed, ReplayReport, States
     from taskq.reading.stream import OnDamage, ReaderView, Stream
     from taskq.schedules import LogSchedules
+
+    #: A task, or the name of one.
+    TaskName: TypeAlias = str | Task[..., Any]
 
 T = TypeVar("T")
 
@@ -80,33 +84,108 @@ class LogHolder:
 
         return LogSchedules(self._connection)
 
-    async def pause(self, queue: str) -> bool:
-        """Let no worker, of any process, claim from the queue until it is resumed.
+    async def pause(self, queue: str | None = None, *, task: TaskName | None = None) -> bool:
+        """Let no worker, of any process, claim from a queue or of a task until it is resumed.
 
         Jobs can still be enqueued, and running jobs go on. A pause survives restarts, and a queue
-        may be paused before its first job.
+        or task may be paused before its first job: ``await app.pause(task="mail.send")``.
 
         Returns:
             False if it was paused already.
 
         Raises:
-            UsageError: the name is no queue's.
+            UsageError: none or both are given, or it is no name.
             LogError: the log could not be opened or written.
         """
-        return await self._set_paused(queue, paused=True)
+        return await self._set_paused(queue, task, paused=True)
 
     pause_sync = blocking(pause)
 
-    async def resume(self, queue: str) -> bool:
-        """Let workers claim from the queue again; False if it was not paused.
+    async def resume(self, queue: str | None = None, *, task: TaskName | None = None) -> bool:
+        """Let workers claim from a queue or of a task again; False if it was not paused.
 
         Raises:
-            UsageError: the name is no queue's.
+            UsageError: none or both are given, or it is no name.
             LogError: the log could not be opened or written.
         """
-        return await self._set_paused(queue, paused=False)
+        return await self._set_paused(queue, task, paused=False)
 
     resume_sync = blocking(resume)
+
+    async def limit(
+        self, task: TaskName, *, concurrency: int | None = None, rate: str | None = None
+    ) -> bool:
+        """Limit a task at run time, in all processes at once, in place of what its code says.
+
+        ``await app.limit("mail.send", rate="10/s")`` holds until the next call, across restarts;
+        ``await app.limit("mail.send")`` lets the limits of the code hold again.
+
+        Args:
+            task: a task or its name.
+            concurrency: how many of its jobs run at a time; 0 for no limit; None: as the code says.
+            rate: how many start in a time: "10/s", "100/min"; "none" for no limit; None: as the
+                code says.
+
+        Returns:
+            False if that held already.
+
+        Raises:
+            UsageError: a limit or the name is wrong.
+            LogError: the log could not be opened or written.
+        """
+        return await self._steer_task(task, controls.checked_limits(concurrency, rate))
+
+    limit_sync = blocking(limit)
+
+    async def set_slots(self, count: int | None, *, worker: int | None = None) -> bool:
+        """Let each worker run ``count`` jobs at a time from now on; None: as they were started.
+
+        Fewer slots end no job: a slot leaves once its job is over. The number holds for workers
+        that start later, too, until it is changed again; a number of one worker while that runs.
+
+        Args:
+            count: 1 to 10 000.
+            worker: process id of one worker; None for all.
+
+        Returns:
+            False if that held already.
+
+        Raises:
+            UsageError: the count is wrong, or no such worker runs.
+            LogError: the log could not be opened or written.
+        """
+        number = None if count is None else controls.checked_slots(count)
+        changed, found = False, worker is None
+        for log in self.logs():
+            store = await log._connection.opened()
+            workers, port = await off_loop(store.live_workers), store.port()
+            alive = {f"{it.owner:x}": it.pid for it in workers}
+            known = controls.value_of(await port.look(_controls_of), controls.SLOTS)
+            changes = {it: None for it in known if it and (worker is None or it not in alive)}
+            chosen = [""] if worker is None else [it for it in alive if alive[it] == worker]
+            found = found or bool(chosen)
+            change = controls.Change(controls.SLOTS, {**changes, **dict.fromkeys(chosen, number)})
+            changed |= await port.control(change)
+        if not found:
+            raise errors.UsageError(
+                f"no worker of this log has the process id {worker}: see taskq workers"
+            )
+        return changed
+
+    set_slots_sync = blocking(set_slots)
+
+    async def controls(self) -> dict[str, dict[str, Any]]:
+        """Return what was changed at run time by name, such as ``{"task:mail.send": {...}}``.
+
+        Pauses and limits of tasks, slots of workers, and alerts that stand; no paused queues.
+        """
+        known: dict[str, dict[str, Any]] = {}
+        for log in self.logs():
+            port = await log._connection.port()
+            known |= controls.values_of(await port.look(_controls_of))
+        return known
+
+    controls_sync = blocking(controls)
 
     async def cancel_many(
         self,
@@ -573,10 +652,23 @@ class LogHolder:
 
     forget_source_sync = blocking(forget_source)
 
-    async def _set_paused(self, queue: str, *, paused: bool) -> bool:
+    async def _set_paused(self, queue: str | None, task: TaskName | None, *, paused: bool) -> bool:
+        if task is not None and queue is None:
+            return await self._steer_task(task, {"paused": paused or None})
+        if task is not None or queue is None:
+            raise errors.UsageError("give a queue, or task=: one of the two")
         parsing.check_name("queue name", queue)
         ports = [await log._connection.port() for log in self.logs()]
         return any([await port.pause(queue, paused=paused) for port in ports])
+
+    async def _steer_task(self, task: TaskName, changes: dict[str, Any]) -> bool:
+        # Jobs may wait under an earlier name of it.
+        names = (task,) if isinstance(task, str) else (task.name, *task.aliases)
+        for name in names:
+            parsing.check_name("task name", name)
+        ports = [await log._connection.port() for log in self.logs()]
+        wishes = [controls.Change(controls.TASK + name, changes) for name in names]
+        return any([await port.control(wish) for port in ports for wish in wishes])
 
     def _of_source(self, source: str) -> LogHolder:
         """Return the holder of the log that a source's position is in."""
@@ -622,6 +714,10 @@ class LogHolder:
 def _position_of(sight: facets.LogView, source: str) -> bytes:
     state = sight.facets.need_agenda().sources.get(source)
     return b"" if state is None else state.position
+
+
+def _controls_of(sight: facets.LogView) -> dict[str, SourceState]:
+    return sight.facets.need_agenda().controls
 
 
 def _checked_lsn(given: int, what: str) -> int:

@@ -71,6 +71,8 @@ OF_LANES: Final = kinds_that(lambda row: row.body is Body.LANE)
 FLOORS: Final = _with_field("token") - OF_JOBS
 #: They record where a source stands.
 SOURCES: Final = kinds_that(lambda row: row.body is Body.SOURCE)
+#: They change a control.
+CONTROLS: Final = kinds_that(lambda row: row.body is Body.CONTROL)
 
 # Effects on a job.
 

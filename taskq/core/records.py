@@ -42,6 +42,7 @@ class Kind(enum.IntEnum):
     STEP_DONE = 43
     SIGNAL_SENT = 44
     WAIT_BEGUN = 45
+    STEERED = 46
     OWNER = 128
 
 
@@ -230,6 +231,7 @@ class Body(enum.Enum):
     LANE = "length of queue u8, length of task u8, queue, task"
     SCHEDULE = "name of the schedule"
     SOURCE = "length u16 of the source's name, the name; JSON of its position, none if forgotten"
+    CONTROL = "length u16 of the control's name, the name; JSON of its fields, none if taken away"
     TIMES = (
         "length u16 of (length of task u8, task, concurrency key), these; (moment i64, claims u32)"
     )
@@ -389,6 +391,10 @@ _ROWS: Final = (
     Row(
         Kind.INGESTED, "ingested", "how far a source was taken, in the frame of the jobs "
         "that lead there, and when; always with its CRC", MOVED, Body.SOURCE,
+    ),
+    Row(
+        Kind.STEERED, "steered", "somebody changed a control: pause and limits of a task, slots of "
+        "workers, or an alert began or is over; and when; always with its CRC", MOVED, Body.CONTROL,
     ),
     Row(
         Kind.RATED, "rated", "when the claims of a group were made that count against a rate, the "

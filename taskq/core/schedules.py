@@ -15,6 +15,8 @@ SCHEDULES_BYTES_MAX: Final = 4 * 1024 * 1024
 #: The longest that a rule, or what else is noted of a schedule, may be.
 RULE_BYTES_MAX: Final = 512
 DETAILS_BYTES_MAX: Final = 2_048
+#: The same of a schedule that was added at run time, with the arguments of its call.
+ADDED_BYTES_MAX: Final = 32 * 1024
 _HASH_RANGE: Final = 2**64
 
 
@@ -30,6 +32,11 @@ class ScheduleState(NamedTuple):
     rule: bytes = b""
     #: its task and what else people want to see of it, as JSON
     details: bytes = b""
+
+
+def is_added(details: bytes) -> bool:
+    """Return whether a schedule was added at run time: its call is in the log."""
+    return b'"call":' in details
 
 
 class TickRecord(NamedTuple):

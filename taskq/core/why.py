@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.durations import spoken, utc_moment
 from taskq.core.errors import command, worker_command
-from taskq.core.folds.lanes import BLOCKED_BY_PAUSE
+from taskq.core.folds.lanes import BLOCKED_BY_PAUSE, BLOCKED_BY_TASK
 from taskq.core.folds.steps import Form, Wait, until, waited_for
 from taskq.core.model import LIVE_STATES, SECOND_NS, State
 from taskq.core.parsing import Tag, listed
+from taskq.core.rates import Limit
 from taskq.core.values import NamedTuple, dataclass
 from taskq.core.views import Hold, JobView, LimitView, OwnerView, QueueStats, Serving, Waiting
 
 if TYPE_CHECKING:
     from taskq.core.flows import HeldInputs
     from taskq.core.folds.agenda import Agenda
-    from taskq.core.rates import Limit
 
 #: Jobs ahead that are counted one by one; the text says "over" beyond that.
 AHEAD_MAX: Final = 10_000
@@ -51,7 +51,7 @@ class Why(enum.StrEnum):
     WAITS = "waits"
     #: its time has not come: delay, eta or backoff
     NOT_DUE = "not_due"
-    #: its queue is paused
+    #: its queue or its task is paused
     PAUSED = "paused"
     #: no worker is there
     NO_WORKER = "no_worker"
@@ -123,6 +123,7 @@ class JobFacts:
         tag: of the log.
         owner: the process whose claim holds it, if one does.
         paused: its queue is paused.
+        task_paused: its task is.
         ahead_higher: ready jobs of higher priority that its workers would claim first.
         ahead_older: likewise older ones of its priority.
         workers: the live processes that claim jobs; ``running`` is what each holds.
@@ -140,6 +141,7 @@ class JobFacts:
     tag: Tag
     owner: OwnerView | None = None
     paused: bool = False
+    task_paused: bool = False
     ahead_higher: int = 0
     ahead_older: int = 0
     workers: tuple[OwnerView, ...] = ()
@@ -235,11 +237,16 @@ def _waiting(facts: JobFacts) -> Reason | None:
         else:
             text = f"it is {when}"
         return Reason(code=Why.NOT_DUE, text=text, until_ns=job.due_ns)
-    if facts.paused:
+    if facts.paused or facts.task_paused:
+        what, args = (
+            (f"queue {job.queue!r}", (job.queue,))
+            if facts.paused
+            else (f"task {job.task!r}", ("--task", job.task))
+        )
         return Reason(
             code=Why.PAUSED,
-            text=f"queue {job.queue!r} is paused; let it go on with: "
-            f"{command(facts.directory, 'resume', job.queue)}",
+            text=f"{what} is paused; let it go on with: "
+            f"{command(facts.directory, 'resume', *args)}",
         )
     return None
 
@@ -455,6 +462,9 @@ class UsedLimit:
         return f"concurrency {self.concurrency} of {whose} is used up by {holders}"
 
 
+_PAUSED: Final = BLOCKED_BY_PAUSE | BLOCKED_BY_TASK
+
+
 def used_up(agenda: Agenda, lsn: int, limit: Limit, now_ns: int) -> UsedLimit | None:
     """Return which limit keeps a ready job from running; None if none does."""
     chunk = agenda.table.find(lsn)
@@ -480,6 +490,8 @@ def used_up(agenda: Agenda, lsn: int, limit: Limit, now_ns: int) -> UsedLimit | 
 
 def limits_in_use(agenda: Agenda, limits: Mapping[str, Limit], now_ns: int) -> list[LimitView]:
     """Return the use of limits by task and concurrency key, for keys with jobs."""
+    wishes = agenda.groups.wishes
+    limits = agenda.groups.steered({**dict.fromkeys(wishes, Limit()), **limits})
     keyed = {lane.task for lane in agenda.lanes if lane.concurrency_key}
     counts = {(task, b""): [0, 0] for task in limits if task not in keyed}
     for lane in agenda.lanes:
@@ -556,7 +568,7 @@ def waiting_jobs(agenda: Agenda) -> dict[tuple[str, str], Waiting]:
     counts: dict[tuple[str, str], Waiting] = {}
     for lane in agenda.lanes:
         if lane.task and (lane.ready or lane.scheduled):
-            due = (0, lane.ready) if lane.blocked & BLOCKED_BY_PAUSE else (lane.ready, 0)
+            due = (0, lane.ready) if lane.blocked & _PAUSED else (lane.ready, 0)
             key = lane.queue, lane.task
             counts[key] = counts.get(key, Waiting()).plus(Waiting(*due, lane.scheduled))
     return counts

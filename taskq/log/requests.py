@@ -143,6 +143,9 @@ class Op(enum.IntEnum):
     COMPACTED = Trait.AGENDA | Trait.KEYS
     #: first lsn of a segment -> whether it was removed
     DROP = Trait.AGENDA | Trait.KEYS
+    # -- controls
+    #: operand Change -> whether it changed anything
+    CONTROL = Trait.AGENDA
 
 
 def ops_that(trait: Trait) -> frozenset[int]:
@@ -485,11 +488,12 @@ class Turn(NamedTuple):
 
 
 class Enrolment(NamedTuple):
-    """A schedule as a worker that starts knows it."""
+    """A schedule as a worker that starts knows it, or ``added`` by anybody at run time."""
 
     name: str
     rule: bytes
     details: bytes
+    added: bool = False
 
 
 class Steer(NamedTuple):

@@ -144,6 +144,7 @@ _GOLDEN: Final[list[tuple[Any, dict[str, Any]]]] = [
     (encode_ticked(TickRecord("nightly", ScheduleState(7, 9, True, b"every 60")), 31), {}),
     (encode_rated(("mail.send", b"a"), Times(), 0, 31), {}),
     (encode_moved(SourceRecord("a", SourceState(b"[1]", 7)), 31), {}),
+    (encode_moved(SourceRecord("a", SourceState(b"{}", 7)), 31, Kind.STEERED), {}),
     (codec.encode_clock(-5, 31), {"step_ns": -5}),
     (codec.encode_owner(2**63, b'{"pid":1}', 31), {"owner": "8" + "0" * 15, "value": '{"pid":1}'}),
 ]  # fmt: skip

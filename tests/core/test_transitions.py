@@ -52,6 +52,7 @@ ORIGINS = {
     Kind.TICKED: set[State](),
     Kind.INGESTED: set[State](),
     Kind.RATED: set[State](),
+    Kind.STEERED: set[State](),
     Kind.EDITED: {State.READY, State.SCHEDULED},
     Kind.STEP_DONE: set[State](),
     Kind.SIGNAL_SENT: set[State](),

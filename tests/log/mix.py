@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
+from taskq.core.controls import Change
 from taskq.core.errors import (
     DuplicateKey,
     JobCancelled,
@@ -192,6 +193,8 @@ class Mix:
 
     def pause(self, process: Process) -> None:
         process.ask(self.random.choice([Op.PAUSE, Op.RESUME]), "other")
+        paused = self.random.choice([True, None])
+        process.ask(Op.CONTROL, Change("task:x", {"paused": paused, "concurrency": 2}))
 
     def withdraw(self, process: Process) -> None:
         process.catch_up()

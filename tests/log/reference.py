@@ -39,6 +39,7 @@ class Job:
 
     lsn: int
     queue: str
+    task: str
     priority: int | None
     body: bytes
     key: bytes | None
@@ -93,6 +94,7 @@ class Reference:
     )
 
     paused: set[str] = field(default_factory=set)
+    paused_tasks: set[str] = field(default_factory=set)
     #: where each source stands
     sources: dict[str, bytes] = field(default_factory=dict)
     #: requeues of each job, and purged jobs
@@ -142,6 +144,10 @@ class Reference:
         elif kind in (Kind.PAUSED, Kind.RESUMED):
             assert (record.queue in self.paused) == (kind == Kind.RESUMED), "nothing new"
             self.paused ^= {record.queue}
+        elif kind == Kind.STEERED and record.moved is not None:
+            task, value = record.moved.name.removeprefix("task:"), record.moved.state.position
+            self.paused_tasks -= {task}
+            self.paused_tasks |= {task} if b"paused" in value else set()
         elif record.moved is not None:
             self.sources[record.moved.name] = record.moved.state.position
 
@@ -168,6 +174,7 @@ class Reference:
         self.jobs[record.lsn] = Job(
             lsn=record.lsn,
             queue=record.queue,
+            task=record.task,
             priority=record.priority,
             body=record.body,
             key=extras.key,
@@ -221,6 +228,7 @@ class Reference:
         if self.is_free(record.lsn) and not self.may_fall:
             assert job.lsn == self.ready()[0], "claimed out of turn"
         assert job.queue not in self.paused, "claimed from a paused queue"
+        assert job.task not in self.paused_tasks, "claimed of a paused task"
         assert record.attempt == job.attempt + 1
         assert not job.attempts_max or job.attempt < job.attempts_max, "claimed too often"
         job.attempt = record.attempt
@@ -373,7 +381,9 @@ class Reference:
         jobs = [
             job
             for job in self.jobs.values()
-            if job.state is State.READY and job.queue not in self.paused
+            if job.state is State.READY
+            and job.queue not in self.paused
+            and job.task not in self.paused_tasks
         ]
         return [job.lsn for job in sorted(jobs, key=lambda job: (-self._level(job), job.lsn))]
 
@@ -418,6 +428,7 @@ class Reference:
             assert sum(getattr(queue, state.name.lower()) for queue in stats) == len(seen[state])
         assert [chunk.ids[index] for chunk, index in agenda.dead] == seen[State.DEAD]
         assert set(agenda.queues.paused) == self.paused
+        assert agenda.queues.paused_tasks == self.paused_tasks
         ready = agenda.order.next_ready(10**6, None)
         if self.may_fall:
             waiting = sum(queue.ready + queue.scheduled for queue in stats)

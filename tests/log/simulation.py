@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from taskq.core.controls import Change
 from taskq.core.errors import (
     AppendFailed,
     DuplicateKey,
@@ -205,6 +206,17 @@ class Care:
                     assert isinstance(answer, NotDead), repr(answer)
 
         return Op.PURGE, jobs, accept
+
+    def _steer(self, process: Process) -> Made:
+        """Pause or resume a task, or limit it."""
+        paused = sorted(process.catch_up().need_agenda().queues.paused_tasks)
+        if paused and self.chance.random() < 0.8:
+            task, changes = self.chance.choice(paused), {"paused": None}
+        else:
+            task = self.chance.choice(_SPECS).task
+            changes = {"paused": True}
+            self.counts["pauses of tasks"] += 1
+        return Op.CONTROL, Change(f"task:{task}", changes), lambda _: None
 
     def _pause(self, process: Process) -> Made:
         paused = sorted(process.catch_up().need_agenda().queues.paused)
@@ -503,9 +515,10 @@ class Simulation(Snapshooting, Care):
         make = self.chance.choices(
             (self._enqueue, self._enqueue_run, self._enqueue_many, self._claim,
              self._settle, self._settle_soon, self._cancel, self._watch, self._transact,
-             self._extend, self._requeue, self._purge, self._pause, self._withdraw, self._edit,
+             self._extend, self._requeue, self._purge, self._pause, self._steer, self._withdraw,
+             self._edit,
              self._step, self._signal, self._ingest),
-            (22, 4, 4, 20, 20, 10, 4, 4, 4, 4, 4, 1, 2, 1, 6, 12, 8, 4),
+            (22, 4, 4, 20, 20, 10, 4, 4, 4, 4, 4, 1, 2, 1, 1, 6, 12, 8, 4),
         )[0]  # fmt: skip
         op, operand, accept = make(process)
         if op in NOWAIT:

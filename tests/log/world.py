@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
 from taskq.calls.call import Options, make_call
+from taskq.core.controls import values_of
 from taskq.core.errors import TaskqError
 from taskq.core.flows import Policy
 from taskq.core.folds.agenda import Agenda
@@ -429,6 +430,8 @@ def meaning(facets: Facets, now_ns: int) -> Meaning:
         "dead": {chunk.ids[at]: chunk.metas[at] for chunk, at in agenda.dead},
         "paused": set(agenda.queues.paused),
         "schedules": dict(agenda.schedules),
+        "controls": values_of(agenda.controls),
+        "paused_tasks": set(agenda.queues.paused_tasks),
         "next": agenda.order.next_ready(10**6, None),
         "counts": [queue for queue in agenda.queues.stats() if any(_counts(queue))],
         "keys": keys,

@@ -19,49 +19,129 @@ if TYPE_CHECKING:
     from taskq import JobHandle, TaskQ
 
 
+_paused_tasks_option = click.option(
+    "--task", "tasks", multiple=True, metavar="NAME", help="A task, of all queues; repeatable."
+)
+
+
 @click.command()
-@click.argument("queues", nargs=-1, required=True, metavar="QUEUE...")
+@click.argument("queues", nargs=-1, metavar="QUEUE...")
+@_paused_tasks_option
 @options.data_dir_option
 @options.json_option
-def pause(queues: tuple[str, ...], data_dir: Path | None, as_json: bool) -> None:
-    """Let no worker claim from these queues until they are resumed.
+def pause(
+    queues: tuple[str, ...], tasks: tuple[str, ...], data_dir: Path | None, as_json: bool
+) -> None:
+    """Let no worker claim from these queues, or of these tasks, until they are resumed.
 
     Jobs can still be enqueued, and running jobs go on. It holds across restarts.
     """
-    _set_paused(queues, data_dir, as_json, paused=True)
+    _set_paused(queues, tasks, data_dir, as_json, paused=True)
 
 
 @click.command()
-@click.argument("queues", nargs=-1, required=True, metavar="QUEUE...")
+@click.argument("queues", nargs=-1, metavar="QUEUE...")
+@_paused_tasks_option
 @options.data_dir_option
 @options.json_option
-def resume(queues: tuple[str, ...], data_dir: Path | None, as_json: bool) -> None:
-    """Let workers claim from these queues again."""
-    _set_paused(queues, data_dir, as_json, paused=False)
+def resume(
+    queues: tuple[str, ...], tasks: tuple[str, ...], data_dir: Path | None, as_json: bool
+) -> None:
+    """Let workers claim from these queues, or of these tasks, again."""
+    _set_paused(queues, tasks, data_dir, as_json, paused=False)
 
 
 def _set_paused(
-    queues: tuple[str, ...], data_dir: Path | None, as_json: bool, *, paused: bool
+    queues: tuple[str, ...],
+    tasks: tuple[str, ...],
+    data_dir: Path | None,
+    as_json: bool,
+    *,
+    paused: bool,
 ) -> None:
     from taskq.values import check_name  # noqa: PLC0415 - help must not import the log
 
+    if not (queues or tasks):
+        raise WrongUsage("name a queue, or a task with --task")
     for queue in queues:
         check_name("queue name", queue)
+    for task in tasks:
+        check_name("task name", task)
 
-    async def work(app: TaskQ) -> dict[str, bool]:
+    async def work(app: TaskQ) -> list[tuple[str, str, bool]]:
         act = app.pause if paused else app.resume
-        return {queue: await act(queue) for queue in queues}
+        done = [("queue", queue, await act(queue)) for queue in queues]
+        return done + [("task", task, await act(task=task)) for task in tasks]
 
     changed = many.with_app(data_dir, work)
     if as_json:
         render.print_json(
-            [{"queue": queue, "paused": paused, "changed": new} for queue, new in changed.items()]
+            [{kind: name, "paused": paused, "changed": new} for kind, name, new in changed]
         )
         return
     state = "paused" if paused else "resumed"
     already = "was paused already" if paused else "was not paused"
-    for queue, new in changed.items():
-        render.echo(f"{text.flat(queue)}: {state if new else already}")
+    for _, name, new in changed:
+        render.echo(f"{text.flat(name)}: {state if new else already}")
+
+
+@click.command()
+@click.argument("task")
+@click.option("-c", "--concurrency", type=int, help="Jobs that run at a time; 0 for no limit.")
+@click.option("-r", "--rate", metavar="RATE", help='Starts in a time: "10/s", "100/min"; "none".')
+@click.option("--reset", is_flag=True, help="Let the limits of the code hold again.")
+@options.data_dir_option
+@options.json_option
+def limit(
+    task: str,
+    concurrency: int | None,
+    rate: str | None,
+    reset: bool,
+    data_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Limit a task at once in all processes, in place of what its code says.
+
+    It holds until the next call, across restarts; what is left out is as the code says.
+    """
+    if reset == (concurrency is not None or rate is not None):
+        raise WrongUsage("give --concurrency or --rate, or --reset alone")
+    changed = many.with_app(
+        data_dir, lambda app: app.limit(task, concurrency=concurrency, rate=rate)
+    )
+    if as_json:
+        render.print_json(
+            {"task": task, "concurrency": concurrency, "rate": rate, "changed": changed}
+        )
+        return
+    said = [f"concurrency {concurrency or 'none'}"] if concurrency is not None else []
+    said += [f"rate {rate}"] if rate is not None else []
+    state = ", ".join(said) or "as its code says"
+    render.echo(f"{text.flat(task)}: {state}{'' if changed else ', as before'}")
+
+
+@click.command()
+@click.argument("count", type=int, required=False)
+@click.option("--worker", type=int, metavar="PID", help="One worker alone; else all of them.")
+@click.option("--reset", is_flag=True, help="As they were started.")
+@options.data_dir_option
+@options.json_option
+def slots(
+    count: int | None, worker: int | None, reset: bool, data_dir: Path | None, as_json: bool
+) -> None:
+    """Let each worker run COUNT jobs at a time from now on, also workers that start later.
+
+    Fewer slots end no job: a slot leaves once its job is over.
+    """
+    if reset == (count is not None):
+        raise WrongUsage("give a number of slots, or --reset")
+    changed = many.with_app(data_dir, lambda app: app.set_slots(count, worker=worker))
+    if as_json:
+        render.print_json({"slots": count, "worker": worker, "changed": changed})
+        return
+    whose = "each worker" if worker is None else f"worker {worker}"
+    state = "as it was started" if count is None else render.count_of(count, "slot")
+    render.echo(f"{whose}: {state}{'' if changed else ', as before'}")
 
 
 @click.command()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import islice, repeat
 from typing import TYPE_CHECKING, Final
 
-from taskq.core import kinds
+from taskq.core import controls, kinds
 from taskq.core.flows import Flows
 from taskq.core.folds import jobtable, lanes, steps
 from taskq.core.folds.claims import ClaimOrder, LaneQueues
@@ -25,6 +25,7 @@ from taskq.core.folds.moments import STALE_MAX, Ages, Leases, Timetable
 from taskq.core.folds.steps import Steps, shifted
 from taskq.core.kinds import CANCEL, DEATHS, READY, RUNNING, SCHEDULED, SUCCESS
 from taskq.core.model import LIVE_STATES, SECOND_NS, TIME_NS_MAX, State
+from taskq.core.schedules import apply_ticked
 
 if TYPE_CHECKING:
     from taskq.core import schedules, sources
@@ -64,6 +65,8 @@ class Agenda:
         ages: since when ready jobs wait, and the current moment.
         schedules: how far each schedule has ticked, by its name.
         sources: how far jobs were taken from each source, by its name.
+        controls: what people changed at run time, by name. Replaced as a whole.
+        steered: changes of controls and schedules, but for ticks, since this object was made.
         queues: the lanes, and which of them have jobs to claim.
         lanes: all lanes by number.
         groups: limits of tasks, each with its lanes.
@@ -83,9 +86,10 @@ class Agenda:
         self.ages = Ages()
         self.schedules: dict[str, schedules.ScheduleState] = {}
         self.sources: dict[str, sources.SourceState] = {}
+        self.controls: dict[str, sources.SourceState] = {}
         self.queues = LaneQueues(self.ages)
         self.order = ClaimOrder(self.table, self.queues, self.ages, self.times)
-        self.floor_lsn = self.edits = 0
+        self.floor_lsn = self.edits = self.steered = 0
         self._scheduled = self._expiring = self._left = 0
         # Used for each job. A bound method kept here would cost more than the lookup.
         self.lanes, self.groups = self.queues.lanes, self.queues.groups
@@ -329,6 +333,25 @@ class Agenda:
             at += count
         deque(map(self.running.pop, jobs[:at], repeat(None)), 0)
         return at
+
+    def apply_ticked(self, ticked: schedules.TickRecord) -> None:
+        if ticked.is_gone or ticked.has_rule or self._is_paused(ticked) != ticked.state.is_paused:
+            self.steered += 1
+        apply_ticked(self.schedules, ticked)
+
+    def _is_paused(self, ticked: schedules.TickRecord) -> bool:
+        known = self.schedules.get(ticked.name)
+        return known is not None and known.is_paused
+
+    def apply_steered(self, control: sources.SourceRecord) -> None:
+        """Somebody changed a control; a task's takes effect at once."""
+        name, state = control
+        others = {known: value for known, value in self.controls.items() if known != name}
+        self.controls = {**others, name: state} if state.position else others
+        self.steered += 1
+        if name.startswith(controls.TASK):
+            wish = controls.task_wish(controls.value_of(self.controls, name))
+            self.queues.steer(name.removeprefix(controls.TASK), wish)
 
     def apply_clock(self, step_ns: int) -> None:
         """Wall time made a step: relative moments move with it."""

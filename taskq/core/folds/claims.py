@@ -8,6 +8,7 @@ from heapq import heapify, heappop, heappush, merge
 from itertools import filterfalse, islice, takewhile
 from typing import Any, Final
 
+from taskq.core.controls import TaskWish
 from taskq.core.errors import UsageError
 from taskq.core.folds.jobtable import (
     ATTEMPT_MASK,
@@ -19,7 +20,13 @@ from taskq.core.folds.jobtable import (
     STATE_MASK,
     JobTable,
 )
-from taskq.core.folds.lanes import BLOCKED_BY_PAUSE, Family, Lane, LimitGroups
+from taskq.core.folds.lanes import (
+    BLOCKED_BY_PAUSE,
+    BLOCKED_BY_TASK,
+    Family,
+    Lane,
+    LimitGroups,
+)
 from taskq.core.folds.moments import NO_JOB, Ages, Bounds, Timetable
 from taskq.core.kinds import READY, RUNNING
 from taskq.core.model import PRIORITY_MAX
@@ -45,6 +52,7 @@ class LaneQueues:
         ready: lanes with jobs to claim, by priority; for lanes with a key their family.
         groups: limits of tasks, each with its lanes.
         paused: names of the queues that are paused.
+        paused_tasks: likewise of tasks.
     """
 
     def __init__(self, ages: Ages) -> None:
@@ -54,6 +62,7 @@ class LaneQueues:
             {} for _ in range(PRIORITY_MAX + 1)
         )
         self.paused: set[str] = set()
+        self.paused_tasks: set[str] = set()
         self._by_key: tuple[dict[bytes, Lane], ...] = tuple({} for _ in range(PRIORITY_MAX + 1))
         self._families: dict[Lane, Family] = {}
         #: numbers of lanes that were forgotten
@@ -140,6 +149,16 @@ class LaneQueues:
             if lane.queue == queue:
                 self.unblock(lane, BLOCKED_BY_PAUSE)
 
+    def steer(self, task: str, wish: TaskWish) -> None:
+        """Pause or resume a task, and give it other limits."""
+        if wish.paused != (task in self.paused_tasks):
+            self.paused_tasks ^= {task}
+            change = self.block if wish.paused else self.unblock
+            for lane in self.lanes:
+                if lane.task == task:
+                    change(lane, BLOCKED_BY_TASK)
+        self.groups.steer(task, wish if wish.has_limits else None, self._ages.moment)
+
     def any_ready(self) -> bool:
         return any(self.ready)
 
@@ -177,6 +196,8 @@ class LaneQueues:
         self._admit(lane)
         if lane.queue in self.paused:
             self.block(lane, BLOCKED_BY_PAUSE)
+        if lane.task in self.paused_tasks:
+            self.block(lane, BLOCKED_BY_TASK)
         return lane
 
     def _admit(self, lane: Lane) -> None:

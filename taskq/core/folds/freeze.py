@@ -24,7 +24,7 @@ from taskq.core.folds.steps import Signal, Steps
 from taskq.core.model import PRIORITY_MAX
 from taskq.core.rates import Times
 from taskq.core.schedules import ScheduleState
-from taskq.core.sources import SourceState
+from taskq.core.sources import SourceRecord, SourceState
 
 T = TypeVar("T")
 
@@ -253,6 +253,20 @@ def _take_sources(source: Source, agenda: Agenda) -> None:
         agenda.sources[name.decode("utf-8", "surrogatepass")] = SourceState(position, moved_ns)
 
 
+def _put_controls(frozen: Frozen, agenda: Agenda) -> None:
+    controls = sorted(agenda.controls.items())
+    frozen.put_names([name.encode("utf-8", "surrogatepass") for name, _ in controls])
+    frozen.put_names([state.position for _, state in controls])
+    frozen.put("q", [state.moved_ns for _, state in controls])
+
+
+def _take_controls(source: Source, agenda: Agenda) -> None:
+    names, values, moved = _take_names(source), _take_names(source), source.take("q")
+    for name, value, moved_ns in zip(names, values, moved, strict=True):
+        state = SourceState(value, moved_ns)
+        agenda.apply_steered(SourceRecord(name.decode("utf-8", "surrogatepass"), state))
+
+
 def _put_rated(frozen: Frozen, agenda: Agenda) -> None:
     rows = list(agenda.groups.rows(agenda.ages.moment))
     frozen.put_names([pack_group(key) for key, _ in rows])
@@ -380,6 +394,7 @@ _PARTS: Final[tuple[tuple[_Put, _Take], ...]] = (
     (_put_leases, _take_leases),
     (_put_timetable, _take_timetable),
     (_put_ages, _take_ages),
+    (_put_controls, _take_controls),
     (_put_rated, _take_rated),
     (_put_held, _take_held),
 )

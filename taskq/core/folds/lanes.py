@@ -10,12 +10,15 @@ from itertools import chain, islice
 from itertools import count as counting
 from typing import Final
 
+from taskq.core.controls import TaskWish
 from taskq.core.folds.moments import LATEST, NO_JOB, Ages, Returned
 from taskq.core.rates import Limit, Times
 
 _BLOCK: Final = 1_024
 #: Why a lane is blocked.
 BLOCKED_BY_PAUSE: Final = 1
+#: Its task is paused.
+BLOCKED_BY_TASK: Final = 2
 _NO_LIMIT: Final = 2**62
 #: Shared by lanes without returned jobs; always empty.
 _NONE: Final = Returned()
@@ -410,6 +413,7 @@ class Family:
 #: Why a lane is blocked: its group has reached its concurrency or its rate.
 BLOCKED_BY_CONCURRENCY: Final = 4
 BLOCKED_BY_RATE: Final = 8
+_UNLIMITED: Final = Limit()
 #: Groups with claim times that are checked for expired times with every claim.
 _SWEPT: Final = 2
 
@@ -425,6 +429,7 @@ class LimitGroups:
     Attributes:
         due: (moment, …, group) of groups that wait for their rate, earliest first.
         freed: groups that were full and have room again, until ``is_freed`` is called.
+        wishes: limits of operators by task.
     """
 
     def __init__(
@@ -436,8 +441,11 @@ class LimitGroups:
         self._lanes = lanes
         self._block_lane = block
         self._unblock_lane = unblock
+        #: by task: what claimers say, with the wishes of operators in place of it
         self._limits: dict[str, Limit] = {}
+        self._declared: dict[str, Limit] = {}
         self._told: Mapping[str, Limit] | None = None
+        self.wishes: dict[str, TaskWish] = {}
         self._groups: dict[tuple[str, bytes], LimitGroup] = {}
         self._rated: dict[LimitGroup, None] = {}
         self._order = counting()
@@ -456,6 +464,33 @@ class LimitGroups:
         if limits is self._told:
             return
         self._told = limits
+        self._declared.update(limits)
+        self._take(self.steered(limits), moment)
+
+    def steer(self, task: str, wish: TaskWish | None, moment: int) -> None:
+        """Limit a task as operators want it in place of what its claimers say; None ends that."""
+        if wish is None and task not in self.wishes:
+            return
+        if wish is None:
+            del self.wishes[task]
+        else:
+            self.wishes[task] = wish
+        limits = {task: self._declared.get(task, _UNLIMITED)}
+        limits |= {name: it for name, it in self._declared.items() if it.scope == task}
+        self._take(self.steered(limits), moment)
+
+    def steered(self, limits: Mapping[str, Limit]) -> Mapping[str, Limit]:
+        """Return the limits by task with the wishes of operators in place of them."""
+        if not self.wishes:
+            return limits
+        steered = dict(limits)
+        for task, limit in limits.items():
+            wish = self.wishes.get(task) or self.wishes.get(limit.scope)
+            if wish is not None:
+                steered[task] = wish.over(limit)
+        return steered
+
+    def _take(self, limits: Mapping[str, Limit], moment: int) -> None:
         news = {task for task, limit in limits.items() if self._limits.get(task) != limit}
         if not news:
             return

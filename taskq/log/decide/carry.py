@@ -17,7 +17,7 @@ from taskq.core.folds.jobtable import (
 )
 from taskq.core.kinds import EDIT, PAUSE, REPEAT, after
 from taskq.core.model import LIVE_STATES, TIME_NS_MAX, WAITING_STATES, State
-from taskq.core.records import TABLE
+from taskq.core.records import TABLE, Kind
 from taskq.core.schedules import TickRecord
 from taskq.core.sources import SourceRecord
 from taskq.log.decide import context, enqueue, steps
@@ -95,7 +95,7 @@ class Rewrites:
     def tally(self, batch: context.Batch, lanes: range | list[tuple[str, bytes]]) -> None:
         """Write down how many jobs of these lanes ended so far, what is paused.
 
-        And all schedules and sources.
+        And all schedules, sources and controls.
 
         Or when claims of these groups were made.
         """
@@ -113,6 +113,8 @@ class Rewrites:
                 batch.add(encode_ticked(TickRecord(name, state), batch.lsn))
             for source, stand in sorted(agenda.sources.items()):
                 batch.add(encode_moved(SourceRecord(source, stand), batch.lsn))
+            for control in map(SourceRecord._make, sorted(agenda.controls.items())):
+                batch.add(encode_moved(control, batch.lsn, Kind.STEERED))
 
     def finish(self, batch: context.Batch, floor: Floor) -> None:
         agenda = self._context.agenda

@@ -7,7 +7,7 @@ from itertools import compress, repeat
 from typing import Final
 
 import taskq._native as native
-from taskq.core import parsing, rates
+from taskq.core import parsing
 from taskq.core.errors import JobCancelled, LogDamaged
 from taskq.core.folds import agenda, claims, lanes
 from taskq.core.folds.jobtable import META_DURABLE_CLAIM, RUN_MIN, STATE_MASK
@@ -60,7 +60,8 @@ class Claims:
         if not taken:
             return [], False
         self._introduce(batch)
-        if len(taken) >= RUN_MIN and not (request.lease_ns or request.limits):
+        limits = request.limits or agenda.groups.wishes
+        if len(taken) >= RUN_MIN and not (request.lease_ns or limits):
             records = self._records(taken)
             if records is not None:
                 return self._claim_run(batch, taken, records)
@@ -104,7 +105,7 @@ class Claims:
             parts[-len(taken) :] = [part + lease for part in parts[-len(taken) :]]
             for job in taken.jobs:
                 agenda.leases.apply_until(job, batch.time_ns + request.lease_ns)
-        mark_rated(batch, taken, request.limits)
+        mark_rated(batch, taken, request.limits or agenda.groups.wishes)
         for job, attempt, token in damaged:
             self._ends.end(
                 batch, DEATH, Cause.REJECTED, job, token, attempt, b"its record is damaged"
@@ -242,9 +243,7 @@ def _take(agenda: agenda.Agenda, request: ClaimRequest) -> claims.JobColumns:
     return agenda.order.take(count, request.queues, request.tasks)
 
 
-def mark_rated(
-    batch: Batch, taken: claims.JobColumns, limits: Mapping[str, rates.Limit] | None
-) -> None:
+def mark_rated(batch: Batch, taken: claims.JobColumns, limits: Mapping[str, object] | None) -> None:
     if not limits:
         return
     parts = batch.parts

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from taskq.core import controls
 from taskq.core.errors import TaskqError
 from taskq.core.model import SIGNAL_BYTES_MAX, Conflict, Extras
 from taskq.log import requests
@@ -224,6 +225,7 @@ _SIZES: Final[dict[int, Callable[[Any], int]]] = {
     Op.REQUEUE: lambda letters: sum(letter.size for letter in letters),
     Op.TICK: lambda turn: _TICKED_BYTES + sum(map(_enqueue_size, turn.items)),
     Op.ENROL: lambda many: sum(len(rule.rule) + len(rule.details) + _TICKED_BYTES for rule in many),
+    Op.CONTROL: lambda change: len(change.name) + controls.VALUE_BYTES_MAX + _MOVED_BYTES,
     Op.PURGE: lambda jobs: codec.BACK.size * len(jobs),
     Op.EDIT: lambda edit: len(edit.item.born) + len(edit.item.history) + 2 * codec.WHOLE.size,
     Op.WITHDRAW: lambda withdrawal: codec.BACK.size * len(withdrawal.jobs),

@@ -173,9 +173,21 @@ class Asks:
         #: (port, what is called there)
         self._listeners: _Listeners[tuple[Any, Callable[[Ask, None], object]]] = _Listeners()
         self._told: set[Ask] = set()
+        #: (port, what is called there) once somebody steers, and what they were told last
+        self._bells: _Listeners[tuple[Any, Callable[[None, None], object]]] = _Listeners()
+        self._rung: tuple[object, int] = None, 0
 
     def __bool__(self) -> bool:
-        return bool(self._listeners.now)
+        return bool(self._listeners.now or self._bells.now)
+
+    def listen_for_steering(
+        self, port: Any, call: Callable[[None, None], object]
+    ) -> Callable[[], None]:
+        """Have ``call(None, None)`` called on the port's side when controls or schedules changed.
+
+        By whichever process. Returns what ends that.
+        """
+        return self._bells.add((port, call))
 
     def listen(self, port: Any, call: Callable[[Ask, None], object]) -> Callable[[], None]:
         """Have ``call(ask, None)`` called on the port's side for each job of this process.
@@ -187,20 +199,29 @@ class Asks:
 
     def look(self) -> None:
         """Fold what was written since; only where somebody listens."""
-        if self._listeners.now:
+        if self:
             self._facets.need_agenda()
 
     def told(self) -> list[Answer]:
         """Return what goes out for the asks that were folded since the last call."""
         agenda = self._facets.agenda
+        rings: list[Answer] = []
+        known, steered = self._rung
+        if (
+            agenda is not None
+            and self._bells.now
+            and (known is not agenda.schedules or steered != agenda.steered)
+        ):
+            self._rung = agenda.schedules, agenda.steered
+            rings = [(port, None, (call, None, None)) for port, call in self._bells.now]
         if agenda is None or not agenda.leases.asked:
             if self._told:
                 self._told.clear()
-            return []
+            return rings
         listeners = self._listeners.now
         if not listeners:
-            return []
+            return rings
         claims = ((job, agenda.running.get(job, (0, 0, 0))) for job in agenda.leases.asked)
         asks = {(job, token) for job, (token, _, owner) in claims if owner == self._owner}
         new, self._told = sorted(asks - self._told), asks
-        return [(port, None, (call, ask, None)) for ask in new for port, call in listeners]
+        return rings + [(port, None, (call, ask, None)) for ask in new for port, call in listeners]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
-from taskq.core import kinds, model, records, sources
+from taskq.core import controls, kinds, model, records, sources
 from taskq.core.errors import (
     KeyHeld,
     LogDamaged,
     NotDead,
+    PayloadTooLarge,
     SourceMoved,
     TaskqError,
     UsageError,
@@ -23,7 +24,7 @@ from taskq.core.schedules import (
     SCHEDULES_MAX,
     ScheduleState,
     TickRecord,
-    apply_ticked,
+    is_added,
 )
 from taskq.log.decide.carry import Edits, Rewrites
 from taskq.log.decide.claim import Claims
@@ -39,7 +40,7 @@ from taskq.log.format.flows import is_of_flow
 from taskq.log.format.notes import encode_moved, encode_ticked
 from taskq.log.format.options import enqueue_extras, queue_of, unexpiring
 from taskq.log.journal.journal import Journal
-from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
+from taskq.log.machine.ports import INTEREST_CANCEL, INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.requests import Duplicate, Enrolment, Ingest, Letter, Op, Steer, Turn
 from taskq.log.state.facets import Facets
 from taskq.log.state.fold import fold_carried
@@ -58,6 +59,39 @@ class Queues:
     def resume(self, batch: Batch, queue: str) -> bool:
         """Let its jobs be claimed again; False if it is not paused."""
         return self._switch(batch, queue, RESUME)
+
+    def control(self, batch: Batch, change: controls.Change) -> bool:
+        """Change a control; False if it is so already, or is not what the change expects."""
+        agenda, name = self._context.agenda, change.name
+        before = controls.value_of(agenda.controls, name)
+        if change.expected is not None and before != change.expected:
+            return False
+        after = {**before, **change.changes}
+        after = {field: value for field, value in after.items() if value is not None}
+        if after == before:
+            return False
+        record = sources.SourceRecord(
+            name, sources.SourceState(controls.encode(after), batch.time_ns)
+        )
+        self._check_room(record)
+        batch.add(encode_moved(record, batch.lsn, records.Kind.STEERED))
+        agenda.apply_steered(record)
+        batch.interest |= INTEREST_READY | INTEREST_CANCEL
+        return True
+
+    def _check_room(self, control: sources.SourceRecord) -> None:
+        name, (value, _) = control
+        if len(value) > controls.VALUE_BYTES_MAX:
+            raise PayloadTooLarge(f"the control {name!r}", len(value), controls.VALUE_BYTES_MAX)
+        known = self._context.agenda.controls
+        size = sum(len(other) + len(state.position) for other, state in known.items())
+        wanted = len(known.keys() | {name}), size + len(name) + len(value)
+        if value and (wanted[0] > controls.CONTROLS_MAX or wanted[1] > controls.CONTROLS_BYTES_MAX):
+            raise UsageError(
+                f"this log has {len(known)} controls of {size} bytes, the most is "
+                f"{controls.CONTROLS_MAX} of {controls.CONTROLS_BYTES_MAX} bytes: take limits and "
+                f"pauses of tasks away that are not needed"
+            )
 
     def _switch(self, batch: Batch, queue: str, kind: int) -> bool:
         queues = self._context.agenda.queues
@@ -90,8 +124,18 @@ class Ticks:
         self._write(batch, TickRecord(turn.name, state, has_rule=False))
         return self._enqueues.add(batch, turn.items, prepared)
 
-    def enrol(self, batch: Batch, enrolments: Iterable[Enrolment]) -> None:
-        """Take up schedules; new ones, and ones with another rule, count from now on."""
+    def enrol(self, batch: Batch, enrolments: list[Enrolment]) -> None:
+        """Take up schedules; new ones, and ones with another rule, count from now on.
+
+        A schedule of the code takes the place of an added one, and not the other way.
+        """
+        for enrolment in enrolments:
+            known = self._schedules.get(enrolment.name)
+            if enrolment.added and known is not None and not is_added(known.details):
+                raise UsageError(
+                    f"the schedule {enrolment.name!r} is in the code of a worker: choose another "
+                    f"name, change it there, or pause it here"
+                )
         new = [enrolment for enrolment in enrolments if self._is_news(enrolment)]
         self._check_room(new)
         for enrolment in new:
@@ -139,7 +183,10 @@ class Ticks:
 
     def _write(self, batch: Batch, ticked: TickRecord) -> None:
         batch.add(encode_ticked(ticked, batch.lsn))
-        apply_ticked(self._schedules, ticked)
+        before = self._context.agenda.steered
+        self._context.agenda.apply_ticked(ticked)
+        if self._context.agenda.steered != before:
+            batch.interest |= INTEREST_CANCEL
 
     @property
     def _schedules(self) -> dict[str, ScheduleState]:
@@ -339,6 +386,7 @@ class Operations:
             Op.TICK: ticks.tick,
             Op.ENROL: ticks.enrol,
             Op.STEER: ticks.steer,
+            Op.CONTROL: queues.control,
             Op.REQUEUE: letters.requeue,
             Op.PURGE: letters.purge,
             Op.CARRY: rewrites.carry,

@@ -61,13 +61,14 @@ def decode_ticked(record: bytes) -> TickRecord:
     )
 
 
-# Positions of sources: written with the jobs that lead there, and again by compaction.
+# Positions of sources: written with the jobs that lead there, and again by compaction. Controls
+# have the same form: a name, JSON, and when that was written.
 
 
-def encode_moved(moved: SourceRecord, lsn: int) -> bytes:
+def encode_moved(moved: SourceRecord, lsn: int, kind: Kind = Kind.INGESTED) -> bytes:
     name, state = moved.name.encode("utf-8", "surrogatepass"), moved.state
     body = _SIZE.pack(len(name)) + name + state.position
-    return codec.encode(Kind.INGESTED, 0, state.moved_ns, lsn=lsn, body=body)
+    return codec.encode(kind, 0, state.moved_ns, lsn=lsn, body=body)
 
 
 def decode_moved(record: bytes) -> SourceRecord:
@@ -75,7 +76,7 @@ def decode_moved(record: bytes) -> SourceRecord:
     size = _SIZE.unpack_from(body)[0] if len(body) >= _SIZE.size else NAME_BYTES_MAX + 1
     end = _SIZE.size + size
     if size > NAME_BYTES_MAX or end > len(body):
-        raise FormatError("an INGESTED record names no source")
+        raise FormatError("a record names no source or control")
     name = body[_SIZE.size : end].decode("utf-8", "surrogatepass")
     return SourceRecord(name, SourceState(body[end:], codec.MOVED.unpack_from(record)[6]))
 

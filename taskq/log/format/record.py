@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core import kinds, views
+from taskq.core.controls import CONTROL_HEADER
 from taskq.core.durations import utc_moment
 from taskq.core.errors import FormatError, TaskqError
 from taskq.core.model import SETTLED_STATES, Extras, State
@@ -53,7 +54,7 @@ class Record:
         cause: why a job died, was cancelled, expired, retried or released.
         due_ns: when it is due, 0 for at once; of ticked the latest tick.
         expires_ns: when it is given up unless it ran, 0 for never.
-        payload: the bytes that were enqueued; of ingested the position as JSON.
+        payload: the bytes that were enqueued; of ingested and steered the JSON.
         result: the job's return value, None without one.
         lease_ns: when the claim is over unless it is extended, 0 if with its process.
         step_ns: change of the clock.
@@ -92,7 +93,7 @@ class Record:
     #: of CARRIED, REQUEUED and EDITED: all of it; the fields above are the job's ENQUEUED record's
     carried: Carried | None
     ticked: TickRecord | None
-    #: of INGESTED: all of it
+    #: of INGESTED and STEERED: all of it
     moved: SourceRecord | None
     #: of a record that ends an attempt: what that logged, packed
     lines: bytes
@@ -142,7 +143,7 @@ class Record:
         "enqueued", "claimed", "succeeded", "retried", "dead", "released", "cancelled", "expired";
         "carried" (compaction wrote the job again as it stands), "requeued", "edited" (the job
         waits otherwise), "purged", "extended", "cancel_asked"; of the log "clock", "paused",
-        "resumed", "tallied", "compacted", "ticked", "ingested", "owner". Skip unknown
+        "resumed", "tallied", "compacted", "ticked", "ingested", "steered", "owner". Skip unknown
         kinds: later versions may add some.
         """
         return kinds.name_of(self.type)
@@ -175,11 +176,12 @@ class Record:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Its headers; of ticked the name of the schedule, of ingested of the source."""
+        """Its headers; of ticked, ingested and steered the name of schedule, source or control."""
         if self.ticked is not None:
             return {SCHEDULE_HEADER: self.ticked.name}
         if self.moved is not None:
-            return {SOURCE_HEADER: self.moved.name}
+            is_control = self.type in kinds.CONTROLS
+            return {CONTROL_HEADER if is_control else SOURCE_HEADER: self.moved.name}
         return {} if self.extras is None else self.extras.headers
 
     @property
@@ -381,7 +383,7 @@ class Record:
             case Body.SCHEDULE:
                 self.ticked = notes.decode_ticked(data)
                 self.due_ns = self.ticked.state.last_ns
-            case Body.SOURCE:
+            case Body.SOURCE | Body.CONTROL:
                 self.moved = notes.decode_moved(data)
                 self.payload = self.moved.state.position
             case Body.TIMES:

@@ -143,7 +143,7 @@ class Peers(Protocol):
 
 
 #: Interest bits: a job may have become ready; a job was settled; anything was appended; somebody
-#: wants a running job cancelled.
+#: wants a running job cancelled, or steers workers.
 INTEREST_READY = 1
 INTEREST_OUTCOME = 2
 INTEREST_GROWTH = 4

@@ -7,10 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from taskq.core import durations, model, views
+from taskq.core.controls import ALERT, TASK
 from taskq.core.folds import agenda, steps
+from taskq.core.rates import Limit
 from taskq.core.values import NamedTuple, dataclass
 from taskq.core.why import (
     AHEAD_MAX,
@@ -80,6 +83,7 @@ def standing(
     *,
     problems: Iterable[str] = (),
     stopped: frozenset[int] = frozenset(),
+    controls: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Standing:
     """Return how a log stands, from plain facts.
 
@@ -90,6 +94,7 @@ def standing(
         waits: scheduled jobs by the cause of their wait, in words, unless it is a time.
         problems: of the log itself, as sentences.
         stopped: ids of processes that a signal has stopped.
+        controls: what was changed at run time, by name.
     """
     queues, owners = tuple(queues), tuple(owners)
     alive = [owner for owner in owners if owner.alive]
@@ -120,7 +125,9 @@ def standing(
                 Remark("slow", f"{_jobs(lost, 'was', 'were')} running when their process died: "
                        f"a worker takes them back")
             )  # fmt: skip
+    remarks += _alerts(controls)
     remarks += _paused(queues)
+    remarks += _paused_tasks(controls, waiting)
     if awake:
         remarks.append(_worked(queues, awake))
     return Standing(remarks=tuple(remarks), strays=strays, workers=len(awake))
@@ -180,6 +187,23 @@ def _paused(queues: tuple[views.QueueStats, ...]) -> Iterator[Remark]:
     for queue in paused[:_NAMED_MAX]:
         wait = f": {_jobs(queue.ready, 'waits', 'wait')}" if queue.ready else ""
         yield Remark("slow", f"Queue {queue.queue} is paused{wait}")
+
+
+def _paused_tasks(
+    controls: Mapping[str, Mapping[str, Any]], waiting: Mapping[tuple[str, str], views.Waiting]
+) -> Iterator[Remark]:
+    paused = [name.removeprefix(TASK) for name, it in controls.items() if it.get("paused")]
+    for task in paused[:_NAMED_MAX]:
+        count = sum(sum(each[:2]) for (_, name), each in waiting.items() if name == task)
+        wait = f": {_jobs(count, 'waits', 'wait')}" if count else ""
+        yield Remark("slow", f"Task {task} is paused{wait}")
+
+
+def _alerts(controls: Mapping[str, Mapping[str, Any]]) -> Iterator[Remark]:
+    for name, state in controls.items():
+        if name.startswith(ALERT):
+            text = state.get("text") or "it stands"
+            yield Remark("bad", f"Alert {name.removeprefix(ALERT)}: {text}")
 
 
 def _worked(queues: tuple[views.QueueStats, ...], workers: list[views.OwnerView]) -> Remark:
@@ -244,6 +268,7 @@ def facts_of(
         directory=journal.path,
         owner=owner,
         paused=job.queue in agenda.queues.paused,
+        task_paused=job.task in agenda.queues.paused_tasks,
         ahead_higher=higher,
         ahead_older=older,
         waits=tuple(steps.unpack_waits(agenda.steps.waits.get(lsn, b""), agenda.times.shift_ns)),
@@ -306,8 +331,11 @@ def _used_up(
     if job.state is not model.State.READY:
         return None
     limited = (serving.limits or {} for worker in workers for serving in worker.serves)
-    limit = next((limits[job.task] for limits in limited if job.task in limits), None)
-    return None if limit is None else used_up(agenda, job.lsn, limit, now_ns)
+    declared = next((limits[job.task] for limits in limited if job.task in limits), None)
+    if declared is None and not agenda.groups.wishes:
+        return None
+    limit = agenda.groups.steered({job.task: declared or Limit()})[job.task]
+    return used_up(agenda, job.lsn, limit, now_ns)
 
 
 def _keeper(path: Path) -> tuple[int, str]:

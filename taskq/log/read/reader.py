@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
-from taskq.core import errors, kinds, model, parsing, rates
+from taskq.core import controls, errors, kinds, model, parsing, rates
 from taskq.core.folds.claims import GONE
 from taskq.core.schedules import ScheduleState
 from taskq.core.sources import SourceView, views_of
@@ -454,6 +454,10 @@ class LogReader:
         """Return what the log knows of schedules, by their names."""
         return self._told(lambda _, facets, __: facets.need_agenda().schedules)
 
+    def controls(self) -> dict[str, dict[str, Any]]:
+        """Return what was changed at run time by name: tasks, slots of workers, alerts."""
+        return self._told(lambda _, facets, __: controls.values_of(facets.need_agenda().controls))
+
     def sources(self) -> list[SourceView]:
         """Return the sources that jobs were ingested from, by their names."""
         return self._told(lambda _, facets, __: views_of(facets.need_agenda().sources))
@@ -586,8 +590,9 @@ class LogReader:
         if not (workers or any(each.ready for each in waiting.values())):
             waits = self._told(lambda _, facets, __: facets.need_agenda().steps.tell_waits())
         return diagnosis.standing(
-            stats.queues, owners, waiting, waits, problems=problems, stopped=stopped
-        )
+            stats.queues, owners, waiting, waits, problems=problems, stopped=stopped,
+            controls=self.controls(),
+        )  # fmt: skip
 
     def verify(self) -> VerifyReport:
         """Read everything and check every CRC."""

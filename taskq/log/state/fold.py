@@ -40,7 +40,6 @@ from taskq.core.kinds import (
 )
 from taskq.core.model import LIVE_STATES, PRIORITY_MAX, State
 from taskq.core.records import Option
-from taskq.core.schedules import apply_ticked
 from taskq.core.sources import apply_moved
 from taskq.log.format import codec
 from taskq.log.format.carried import Carried, decode_carried, decode_queue, key_hash_of
@@ -231,9 +230,8 @@ _ON_AGENDA: Final[dict[int, Callable[[bytes, agenda.Agenda, At], None]]] = {
     ),
     records.Kind.TALLIED: _fold_tally,
     records.Kind.COMPACTED: _fold_floor,
-    records.Kind.TICKED: lambda record, agenda, _: apply_ticked(
-        agenda.schedules, decode_ticked(record)
-    ),
+    records.Kind.TICKED: lambda record, agenda, _: agenda.apply_ticked(decode_ticked(record)),
+    records.Kind.STEERED: lambda record, agenda, _: agenda.apply_steered(decode_moved(record)),
     records.Kind.INGESTED: lambda record, agenda, _: apply_moved(
         agenda.sources, decode_moved(record)
     ),

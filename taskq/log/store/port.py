@@ -33,6 +33,7 @@ from taskq.log.state.job_history import job_not_found, job_view
 from taskq.log.store.caller_commit import LoneCaller, Reply
 
 if TYPE_CHECKING:
+    from taskq.core.controls import Change
     from taskq.log.decide.steps import Fork, NewSignal, NewStep
     from taskq.log.state.facets import LogView
     from taskq.log.store.mailbox import Mailbox
@@ -360,6 +361,11 @@ class _Port(Generic[F]):
     @_request
     def enrol(self, schedules: list[requests.Enrolment]) -> Sent[None]:
         return self._send(Op.ENROL, schedules)
+
+    @_request
+    def control(self, change: Change) -> Sent[bool]:
+        """Change a control; False if it is so already, or is not as the change expects."""
+        return self._send(Op.CONTROL, change)
 
     @_request
     def steer(self, wish: requests.Steer) -> Sent[bool]:

@@ -221,6 +221,16 @@ class Store:
         self.mailbox.wake_up()
         return leave
 
+    def on_steering(self, call: Callable[[None, None], object]) -> Callable[[], None]:
+        """Call ``call(None, None)`` in the running loop when controls or schedules have changed.
+
+        Ticks do not count. Returns a function that ends that.
+        """
+        asks = self._open.committer.operations.asks
+        leave = asks.listen_for_steering(self.port(), call)
+        self.mailbox.wake_up()
+        return leave
+
     @property
     def progress(self) -> ProgressBoard:
         """Return the board for the progress of running jobs; made at first use."""

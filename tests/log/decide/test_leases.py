@@ -374,7 +374,7 @@ def test_a_schedule_that_was_removed_is_new_when_it_comes_again(world: World) ->
     assert set(world.fold().need_agenda().schedules) == {"weekly"}
     world.clock.advance(60)
     process.ask(Op.ENROL, [RULE])
-    assert _schedule_state(process) == ScheduleState(0, world.clock.wall_ns(), False, *RULE[1:])
+    assert _schedule_state(process) == ScheduleState(0, world.clock.wall_ns(), False, *RULE[1:3])
 
 
 def test_what_a_log_knows_of_schedules_is_bounded(world: World) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pytest
 
+from taskq.core.controls import Change
 from taskq.core.errors import FormatError, UsageError
 from taskq.core.flows import Policy
 from taskq.core.folds import claims
@@ -405,6 +406,7 @@ class LimitedMix(Mix):
     def drain(self) -> None:
         process, _ = self.tended[0]
         process.ask(Op.RESUME, "other")
+        process.ask(Op.CONTROL, Change("task:x", {"paused": None}))
         for _ in range(600):
             agenda = process.catch_up().need_agenda()
             if not agenda.table.live:

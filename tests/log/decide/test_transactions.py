@@ -603,5 +603,5 @@ def test_a_record_that_names_no_source_is_damage() -> None:
     assert decode_moved(good) == SourceRecord("é", SourceState(b"1", 7))
     for name in ("x" * 300, ""):
         record = encode_moved(SourceRecord(name, SourceState(b"", 0)), 5)
-        with pytest.raises(FormatError, match="names no source"):
+        with pytest.raises(FormatError, match="names no source or control"):
             decode_moved(record if name else record[:24] + record[-4:])

@@ -391,6 +391,11 @@ _RECORDS: Final = {
         "22000000 28 00 0000 01000000 00000000 0700000000000000 0100 615b315d fef01437",
         _fields(Kind.INGESTED, Flag.CHECKED, moved=_MOVED),
     ),
+    "steered": (
+        encode_moved(_MOVED, 31, Kind.STEERED),
+        "22000000 2e 00 0000 01000000 00000000 0700000000000000 0100 615b315d 4f2dca08",
+        _fields(Kind.STEERED, Flag.CHECKED, moved=_MOVED),
+    ),
     "enqueued with a concurrency key": (
         _enqueued(Extras(concurrency_key=b"a")),
         (
