@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from taskq.connection.blocking import blocking, off_loop, refuse_in_loop
 from taskq.connection.connection import Connection, JobId, split_job_id
-from taskq.core import controls, durations, errors, model, parsing
+from taskq.core import durations, errors, model, parsing
 from taskq.core.sources import Move, SourceState, SourceView, decode_position, views_of
 
 if TYPE_CHECKING:
+    from taskq.app.steering import AppSchedules
     from taskq.app.tasks import Task
     from taskq.core import views
     from taskq.core.why import JobFacts, Reason
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from taskq.reading.dead import DeadLetters, Swept
     from taskq.reading.replay import Replayed, ReplayReport, States
     from taskq.reading.stream import OnDamage, ReaderView, Stream
-    from taskq.schedules import LogSchedules
 
     #: A task, or the name of one.
     TaskName: TypeAlias = str | Task[..., Any]
@@ -78,11 +78,11 @@ class LogHolder:
         return DeadLetters(*(log._connection for log in self.logs()))
 
     @property
-    def schedules(self) -> LogSchedules:
-        """The schedules that the log knows of: list, pause, resume, reset, forget."""
-        from taskq.schedules import LogSchedules  # noqa: PLC0415 - few ask
+    def schedules(self) -> AppSchedules:
+        """The schedules that the log knows of: list, add, remove, pause, resume, reset, forget."""
+        from taskq.app.steering import AppSchedules  # noqa: PLC0415 - few ask
 
-        return LogSchedules(self._connection)
+        return AppSchedules(self._connection)
 
     async def pause(self, queue: str | None = None, *, task: TaskName | None = None) -> bool:
         """Let no worker, of any process, claim from a queue or of a task until it is resumed.
@@ -133,7 +133,9 @@ class LogHolder:
             UsageError: a limit or the name is wrong.
             LogError: the log could not be opened or written.
         """
-        return await self._steer_task(task, controls.checked_limits(concurrency, rate))
+        from taskq.app import steering  # noqa: PLC0415 - few steer
+
+        return await steering.limit_task(self, task, concurrency, rate)
 
     limit_sync = blocking(limit)
 
@@ -154,23 +156,9 @@ class LogHolder:
             UsageError: the count is wrong, or no such worker runs.
             LogError: the log could not be opened or written.
         """
-        number = None if count is None else controls.checked_slots(count)
-        changed, found = False, worker is None
-        for log in self.logs():
-            store = await log._connection.opened()
-            workers, port = await off_loop(store.live_workers), store.port()
-            alive = {f"{it.owner:x}": it.pid for it in workers}
-            known = controls.value_of(await port.look(_controls_of), controls.SLOTS)
-            changes = {it: None for it in known if it and (worker is None or it not in alive)}
-            chosen = [""] if worker is None else [it for it in alive if alive[it] == worker]
-            found = found or bool(chosen)
-            change = controls.Change(controls.SLOTS, {**changes, **dict.fromkeys(chosen, number)})
-            changed |= await port.control(change)
-        if not found:
-            raise errors.UsageError(
-                f"no worker of this log has the process id {worker}: see taskq workers"
-            )
-        return changed
+        from taskq.app import steering  # noqa: PLC0415 - few steer
+
+        return await steering.set_slots(self, count, worker)
 
     set_slots_sync = blocking(set_slots)
 
@@ -179,11 +167,9 @@ class LogHolder:
 
         Pauses and limits of tasks, slots of workers, and alerts that stand; no paused queues.
         """
-        known: dict[str, dict[str, Any]] = {}
-        for log in self.logs():
-            port = await log._connection.port()
-            known |= controls.values_of(await port.look(_controls_of))
-        return known
+        from taskq.app import steering  # noqa: PLC0415 - as above
+
+        return await steering.controls_of(self)
 
     controls_sync = blocking(controls)
 
@@ -654,21 +640,14 @@ class LogHolder:
 
     async def _set_paused(self, queue: str | None, task: TaskName | None, *, paused: bool) -> bool:
         if task is not None and queue is None:
-            return await self._steer_task(task, {"paused": paused or None})
+            from taskq.app import steering  # noqa: PLC0415 - few steer
+
+            return await steering.steer_task(self, task, {"paused": paused or None})
         if task is not None or queue is None:
             raise errors.UsageError("give a queue, or task=: one of the two")
         parsing.check_name("queue name", queue)
         ports = [await log._connection.port() for log in self.logs()]
         return any([await port.pause(queue, paused=paused) for port in ports])
-
-    async def _steer_task(self, task: TaskName, changes: dict[str, Any]) -> bool:
-        # Jobs may wait under an earlier name of it.
-        names = (task,) if isinstance(task, str) else (task.name, *task.aliases)
-        for name in names:
-            parsing.check_name("task name", name)
-        ports = [await log._connection.port() for log in self.logs()]
-        wishes = [controls.Change(controls.TASK + name, changes) for name in names]
-        return any([await port.control(wish) for port in ports for wish in wishes])
 
     def _of_source(self, source: str) -> LogHolder:
         """Return the holder of the log that a source's position is in."""
@@ -714,10 +693,6 @@ class LogHolder:
 def _position_of(sight: facets.LogView, source: str) -> bytes:
     state = sight.facets.need_agenda().sources.get(source)
     return b"" if state is None else state.position
-
-
-def _controls_of(sight: facets.LogView) -> dict[str, SourceState]:
-    return sight.facets.need_agenda().controls
 
 
 def _checked_lsn(given: int, what: str) -> int:

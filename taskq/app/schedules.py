@@ -80,6 +80,7 @@ class Schedule:
         overlap: "allow" or "skip".
         source: the task or call that it was made of.
         origin: where it was declared.
+        is_added: it is in no code: the log has its call, too.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Schedule:
         self.name = name
         self.rule = rule
         self.source = source
+        self.is_added = False
         self.catch_up = choices.get("catch_up", "last")
         self.overlap = choices.get("overlap", "allow")
         for word, value, known in (
@@ -212,10 +214,16 @@ class Schedule:
             "jitter_seconds": self.jitter_ns / model.SECOND_NS,
             "overlap": self.overlap,
         }
+        most = schedules.DETAILS_BYTES_MAX
+        if self.is_added:
+            from taskq.app.steering import kept_call  # noqa: PLC0415 - few are added at run time
+
+            details["call"], most = kept_call(self._make()), schedules.ADDED_BYTES_MAX
         encoded = json.dumps(details, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        if len(encoded) > schedules.DETAILS_BYTES_MAX:
-            raise errors.UsageError(f"the schedule {self.name!r}: its names are too long")
-        return Enrolment(self.name, self.rule.rule, encoded)
+        if len(encoded) > most:
+            what = "arguments" if self.is_added else "names"
+            raise errors.UsageError(f"the schedule {self.name!r}: its {what} are too long")
+        return Enrolment(self.name, self.rule.rule, encoded, self.is_added)
 
     def __repr__(self) -> str:
         return f"<Schedule {self.name} {self.rule}>"

@@ -106,7 +106,7 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
             "Print metrics for Prometheus, or serve them.",
         ),
         "web": ("taskq_plugins.web.command", "Show the log in a browser, and to programs as JSON."),
-        "schedules": ("queues", "List what ticks by the clock, pause or resume it."),
+        "schedules": ("queues", "List what ticks by the clock; add, remove or pause it."),
         "sources": ("queues", "List the sources that jobs were ingested from, forget one."),
         "tail": ("stream", "Show the log's latest records, and those that are written."),
         "sql": ("taskq_plugins.spark.sql", "Answer a question in SQL over the log's tables."),

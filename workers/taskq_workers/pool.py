@@ -8,6 +8,7 @@ import enum
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import Any, Final, Never, Protocol, Self
@@ -85,6 +86,38 @@ class CancelListener:
 
 def cancellation(delivery: Delivery) -> engine.Settlement:
     return engine.Settlement(engine.kinds.CANCEL, delivery, None, 0, engine.Cause.ASKED)
+
+
+class SlotsWish:
+    """Hears of another number of slots for the worker; a ``Service``.
+
+    ``resize`` is called with each number, None for the one that the worker was started with.
+    """
+
+    def __init__(self, resize: Callable[[int | None], None]) -> None:
+        self._resize = resize
+
+    async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
+        """Listen until cancelled."""
+        rings = asyncio.Event()
+        leave = store.on_steering(lambda *_: rings.set())
+        port, owner, last = store.port(), store.owner, None
+        try:
+            task_status.started()
+            while True:
+                with contextlib.suppress(errors.TaskqError):  # claims report a failed log
+                    wish = engine.controls.slots_wished(await port.look(_slots_of), owner)
+                    if wish != last:
+                        last = wish
+                        self._resize(wish)
+                await rings.wait()
+                rings.clear()
+        finally:
+            leave()
+
+
+def _slots_of(sight: engine.LogView) -> dict[str, Any]:
+    return engine.controls.value_of(sight.facets.need_agenda().controls, engine.controls.SLOTS)
 
 
 #: Logs that one worker has at most: each has a thread, and its own files open.
@@ -321,7 +354,9 @@ class Worker:
             raise errors.UsageError(f"max_jobs is {max_jobs}, at least 1, or None for no limit")
         joblogs.note_jobs()
         self.app = app
-        self.concurrency = concurrency
+        self.concurrency = self._slots_given = concurrency
+        #: whether threads and processes are as many as slots
+        self._follows = thread_limit is None, process_limit is None
         self.queues = None if queues is None else values.checked_queues(queues)
         self._weights = engine.Weights(queues) if isinstance(queues, Mapping) else None
         self._task_limits: Mapping[str, engine.Limit] | None = None
@@ -609,7 +644,7 @@ class Worker:
             if self._warns:
                 part.services.append(watches.StrayWatch(part.app, self.queues))
         self._stuck = watches.StuckWatch(
-            self.app, self.queues, self.concurrency,
+            self.app, self.queues, lambda: self.concurrency,
             lambda: [delivery for delivery, _ in runner.held()],
             self._port_of, self._tell_what_it_serves,
         )  # fmt: skip
@@ -668,12 +703,29 @@ class Worker:
         )
         for part, host in zip(parts, runner.hosts, strict=True):
             part.host = host
-            part.beside.append(CancelListener(runner))
+            part.beside += [CancelListener(runner), SlotsWish(partial(self._resize, runner))]
         self._beside.append(watch)
         keeper.blame = runner.blame
         self._undo.callback(guards.forbid_stop(runner.loop, runner.runs))
         self._undo.callback(guards.end_children_of(runner.loop, runner.forsake))
         return runner
+
+    def _resize(self, runner: slots.Slots, wish: int | None) -> None:
+        count = self._slots_given if wish is None else wish
+        if count == self.concurrency or self._phase is not Phase.RUNNING:
+            return
+        _log.info("slots: %d instead of %d", count, self.concurrency)
+        self.concurrency = count
+        threads, processes = self._follows
+        self._room = replace(
+            self._room,
+            threads=count if threads else self._room.threads,
+            processes=count if processes else self._room.processes,
+        )
+        if self._places is not None:
+            self._places.resize(self._room)
+        runner.resize(count)
+        self._tell_what_it_serves()
 
     def _children(self) -> executors.Children:
         # Imported when a task wants it: it brings as many modules as all the rest.

@@ -78,7 +78,7 @@ def put(
     if target is not None and not task:
         raise errors.WrongUsage("-A/--app is given without -t/--task: bytes belong to no app")
     app = _app(data_dir, target, task)
-    call = _task_call(app, task, body) if task else _bytes_call(body, changes)
+    call = task_call(app, task, body) if task else _bytes_call(body, changes)
     new = not (app.data_dir / "taskq.json").exists()
     try:
         job = app.enqueue_sync(call.options(**changes) if task else call)
@@ -166,7 +166,7 @@ def _payload(argument: str | None, limit: int, *, has_task: bool) -> bytes:
     return body
 
 
-def _task_call(app: TaskQ, task: str, body: bytes) -> Call[Any]:
+def task_call(app: TaskQ, task: str, body: bytes) -> Call[Any]:
     try:
         arguments = values.parse_json(body)
     except ValueError as error:

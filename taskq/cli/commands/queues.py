@@ -305,7 +305,10 @@ async def _each(
     return Swept(count=len(answers) - len(refused), refused_count=len(refused), refused=refused)
 
 
-_DONE = {"pause": "paused", "resume": "resumed", "reset": "counts from now", "forget": "forgotten"}
+_DONE = {
+    "pause": "paused", "resume": "resumed", "reset": "counts from now", "forget": "forgotten",
+    "remove": "removed",
+}  # fmt: skip
 _ALREADY = {"pause": "was paused already", "resume": "was not paused"}
 
 
@@ -315,10 +318,10 @@ _ALREADY = {"pause": "was paused already", "resume": "was not paused"}
 @options.utc_option
 @click.pass_context
 def schedules(context: click.Context, data_dir: Path | None, as_json: bool) -> None:
-    """List the schedules, or pause, resume, reset and forget one.
+    """List the schedules, or add, remove, pause, resume, reset and forget one.
 
-    A schedule is known to the log once a worker that has it was started. Every command takes
-    -d/--data-dir.
+    The log knows a schedule of the code once a worker with it was started, and an added one at
+    once. Every command takes -d/--data-dir.
     """
     if context.invoked_subcommand is None:
         _list(data_dir=data_dir, as_json=as_json, count=3)
@@ -384,7 +387,64 @@ def _command(action: str, says: str) -> click.Command:
     return act
 
 
+@schedules.command("add")
+@click.argument("name")
+@click.argument("task")
+@click.argument("arguments", default="{}", metavar="[JSON]")
+@click.option("--every", metavar="SPAN", help='An interval, such as "10m".')
+@click.option("--cron", metavar="EXPRESSION", help='Five fields, such as "0 4 * * *".')
+@click.option("--tz", default="UTC", show_default=True, help="Time zone of --cron.")
+@click.option("-Q", "--queue", help="Name of the queue.  [default: default]")
+@click.option(
+    "--catch-up",
+    type=click.Choice(["skip", "last", "all"]),
+    default="last",
+    show_default=True,
+    help="Of ticks that were missed while no worker ran.",
+)
+@click.option(
+    "--overlap",
+    type=click.Choice(["allow", "skip"]),
+    default="allow",
+    show_default=True,
+    help="While the job of an earlier tick waits or runs.",
+)
+@options.data_dir_option
+@options.json_option
+def add_schedule(
+    name: str,
+    task: str,
+    arguments: str,
+    data_dir: Path | None,
+    as_json: bool,
+    every: str | None,
+    cron: str | None,
+    tz: str,
+    queue: str | None,
+    **choices: Any,
+) -> None:
+    """Enqueue a call of TASK by the clock from now on, whichever worker ticks.
+
+    The JSON holds its arguments by name. A schedule that was added before is replaced.
+    """
+    from taskq.cli.commands.put import task_call  # noqa: PLC0415 - help must not import the log
+
+    async def work(app: TaskQ) -> None:
+        call = task_call(app, task, arguments.encode("utf-8", "surrogateescape"))
+        if queue is not None:
+            call = call.options(queue=queue)
+        span = None if every is None else options.span(every)
+        await app.schedules.add(name, call, cron=cron, every=span, tz=tz, **choices)
+
+    many.with_app(data_dir, work)
+    if as_json:
+        render.print_json({"name": name, "action": "add", "changed": True})
+        return
+    render.echo(f"{text.flat(name)}: added")
+
+
 for _action, _says in (
+    ("remove", "Take away NAME, which was added at run time."),
     ("pause", "Let NAME tick no more, in any process, until it is resumed."),
     ("resume", "Let NAME tick again; what it missed is not made up for."),
     ("reset", "Let NAME count from now: for one that waits since the clock was wrong."),

@@ -452,6 +452,11 @@ class ProcessRunner:
                 self._offer(waiter.result())
             raise
 
+    def resize(self, limits: executors.ExecutorLimits) -> None:
+        """Have up to another number of children; those that there are stay."""
+        self._limits = limits
+        self._start_some()
+
     def _start_some(self) -> None:
         if self._closed or self._resting is not None:
             return

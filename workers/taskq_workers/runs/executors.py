@@ -193,6 +193,11 @@ class ThreadRunner:
             raise error
         return value
 
+    def resize(self, limit: int) -> None:
+        """Start at most ``limit`` threads; those that there are stay."""
+        if self._limit:
+            self._limit = limit
+
     def close(self) -> None:
         """Let each thread end after the call that it is in; returns at once. Legal twice."""
         for _ in self._threads:
@@ -377,6 +382,7 @@ class Children(Protocol):
     """Runner of jobs in child processes: a ``ProcessRunner``, made by the worker when needed."""
 
     def caller(self, task: Task[..., Any]) -> Callable[[bytes], Awaitable[Any]]: ...
+    def resize(self, limits: ExecutorLimits) -> None: ...
     async def leave(self) -> None:
         """Let idle children end by themselves, and kill the others."""
 
@@ -430,6 +436,11 @@ class Executors:
 
         call = _awaiting(call_in_thread, limits) if task.may_await else call_in_thread
         return make_plan(task, call)
+
+    def resize(self, limits: ExecutorLimits) -> None:
+        self.threads.resize(limits.threads)
+        if self._processes is not None:
+            self._processes.resize(limits)
 
     @property
     def lingering(self) -> int:

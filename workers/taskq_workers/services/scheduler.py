@@ -33,11 +33,13 @@ class Scheduler:
         self._enrolled: set[hooks.Schedule] = set()
         #: schedules for which another worker has a newer rule
         self._outdated: set[str] = set()
+        #: those that were added at run time, by name, with the state that each was made of
+        self._added: dict[str, tuple[tuple[bytes, bytes], hooks.Schedule | None]] = {}
         #: by schedule: up to where it was done with, and when its next tick is due
         self._next: dict[str, tuple[int, int]] = {}
 
     async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
-        """Tick until cancelled; costs nothing while the app has no schedule."""
+        """Tick until cancelled; costs nothing while app and log have no schedule."""
         planned, wake, loop = self._app.hooks.schedules, asyncio.Event(), asyncio.get_running_loop()
         for schedule in planned.all.values():
             schedule.enrolment()
@@ -47,32 +49,33 @@ class Scheduler:
                 loop.call_soon_threadsafe(wake.set)
 
         unlisten = planned.listeners.listen(on_new)
+        leave = store.on_steering(lambda *_: wake.set())
         try:
             task_status.started()
             await self._tick_on(store, wake)
         finally:
+            leave()
             unlisten()
 
     async def _tick_on(self, store: engine.Store, wake: asyncio.Event) -> None:
         pause = Pause(asyncio.get_running_loop().time)
         while True:
             wake.clear()
-            seconds = math.inf
-            if self._app.hooks.schedules.all:
-                try:
-                    # A begun tick is finished; the log's own waits are limited.
-                    with CancelScope(shield=True):
-                        seconds = await self.look(store)
-                except errors.LogClosed:
-                    return
-                except errors.TaskqError as error:
-                    seconds = pause.next()
+            try:
+                # A begun tick is finished; the log's own waits are limited.
+                with CancelScope(shield=True):
+                    seconds = await self.look(store)
+            except errors.LogClosed:
+                return
+            except errors.TaskqError as error:
+                seconds = pause.next()
+                if self._app.hooks.schedules.all or self._added:
                     _log.warning("no schedule ticks for %.1f s, because: %s", seconds, error)
             with move_on_after(seconds):
                 await wake.wait()
 
     async def look(self, store: engine.Store) -> float:
-        """Write what is due now; how many seconds to sleep then."""
+        """Write what is due now; how many seconds to sleep then, without end without schedules."""
         port = store.port()
         planned = list(self._app.hooks.schedules.all.values())
         new = [entry for entry in planned if entry not in self._enrolled]
@@ -80,6 +83,9 @@ class Scheduler:
             await port.enrol([entry.enrolment() for entry in new])
             self._enrolled.update(new)
         now_ns, states = await port.look(_states)
+        planned += self._added_in(states, planned)
+        if not planned:
+            return math.inf
         turns: list[engine.Turn] = []
         sleeps_ns = [round(self._look_seconds * values.SECOND_NS)]
         for schedule in planned:
@@ -94,6 +100,21 @@ class Scheduler:
         if turns:
             await _tick(port, turns)
         return max(min(sleeps_ns), 0) / values.SECOND_NS
+
+    def _added_in(
+        self, states: dict[str, hooks.ScheduleState], planned: list[hooks.Schedule]
+    ) -> list[hooks.Schedule]:
+        """Return the schedules that were added at run time and are not in the code, too."""
+        before, self._added = self._added, {}
+        for name in states.keys() - {schedule.name for schedule in planned}:
+            state = states[name]
+            made_of, schedule = before.get(name, ((b"", b""), None))
+            if made_of != (state.rule, state.details):
+                made_of = state.rule, state.details
+                schedule = hooks.added_schedule(name, state, self._app.tasks)
+                self._next.pop(name, None)
+            self._added[name] = made_of, schedule
+        return [schedule for _, schedule in self._added.values() if schedule is not None]
 
     def _is_current(self, schedule: hooks.Schedule, state: hooks.ScheduleState) -> bool:
         """Return whether no worker with another rule was started since."""

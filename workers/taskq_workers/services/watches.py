@@ -353,7 +353,7 @@ class StuckWatch:
         self,
         app: TaskQ,
         queues: frozenset[str] | None,
-        slots: int,
+        slots: Callable[[], int],
         held: Callable[[], list[Delivery]],
         port_of: Callable[[str], engine.LoopPort | None],
         changed: Callable[[], None],
@@ -411,7 +411,7 @@ class StuckWatch:
 
     async def _stuck(self) -> frozenset[tuple[engine.Tag, int]]:
         running = {(delivery.tag, delivery.job) for delivery in self._held()}
-        if len(running) < self._slots:
+        if len(running) < self._slots():
             return frozenset()
         for tag, job in running:
             handles = _waits.get((tag, job), ())

@@ -145,6 +145,11 @@ class ClaimPace:
         elif seconds < BATCH_SECONDS_SHORT and self._full:
             self._resize(self.size * 2)
 
+    def resize(self, concurrency: int) -> None:
+        """Begin anew with another number of slots."""
+        self._concurrency, self._size_max = concurrency, max(BATCH_MAX, 2 * concurrency)
+        self.cut()
+
     def cut(self) -> None:
         """Claim for free slots alone again: the jobs turned slow, or there are none."""
         self._goal = 0
@@ -255,6 +260,14 @@ class Feed:
         self._received = 0
         self._mark = 0
         self._timer: asyncio.TimerHandle | None = None
+
+    def resize(self, concurrency: int) -> None:
+        """Claim for another number of slots from now on."""
+        self._pace.resize(concurrency)
+        if self._claim is not None:
+            self.ask(self._runner.free() - len(self.buffer))
+        else:
+            self.refill()
 
     def refill(self) -> None:
         """Claim more, unless a claim waits already or the jobs are too slow to claim ahead."""

@@ -325,6 +325,10 @@ class Rounds:
             for share in list(self._alive):
                 share.feed.rested()
 
+    def resize(self, concurrency: int) -> None:
+        for share in list(self._alive):
+            share.feed.resize(concurrency)
+
     def reconsider(self) -> None:
         for share in list(self._alive):
             share.feed.reconsider()

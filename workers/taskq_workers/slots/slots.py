@@ -156,7 +156,10 @@ class Slot:
                 if type(begun) is not tuple:
                     if begun == native.SPOILT:
                         return None
-                    turn = await self._turn() if begun == native.TURN else turn
+                    if begun == native.TURN:
+                        turn = await self._turn()
+                        if slots.is_spare(self):
+                            return None
                     continue
                 delivery, plan, job, before, args, rest = begun
             decode, call, none_is_kept, _, task = plan
@@ -192,6 +195,8 @@ class Slot:
                 return None
             if now - turn > TURN_SECONDS:
                 turn = await self._turn()
+                if slots.is_spare(self):
+                    return None
         return no_job
 
     async def _turn(self) -> float:
@@ -370,7 +375,7 @@ class Slots:
         return self.hot.buffer
 
     async def rest(self, slot: Slot) -> bool:
-        if self.leaving:
+        if self.leaving or self.is_spare(slot):
             return False
         waiter = self._resting[slot] = self.loop.create_future()
         self.feed.refill()
@@ -383,6 +388,23 @@ class Slots:
         self._called.add(slot)
         await asyncio.sleep(0)
         self._called.discard(slot)
+
+    def is_spare(self, slot: Slot) -> bool:
+        """Return whether there are more slots than wanted; then this one is no slot any more."""
+        if len(self._slots) <= self.concurrency:
+            return False
+        self._slots.discard(slot)
+        return True
+
+    def resize(self, concurrency: int) -> None:
+        """Have another number of slots; spare slots leave once their jobs are over."""
+        self.concurrency = concurrency
+        while self._resting and len(self._slots) > concurrency:
+            slot, waiter = self._resting.popitem()
+            self._slots.discard(slot)
+            slot.task.cancel()
+            waiter.cancel()
+        self.feed.resize(concurrency)
 
     def replace(self, slot: Slot) -> None:
         """Call another slot to the buffer in the place of a spoilt slot."""

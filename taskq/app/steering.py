@@ -1,0 +1,164 @@
+"""Steering a log while it runs: tasks, slots of workers, and schedules that are in no code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Unpack
+
+from taskq.app.schedules import Schedule, ScheduleChoices, schedule_of
+from taskq.calls.call import Call, Options, make_call
+from taskq.connection.blocking import blocking, off_loop
+from taskq.core import controls, durations, errors, model, parsing, records, schedules
+from taskq.core.sources import SourceState
+from taskq.schedules import LogSchedules, parse_rule
+
+if TYPE_CHECKING:
+    from taskq.app.holder import LogHolder, TaskName
+    from taskq.app.tasks import Task
+    from taskq.log.state.facets import LogView
+
+_DEFAULTS: Final = Options()
+_KEYS: Final = frozenset({"key", "concurrency_key"})
+
+
+async def steer_task(log: LogHolder, task: TaskName, changes: Mapping[str, object]) -> bool:
+    """Change pause and limits of a task, by all its names: jobs may wait under an earlier one."""
+    names = (task,) if isinstance(task, str) else (task.name, *task.aliases)
+    for name in names:
+        parsing.check_name("task name", name)
+    ports = [await each._connection.port() for each in log.logs()]
+    wishes = [controls.Change(controls.TASK + name, changes) for name in names]
+    return any([await port.control(wish) for port in ports for wish in wishes])
+
+
+async def limit_task(
+    log: LogHolder, task: TaskName, concurrency: int | None, rate: str | None
+) -> bool:
+    """See ``LogHolder.limit``."""
+    return await steer_task(log, task, controls.checked_limits(concurrency, rate))
+
+
+async def set_slots(log: LogHolder, count: int | None, worker: int | None) -> bool:
+    """See ``LogHolder.set_slots``."""
+    number = None if count is None else controls.checked_slots(count)
+    changed, found = False, worker is None
+    for each in log.logs():
+        store = await each._connection.opened()
+        workers, port = await off_loop(store.live_workers), store.port()
+        alive = {f"{it.owner:x}": it.pid for it in workers}
+        known = controls.value_of(await port.look(_controls), controls.SLOTS)
+        # Numbers of all workers replace those of single ones, and dead ones have none.
+        changes = {it: None for it in known if it and (worker is None or it not in alive)}
+        chosen = [""] if worker is None else [it for it in alive if alive[it] == worker]
+        found = found or bool(chosen)
+        wishes = {**changes, **dict.fromkeys(chosen, number)}
+        changed |= await port.control(controls.Change(controls.SLOTS, wishes))
+    if not found:
+        raise errors.UsageError(
+            f"no worker of this log has the process id {worker}: see taskq workers"
+        )
+    return changed
+
+
+async def controls_of(log: LogHolder) -> dict[str, dict[str, Any]]:
+    """See ``LogHolder.controls``."""
+    known: dict[str, dict[str, Any]] = {}
+    for each in log.logs():
+        port = await each._connection.port()
+        known |= controls.values_of(await port.look(_controls))
+    return known
+
+
+def _controls(sight: LogView) -> dict[str, SourceState]:
+    return sight.facets.need_agenda().controls
+
+
+def kept_call(call: Call[Any]) -> dict[str, Any]:
+    """Return a call as the details of a schedule hold it."""
+    extras = call.extras or model.Extras()
+    chosen = replace(call.chosen, key=extras.key, concurrency_key=extras.concurrency_key or None)
+    options = {name: getattr(chosen, name) for name in Options.__dataclass_fields__}
+    given = {name: it for name, it in options.items() if it != getattr(_DEFAULTS, name)}
+    for name in _KEYS & given.keys():
+        try:
+            given[name] = given[name].decode()
+        except UnicodeDecodeError as error:
+            raise errors.UsageError(
+                f"{call.name}: the {name} of a schedule's call must be text"
+            ) from error
+    return {"body": call.body.decode(), "flags": int(call.flags), "options": given}
+
+
+def added_schedule(
+    name: str, state: schedules.ScheduleState, tasks: Mapping[str, Task[..., Any]]
+) -> Schedule | None:
+    """Return a schedule that was added at run time; None if it is one of the code, or unreadable.
+
+    ``tasks`` are those of this process; it ticks schedules of others, too.
+    """
+    if not schedules.is_added(state.details):
+        return None
+    try:
+        facts = parsing.parse_json(state.details)
+        kept, task = facts["call"], facts["task"]
+        options = kept["options"]
+        if "on_conflict" in options:
+            options["on_conflict"] = model.Conflict(options["on_conflict"])
+        flags = records.Flag(kept["flags"])
+        call = make_call(task, tasks.get(task), kept["body"].encode(), flags, Options(**options))
+        choices: ScheduleChoices = {
+            "catch_up": facts["catch_up"],
+            "jitter": facts["jitter_seconds"],
+            "overlap": facts["overlap"],
+        }
+        schedule = Schedule(name, parse_rule(state.rule), call, lambda: call, choices)
+        schedule.is_added = True
+        _ = schedule.call
+    except (errors.TaskqError, ValueError, TypeError, LookupError, AttributeError):
+        return None  # of a later version
+    return schedule
+
+
+class AppSchedules(LogSchedules):
+    """The schedules of a log, in code and added at run time: ``app.schedules``."""
+
+    async def add(
+        self,
+        name: str,
+        call: Call[Any],
+        *,
+        cron: str | None = None,
+        every: durations.Duration | None = None,
+        tz: object = "UTC",
+        **choices: Unpack[ScheduleChoices],
+    ) -> None:
+        """Enqueue a call by the clock from now on, whichever worker of the log ticks.
+
+        ``await app.schedules.add("eu", sync.call("eu"), every="10m")``
+
+        The log keeps it until ``remove``, with the call's arguments and options. An added schedule
+        of that name is replaced; with another rule it counts from now on.
+
+        Raises:
+            UsageError: a worker's code has a schedule of that name, or as ``app.schedule``.
+            LogError: the log could not be opened or written.
+        """
+        schedule = schedule_of(name, call, choices, cron=cron, every=every, tz=tz)
+        schedule.is_added = True
+        port = await self._connection.port()
+        self._connection.packer.loose(schedule.call)  # refused here if it is of another shard
+        await port.enrol([schedule.enrolment()])
+
+    add_sync = blocking(add)
+
+    async def remove(self, name: str) -> bool:
+        """Take away a schedule that was added at run time; one in code comes back with a worker.
+
+        Raises:
+            UsageError: the log knows no such schedule.
+            LogError: the log could not be opened or written.
+        """
+        return await self.forget(name)
+
+    remove_sync = blocking(remove)
