@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from taskq._lazy import lazily
 
 if TYPE_CHECKING:
-    from taskq.core import controls, kinds
+    from taskq.core import kinds
     from taskq.core.fingerprints import FailureKind, failure_of
     from taskq.core.folds.claims import Weights
     from taskq.core.folds.lanes import Lane
@@ -109,7 +109,6 @@ __all__ = [
     "check_health",
     "check_start",
     "checked_move",
-    "controls",
     "excerpt",
     "failure_of",
     "fork",
@@ -129,7 +128,7 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "taskq.core": "controls kinds",
+    "taskq.core": "kinds",
     "taskq.core.fingerprints": "FailureKind failure_of",
     "taskq.core.folds.lanes": "Lane",
     "taskq.core.folds.claims": "Weights",

@@ -7,7 +7,6 @@ making and reading jobs without its tasks. It defines nothing; ``taskq.app``, ``
 
 - run a job: ``running_job`` is the context variable of the job that code runs for, ``Resources``
   the values of lifespans, ``Inputs`` the inputs of a step, ``encode_reason`` the cause of a failure
-- ``added_schedule`` is a schedule that somebody added at run time
 - make one: ``Options``, ``encode_loose``, ``key_bytes``
 - read: ``LogStatus`` and ``JobStatus`` for people, ``look_at_records``, ``Search`` for jobs
 - beside a loop: ``off_loop`` does on a thread what blocks, ``blocking`` makes a ``_sync`` twin
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from taskq.app.hooks import Around
     from taskq.app.logs import elsewhere
     from taskq.app.schedules import Schedule
-    from taskq.app.steering import added_schedule
     from taskq.app.tasks import Enqueuer
     from taskq.calls.arguments import decode_call
     from taskq.calls.call import OptionChanges, Options, key_bytes
@@ -59,7 +57,6 @@ __all__ = [
     "Schedule",
     "ScheduleState",
     "Search",
-    "added_schedule",
     "blocking",
     "decode_call",
     "default_app",
@@ -84,7 +81,6 @@ _HOMES: Final = {
     "taskq.app.app": "default_app",
     "taskq.app.logs": "elsewhere",
     "taskq.app.schedules": "Schedule",
-    "taskq.app.steering": "added_schedule",
     "taskq.app.tasks": "Enqueuer",
     "taskq.calls.arguments": "decode_call",
     "taskq.calls.call": "OptionChanges Options key_bytes",

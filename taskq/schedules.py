@@ -385,7 +385,7 @@ NEXT_COUNT: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleView:
-    """A schedule, as the worker that was started last with it has told the log.
+    """A schedule, as the worker that was started last with it knows it, or as it was added.
 
     Attributes:
         name: of the schedule.
@@ -397,6 +397,7 @@ class ScheduleView:
         overlap: "allow" or "skip".
         jitter_seconds: by how much later its ticks may come.
         paused: whether it ticks only once it is resumed.
+        added: whether it was added at run time, and is in no code.
         last_tick: the latest moment that it ticked for; None: it never did.
         done_until: all its moments up to there are done with.
         next_ticks: moments to come, jitter not counted; of a paused one those that it would have.
@@ -414,6 +415,7 @@ class ScheduleView:
     last_tick: datetime | None
     done_until: datetime
     next_ticks: tuple[datetime, ...]
+    added: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return the same as a document of JSON."""
@@ -427,6 +429,7 @@ class ScheduleView:
             "overlap": self.overlap,
             "jitter_seconds": self.jitter_seconds,
             "paused": self.paused,
+            "added": self.added,
             "last_tick": None if self.last_tick is None else self.last_tick.isoformat(),
             "done_until": self.done_until.isoformat(),
             "next_ticks": [moment.isoformat() for moment in self.next_ticks],
@@ -519,6 +522,7 @@ def _view(name: str, state: schedules.ScheduleState, now_ns: int, next_count: in
         last_tick=_moment(zone, state.last_ns) if state.last_ns else None,
         done_until=_moment(zone, state.done_ns),
         next_ticks=tuple(moment_in(zone, at_ns) for at_ns in moments),
+        added=schedules.is_added(state.details),
     )
 
 

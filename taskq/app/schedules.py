@@ -80,7 +80,7 @@ class Schedule:
         overlap: "allow" or "skip".
         source: the task or call that it was made of.
         origin: where it was declared.
-        is_added: it is in no code: the log has its call, too.
+        kept: its call, as the log has it, if it was added at run time and is in no code.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Schedule:
         self.name = name
         self.rule = rule
         self.source = source
-        self.is_added = False
+        self.kept: dict[str, Any] | None = None
         self.catch_up = choices.get("catch_up", "last")
         self.overlap = choices.get("overlap", "allow")
         for word, value, known in (
@@ -215,15 +215,13 @@ class Schedule:
             "overlap": self.overlap,
         }
         most = schedules.DETAILS_BYTES_MAX
-        if self.is_added:
-            from taskq.app.steering import kept_call  # noqa: PLC0415 - few are added at run time
-
-            details["call"], most = kept_call(self._make()), schedules.ADDED_BYTES_MAX
+        if self.kept is not None:
+            details["call"], most = self.kept, schedules.ADDED_BYTES_MAX
         encoded = json.dumps(details, ensure_ascii=False).encode("utf-8", "surrogatepass")
         if len(encoded) > most:
-            what = "arguments" if self.is_added else "names"
+            what = "names" if self.kept is None else "arguments"
             raise errors.UsageError(f"the schedule {self.name!r}: its {what} are too long")
-        return Enrolment(self.name, self.rule.rule, encoded, self.is_added)
+        return Enrolment(self.name, self.rule.rule, encoded, self.kept is not None)
 
     def __repr__(self) -> str:
         return f"<Schedule {self.name} {self.rule}>"

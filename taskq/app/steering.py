@@ -42,7 +42,7 @@ async def limit_task(
 async def set_slots(log: LogHolder, count: int | None, worker: int | None) -> bool:
     """See ``LogHolder.set_slots``."""
     number = None if count is None else controls.checked_slots(count)
-    changed, found = False, worker is None
+    changed, is_there = False, worker is None
     for each in log.logs():
         store = await each._connection.opened()
         workers, port = await off_loop(store.live_workers), store.port()
@@ -51,13 +51,12 @@ async def set_slots(log: LogHolder, count: int | None, worker: int | None) -> bo
         # Numbers of all workers replace those of single ones, and dead ones have none.
         changes = {it: None for it in known if it and (worker is None or it not in alive)}
         chosen = [""] if worker is None else [it for it in alive if alive[it] == worker]
-        found = found or bool(chosen)
+        is_there = is_there or bool(chosen)
         wishes = {**changes, **dict.fromkeys(chosen, number)}
         changed |= await port.control(controls.Change(controls.SLOTS, wishes))
-    if not found:
-        raise errors.UsageError(
-            f"no worker of this log has the process id {worker}: see taskq workers"
-        )
+    if not is_there:
+        see = errors.command(log._connection.path, "workers")
+        raise errors.UsageError(f"no worker of this log has the process id {worker}: see {see}")
     return changed
 
 
@@ -90,38 +89,23 @@ def kept_call(call: Call[Any]) -> dict[str, Any]:
     return {"body": call.body.decode(), "flags": int(call.flags), "options": given}
 
 
-def added_schedule(
-    name: str, state: schedules.ScheduleState, tasks: Mapping[str, Task[..., Any]]
-) -> Schedule | None:
-    """Return a schedule that was added at run time; None if it is one of the code, or unreadable.
-
-    ``tasks`` are those of this process; it ticks schedules of others, too.
-    """
-    if not schedules.is_added(state.details):
-        return None
-    try:
-        facts = parsing.parse_json(state.details)
-        kept, task = facts["call"], facts["task"]
-        options = kept["options"]
-        if "on_conflict" in options:
-            options["on_conflict"] = model.Conflict(options["on_conflict"])
-        flags = records.Flag(kept["flags"])
-        call = make_call(task, tasks.get(task), kept["body"].encode(), flags, Options(**options))
-        choices: ScheduleChoices = {
-            "catch_up": facts["catch_up"],
-            "jitter": facts["jitter_seconds"],
-            "overlap": facts["overlap"],
-        }
-        schedule = Schedule(name, parse_rule(state.rule), call, lambda: call, choices)
-        schedule.is_added = True
-        _ = schedule.call
-    except (errors.TaskqError, ValueError, TypeError, LookupError, AttributeError):
-        return None  # of a later version
-    return schedule
-
-
 class AppSchedules(LogSchedules):
     """The schedules of a log, in code and added at run time: ``app.schedules``."""
+
+    def added(
+        self, name: str, state: schedules.ScheduleState, tasks: Mapping[str, Task[..., Any]]
+    ) -> Schedule | None:
+        """Return a schedule that was added at run time, for a worker that ticks it.
+
+        Args:
+            name: of the schedule.
+            state: as the log has it.
+            tasks: of the worker, by name; it ticks calls of other tasks, too.
+
+        Returns:
+            None if it is in some code, or this version of taskq cannot read it.
+        """
+        return _added(name, state, tasks)
 
     async def add(
         self,
@@ -145,7 +129,7 @@ class AppSchedules(LogSchedules):
             LogError: the log could not be opened or written.
         """
         schedule = schedule_of(name, call, choices, cron=cron, every=every, tz=tz)
-        schedule.is_added = True
+        schedule.kept = kept_call(call)
         port = await self._connection.port()
         self._connection.packer.loose(schedule.call)  # refused here if it is of another shard
         await port.enrol([schedule.enrolment()])
@@ -162,3 +146,29 @@ class AppSchedules(LogSchedules):
         return await self.forget(name)
 
     remove_sync = blocking(remove)
+
+
+def _added(
+    name: str, state: schedules.ScheduleState, tasks: Mapping[str, Task[..., Any]]
+) -> Schedule | None:
+    if not schedules.is_added(state.details):
+        return None
+    try:
+        facts = parsing.parse_json(state.details)
+        kept, task = facts["call"], facts["task"]
+        options = kept["options"]
+        if "on_conflict" in options:
+            options["on_conflict"] = model.Conflict(options["on_conflict"])
+        flags = records.Flag(kept["flags"])
+        call = make_call(task, tasks.get(task), kept["body"].encode(), flags, Options(**options))
+        choices: ScheduleChoices = {
+            "catch_up": facts["catch_up"],
+            "jitter": facts["jitter_seconds"],
+            "overlap": facts["overlap"],
+        }
+        schedule = Schedule(name, parse_rule(state.rule), call, lambda: call, choices)
+        schedule.kept = kept
+        _ = schedule.call
+    except (errors.TaskqError, ValueError, TypeError, LookupError, AttributeError):
+        return None  # of a later version
+    return schedule

@@ -45,7 +45,7 @@ class Change(NamedTuple):
 
 
 class TaskWish(NamedTuple):
-    """How operators want a task to run; None leaves a limit to the task's own code."""
+    """Wishes of operators for a task; None leaves a limit to the task's own code."""
 
     paused: bool = False
     concurrency: int | None = None

@@ -132,6 +132,11 @@ class LogStatus:
         return used[:_LIMITS_MAX]
 
     @property
+    def controls(self) -> dict[str, dict[str, Any]]:
+        """Changes at run time by name: of tasks, slots of workers, alerts."""
+        return self.reader.controls()
+
+    @property
     def holds(self) -> list[tuple[views.OwnerView, views.Hold]]:
         """Jobs that workers keep back, each with the worker."""
         return [(owner, hold) for owner, each in self.serving for hold in each.holds]

@@ -292,7 +292,7 @@ async def test_the_document_tells_of_every_endpoint_and_its_limits(whole: Path) 
         document = await get(client, "openapi.json")
     assert document["openapi"] == "3.1.0"
     operations = [item for path in document["paths"].values() for item in path.values()]
-    assert len({operation["operationId"] for operation in operations}) == len(operations) == 26
+    assert len({operation["operationId"] for operation in operations}) == len(operations) == 32
     (wait,) = [
         row
         for row in document["paths"]["/api/jobs/{id}/result"]["get"]["parameters"]

@@ -320,7 +320,7 @@ async def test_a_schedule_is_paused_and_resumed(data: Path) -> None:
         for said, action in (("active", "pause_schedule"), ("paused", "resume_schedule")):
             page = await shown(client, "/schedules")
             assert f">{said}</span>" in page
-            (form,) = forms(page)
+            form = forms(page)[0]
             assert form["action"] == f"/act/{action}"
             await send_form(client, form)
 
@@ -475,3 +475,35 @@ async def test_every_page_and_endpoint_answers_in_every_state_of_the_log(
                     for question in asked:
                         assert (await client.get(question)).status_code == 200, (parts, question)
                 pages, asked = ("/", "/workers"), ["/api/workers"]
+
+
+async def test_tasks_slots_and_schedules_are_steered_by_forms(data: Path) -> None:
+    acts = {
+        "/act/pause_task": {"name": "mail.send"},
+        "/act/limit_task": {"name": "mail.send", "concurrency": "2", "rate": "5/min"},
+        "/act/set_slots": {"count": "3"},
+        "/act/add_schedule": {"name": "eu", "task": "mail.send", "arguments": '{"to": "a"}',
+                              "every": "10m"},
+    }  # fmt: skip
+    async with browser(data, allow_actions=True) as client:
+        before = await shown(client, "/limits")
+        token = forms(before)[0]["taskq.token"]
+        for act, fields in acts.items():
+            form = {"action": act, "taskq.token": token, "taskq.back": "/tasks", **fields}
+            assert (await send_form(client, form)).status_code == 303, act
+        form = {"action": "/act/add_schedule", "taskq.token": token, "arguments": "{", "name": "x"}
+        assert (await send_form(client, form)).status_code == 422
+        assert '<b class="state paused">paused</b>' in await shown(client, "/tasks")
+        limits = await shown(client, "/limits")
+        assert "5/min" in limits
+        assert "As the code says" in limits
+        ends = {"/schedules": ("remove_schedule", "eu"), "/tasks": ("resume_task", "mail.send"),
+                "/limits": ("limit_task", "mail.send")}  # fmt: skip
+        for page, (act, name) in ends.items():
+            on_page = forms(await shown(client, page))
+            wanted = {"action": f"/act/{act}", "name": name}
+            form = next(form for form in on_page if wanted.items() <= form.items())
+            assert (await send_form(client, form)).status_code == 303
+        assert "every 0:10:00" not in await shown(client, "/schedules")
+    async with TaskQ(data, upkeep=False) as app:
+        assert await app.controls() == {"slots": {"": 3}}

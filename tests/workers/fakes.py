@@ -110,6 +110,9 @@ class FakePort:
         del look
         await asyncio.Event().wait()
 
+    async def slots_wished(self, owner: int) -> None:
+        del owner
+
     async def waiting_jobs(self) -> tuple[dict[tuple[str, str], Waiting], set[str]]:
         return {}, set()
 
@@ -140,6 +143,8 @@ class FakePort:
 class FakeStore:
     """The store of a ``FakeApp``."""
 
+    owner = 1
+
     def __init__(self, port: FakePort) -> None:
         self._port = port
 
@@ -151,6 +156,10 @@ class FakeStore:
         return cast("LoopPort", self._port)
 
     def on_cancel(self, call: Callable[..., object]) -> Callable[[], None]:
+        del call
+        return lambda: None
+
+    def on_steering(self, call: Callable[..., object]) -> Callable[[], None]:
         del call
         return lambda: None
 

@@ -106,7 +106,7 @@ class SlotsWish:
             task_status.started()
             while True:
                 with contextlib.suppress(errors.TaskqError):  # claims report a failed log
-                    wish = engine.controls.slots_wished(await port.look(_slots_of), owner)
+                    wish = await port.slots_wished(owner)
                     if wish != last:
                         last = wish
                         self._resize(wish)
@@ -114,10 +114,6 @@ class SlotsWish:
                 rings.clear()
         finally:
             leave()
-
-
-def _slots_of(sight: engine.LogView) -> dict[str, Any]:
-    return engine.controls.value_of(sight.facets.need_agenda().controls, engine.controls.SLOTS)
 
 
 #: Logs that one worker has at most: each has a thread, and its own files open.
@@ -355,13 +351,11 @@ class Worker:
         joblogs.note_jobs()
         self.app = app
         self.concurrency = self._slots_given = concurrency
-        #: whether threads and processes are as many as slots
-        self._follows = thread_limit is None, process_limit is None
+        self._follows = thread_limit is None, process_limit is None  # the number of slots
         self.queues = None if queues is None else values.checked_queues(queues)
         self._weights = engine.Weights(queues) if isinstance(queues, Mapping) else None
         self._task_limits: Mapping[str, engine.Limit] | None = None
-        self.started = asyncio.Event()
-        self.stopped = asyncio.Event()
+        self.started, self.stopped = asyncio.Event(), asyncio.Event()
         self._begun = asyncio.Event()
         self._parts = parts_of(app, logs, ticks=schedules and not burst, syncs=sync)
         self.services: list[Service] = self._parts[0].services

@@ -550,7 +550,8 @@ def workers_of(reader: engine.LogReader) -> dict[str, Any]:
         )
         for owner in reader.owners()
     ]
-    return {"rows": rows, "gone": [] if reader.journal.is_past else reader.gone()}
+    gone = [] if reader.journal.is_past else reader.gone()
+    return {"rows": rows, "gone": gone, "controls": reader.controls()}
 
 
 def _memory_of(owner: views.OwnerView) -> int:

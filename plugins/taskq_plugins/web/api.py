@@ -136,6 +136,32 @@ class Acts:
     async def resume(self, asked: asking.OneName) -> dict[str, Any]:
         return {"queue": asked.name, "changed": await self._log.resume(asked.name)}
 
+    async def pause_task(self, asked: asking.OneName) -> dict[str, Any]:
+        return {"task": asked.name, "changed": await self._log.pause(task=asked.name)}
+
+    async def resume_task(self, asked: asking.OneName) -> dict[str, Any]:
+        return {"task": asked.name, "changed": await self._log.resume(task=asked.name)}
+
+    async def limit_task(self, asked: asking.TaskLimits) -> dict[str, Any]:
+        changed = await self._log.limit(asked.name, concurrency=asked.concurrency, rate=asked.rate)
+        return {"task": asked.name, "changed": changed}
+
+    async def set_slots(self, asked: asking.Slots) -> dict[str, Any]:
+        changed = await self._log.set_slots(asked.count, worker=asked.worker)
+        return {"slots": asked.count, "changed": changed}
+
+    async def add_schedule(self, asked: asking.AddSchedule) -> dict[str, Any]:
+        """Enqueue a call by the clock; a schedule that was added before is replaced."""
+        call = self.app.call_by_name(asked.task, **asked.arguments)
+        if asked.queue is not None:
+            call = call.options(queue=asked.queue)
+        every, cron = asked.every, asked.cron
+        await self.app.schedules.add(asked.name, call, every=every, cron=cron, tz=asked.tz)
+        return {"schedule": asked.name, "changed": True}
+
+    async def remove_schedule(self, asked: asking.OneName) -> dict[str, Any]:
+        return {"schedule": asked.name, "changed": await self.app.schedules.remove(asked.name)}
+
     # -- workers in other languages ---------------------------------------------------------------
 
     async def claim(self, asked: asking.Claim) -> list[dict[str, Any]]:
@@ -380,6 +406,18 @@ def _orders(acts: Acts) -> tuple[Endpoint, ...]:
                  ask.OneName, acts.pause),
         Endpoint("POST", "/api/queues/{name}/resume", "resume", "Let workers claim from it again.",
                  ask.OneName, acts.resume),
+        Endpoint("POST", "/api/tasks/{name}/pause", "pause_task", "Let no worker claim of a task.",
+                 ask.OneName, acts.pause_task),
+        Endpoint("POST", "/api/tasks/{name}/resume", "resume_task", "Let workers claim of it.",
+                 ask.OneName, acts.resume_task),
+        Endpoint("POST", "/api/tasks/{name}/limit", "limit_task", "Limit a task at run time.",
+                 ask.TaskLimits, acts.limit_task),
+        Endpoint("POST", "/api/slots", "set_slots", "Let workers run so many jobs at a time.",
+                 ask.Slots, acts.set_slots),
+        Endpoint("POST", "/api/schedules/{name}", "add_schedule", "Enqueue a call by the clock.",
+                 ask.AddSchedule, acts.add_schedule),
+        Endpoint("POST", "/api/schedules/{name}/remove", "remove_schedule", "Take it away again.",
+                 ask.OneName, acts.remove_schedule),
         Endpoint("POST", "/api/claims", "claim", "Take jobs to run, with a lease.",
                  ask.Claim, acts.claim),
         Endpoint("POST", f"{claims}/extend", "extend", "Let a claim last longer.",

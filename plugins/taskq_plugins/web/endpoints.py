@@ -146,6 +146,41 @@ class OneName(Asked):
     name: str = Field(max_length=_TEXT_MAX)
 
 
+class TaskLimits(OneName):
+    """Limits of a task, in place of what its code says; without any, the code's hold again."""
+
+    concurrency: int | None = Field(None, description="Jobs at a time; 0 for no limit.")
+    rate: str | None = Field(None, max_length=50, description='Such as "10/s", or "none".')
+
+
+class Slots(Asked):
+    """Jobs that workers run at a time."""
+
+    count: int | None = Field(None, description="None: as they were started.")
+    worker: int | None = Field(None, description="Process id of one worker; None for all.")
+
+
+class AddSchedule(OneName):
+    """A call that is enqueued by the clock; give every or cron."""
+
+    task: str = Field(min_length=1, max_length=_TEXT_MAX)
+    arguments: dict[str, Any] = Field({}, description="Of the task, by parameter name.")
+    every: _Span | None = Field(None, description='Such as "10m".')
+    cron: str | None = Field(None, max_length=_TEXT_MAX)
+    tz: str = Field("UTC", max_length=_TEXT_MAX)
+    queue: str | None = Field(None, max_length=_TEXT_MAX)
+
+    @field_validator("arguments", mode="before")
+    @classmethod
+    def _read(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return values.parse_json(value)  # a form's
+        except ValueError as error:
+            raise ValueError(f"the arguments are no JSON: {error}") from error
+
+
 class EncodedBody(Asked):
     """A payload or result."""
 

@@ -363,7 +363,7 @@ class Pages:
             Route("/many", self._page("many.html", self._many)),
             Route("/failures", self._page("failures.html", _status("failures"))),
             Route("/schedules", self._page("schedules.html", _status("schedules"))),
-            Route("/limits", self._page("limits.html", _status("limits", "holds"))),
+            Route("/limits", self._page("limits.html", _status("limits", "holds", "controls"))),
             Route("/log", self._page("log.html", self._log)),
             Route("/enqueue", self._page("enqueue.html", self._enqueue)),
             Route("/act/{name}", self._act, methods=["POST"]),
@@ -457,8 +457,11 @@ class Pages:
 
     async def _tasks(self, look: Look) -> dict[str, Any]:
         sort = look.request.query_params.get("sort", "")[:_AT_CHARACTERS_MAX]
-        fares, tag = await look.read(lambda reader: (reading.tasks_of(reader), reader.tag))
-        return {"fares": _ordered(fares, _OF_TASKS, sort), "sort": sort, "tag": tag}
+        fares, tag, controls = await look.read(
+            lambda reader: (reading.tasks_of(reader), reader.tag, reader.controls())
+        )
+        rows = _ordered(fares, _OF_TASKS, sort)
+        return {"fares": rows, "sort": sort, "tag": tag, "controls": controls}
 
     async def _many(self, look: Look) -> dict[str, Any]:
         before = await look.read(lambda reader: reader.extent.lsn)

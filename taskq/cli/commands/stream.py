@@ -152,8 +152,10 @@ def _note(record: Record) -> str:
         parts.append(f"by {documents.owner(record.owner)}")
     if record.lease_ns:
         parts.append(f"for {render.duration(record.lease_ns - record.time_ns)}")
-    if record.kind == "ticked":
+    if record.kind in ("ticked", "steered"):
         parts.append(", ".join(record.headers.values()))
+    if record.kind == "steered":
+        parts.append((record.payload or b"").decode() or "as before")
     if record.due_ns > record.time_ns:
         parts.append(render.due(record.due_ns, record.time_ns))
     if record.state:

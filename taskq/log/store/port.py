@@ -15,7 +15,7 @@ from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, Protocol, TypeVar, overload
 
-from taskq.core import errors, model, views
+from taskq.core import controls, errors, model, views
 from taskq.core.folds.steps import DONE
 from taskq.core.kinds import RELEASE
 from taskq.core.records import PACKED_MIN, Cause
@@ -33,7 +33,6 @@ from taskq.log.state.job_history import job_not_found, job_view
 from taskq.log.store.caller_commit import LoneCaller, Reply
 
 if TYPE_CHECKING:
-    from taskq.core.controls import Change
     from taskq.log.decide.steps import Fork, NewSignal, NewStep
     from taskq.log.state.facets import LogView
     from taskq.log.store.mailbox import Mailbox
@@ -363,9 +362,14 @@ class _Port(Generic[F]):
         return self._send(Op.ENROL, schedules)
 
     @_request
-    def control(self, change: Change) -> Sent[bool]:
+    def control(self, change: controls.Change) -> Sent[bool]:
         """Change a control; False if it is so already, or is not as the change expects."""
         return self._send(Op.CONTROL, change)
+
+    @_request
+    def slots_wished(self, owner: int) -> Sent[int | None]:
+        """Return how many slots a process is to have; None: as it was started."""
+        return self._send(Op.LOOK, (lambda sight: _slots_of(sight, owner), Trait.AGENDA))
 
     @_request
     def steer(self, wish: requests.Steer) -> Sent[bool]:
@@ -706,3 +710,8 @@ def _call(on_error: Callable[[Any, Any], None], item: object, error: object) -> 
         on_error(item, error)
     except Exception:  # noqa: BLE001 - a callback's error stops nothing
         _log.exception("a settlement's error callback raised")
+
+
+def _slots_of(sight: LogView, owner: int) -> int | None:
+    known = sight.facets.need_agenda().controls
+    return controls.slots_wished(controls.value_of(known, controls.SLOTS), owner)

@@ -281,7 +281,8 @@ def test_schedules_are_listed_with_their_next_ticks(scheduled: Path) -> None:
     assert nightly == {
         "name": "nightly", "rule": "30 2 * * *", "tz": "Europe/Berlin", "task": "report",
         "queue": "reports", "catch_up": "all", "overlap": "allow", "jitter_seconds": 0.0,
-        "paused": False, "last_tick": None, "done_until": nightly["done_until"],
+        "paused": False,
+        "added": False, "last_tick": None, "done_until": nightly["done_until"],
         "next_ticks": nightly["next_ticks"],
     }  # fmt: skip
     assert len(nightly["next_ticks"]) == 2

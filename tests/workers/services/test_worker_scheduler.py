@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +21,6 @@ from taskq.schedules import CATCH_UP_MAX
 from taskq.testing.sandbox import FakeClock, TravelClock, use_clock
 from taskq_workers.pool import Worker
 from taskq_workers.services.scheduler import LOOK_SECONDS, Scheduler
-from tests.workers.fakes import FakeApp
 
 BERLIN = ZoneInfo("Europe/Berlin")
 #: Half an hour before the clocks go forward there.
@@ -287,19 +287,10 @@ async def test_a_worker_ticks_and_its_jobs_know_for_when_they_are(tmp_path: Path
     ]
 
 
-class Unasked(Scheduler):
-    """Fails the worker that looks for schedules."""
-
-    async def look(self, store: Store) -> float:
-        raise AssertionError(f"it looks into {store}")
-
-
-async def test_a_worker_without_schedules_looks_for_none(fake: FakeApp) -> None:
-    worker = Worker(fake, schedules=False)
-    worker.services.append(Unasked(fake))
-    async with worker:
-        fake.put(fake.task(name="work")(print))
-        await fake.fake.settlements(1)
+async def test_without_schedules_a_worker_looks_once_and_sleeps_until_somebody_steers(
+    app: TaskQ,
+) -> None:
+    assert await look(app, Scheduler(app)) == math.inf
 
 
 async def test_a_schedule_whose_arguments_do_not_fit_stops_the_worker(app: TaskQ) -> None:

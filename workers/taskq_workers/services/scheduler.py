@@ -62,9 +62,7 @@ class Scheduler:
         while True:
             wake.clear()
             try:
-                # A begun tick is finished; the log's own waits are limited.
-                with CancelScope(shield=True):
-                    seconds = await self.look(store)
+                seconds = await self.look(store)
             except errors.LogClosed:
                 return
             except errors.TaskqError as error:
@@ -80,7 +78,8 @@ class Scheduler:
         planned = list(self._app.hooks.schedules.all.values())
         new = [entry for entry in planned if entry not in self._enrolled]
         if new:
-            await port.enrol([entry.enrolment() for entry in new])
+            with CancelScope(shield=True):
+                await port.enrol([entry.enrolment() for entry in new])
             self._enrolled.update(new)
         now_ns, states = await port.look(_states)
         planned += self._added_in(states, planned)
@@ -98,7 +97,9 @@ class Scheduler:
                     due_ns = now_ns
                 sleeps_ns.append(due_ns - now_ns)
         if turns:
-            await _tick(port, turns)
+            # A begun tick is finished; the log's own waits are limited.
+            with CancelScope(shield=True):
+                await _tick(port, turns)
         return max(min(sleeps_ns), 0) / values.SECOND_NS
 
     def _added_in(
@@ -111,7 +112,7 @@ class Scheduler:
             made_of, schedule = before.get(name, ((b"", b""), None))
             if made_of != (state.rule, state.details):
                 made_of = state.rule, state.details
-                schedule = hooks.added_schedule(name, state, self._app.tasks)
+                schedule = self._app.schedules.added(name, state, self._app.tasks)
                 self._next.pop(name, None)
             self._added[name] = made_of, schedule
         return [schedule for _, schedule in self._added.values() if schedule is not None]

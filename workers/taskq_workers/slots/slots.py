@@ -85,6 +85,10 @@ def run_jobs_of(hook: Hook | None) -> RunJobs | None:
     return native.plain.run_jobs if native.is_on and hook is None else None
 
 
+class Spare(Exception):
+    """A slot is one too many, and leaves between two jobs."""
+
+
 class Slot:
     """Runs deliveries from the slots' buffer until it leaves, or a job has spoilt it.
 
@@ -122,7 +126,10 @@ class Slot:
         self.since = monotonic()
         while True:
             if buffer:
-                no_job = await self._run_ready(no_job)
+                try:
+                    no_job = await self._run_ready(no_job)
+                except Spare:
+                    return
                 if no_job is None:
                     return
             else:
@@ -156,10 +163,7 @@ class Slot:
                 if type(begun) is not tuple:
                     if begun == native.SPOILT:
                         return None
-                    if begun == native.TURN:
-                        turn = await self._turn()
-                        if slots.is_spare(self):
-                            return None
+                    turn = await self._turn() if begun == native.TURN else turn
                     continue
                 delivery, plan, job, before, args, rest = begun
             decode, call, none_is_kept, _, task = plan
@@ -195,13 +199,17 @@ class Slot:
                 return None
             if now - turn > TURN_SECONDS:
                 turn = await self._turn()
-                if slots.is_spare(self):
-                    return None
         return no_job
 
     async def _turn(self) -> float:
-        """Let the loop turn; returns when it has, in monotonic seconds."""
+        """Let the loop turn; returns when it has, in monotonic seconds.
+
+        Raises:
+            Spare: there are more slots than wanted.
+        """
         await self._slots.turn(self)
+        if self._slots.is_spare(self):
+            raise Spare
         self.since = monotonic()
         return self.since
 

@@ -1,0 +1,319 @@
+"""A log is steered while it runs: tasks, slots and schedules, from any process and by any door."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import pytest
+
+from taskq import TaskQ
+from taskq.core import controls
+from taskq.core.controls import CONTROLS_MAX, Change
+from taskq.core.errors import PayloadTooLarge, UsageError
+from taskq.core.rates import Limit
+from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
+from taskq.testing.sandbox import FakeClock, use_clock
+from taskq_workers.pool import Worker
+from taskq_workers.services.scheduler import Scheduler
+from tests.cli.helpers import taskq
+from tests.log.upkeep.test_compaction import SMALL, grown, world_of
+from tests.log.world import tend
+
+PAUSED: Final = Change("task:post", {"paused": True})
+LIMITED: Final = Change("task:post", {"concurrency": 2, "rate": "3/min"})
+MAIL: Final = EnqueueSpec("mail", "mail.send", attempts=0)
+
+
+class Post:
+    """Jobs of a task, each of which runs until it is let go."""
+
+    def __init__(self, path: Path, **choices: Any) -> None:
+        self.running = self.most = 0
+        self.go = asyncio.Event()
+        self.changed = asyncio.Condition()
+        self.app = TaskQ(path, upkeep=False)
+
+        @self.app.task(name="mail.send", queue="mail", **choices)
+        async def send(n: int) -> int:
+            await self.count(1)
+            try:
+                await self.go.wait()
+            finally:
+                await self.count(-1)
+            return n
+
+        self.send = send
+
+    async def count(self, more: int) -> None:
+        async with self.changed:
+            self.running += more
+            self.most = max(self.most, self.running)
+            self.changed.notify_all()
+
+    async def until(self, running: int) -> None:
+        with anyio.fail_after(20):
+            async with self.changed:
+                await self.changed.wait_for(lambda: self.running == running)
+
+
+Act = tuple[str, dict[str, Any], tuple[str, ...]]
+#: Each control: its method, its arguments, and its command.
+CONTROLS: Final[dict[str, Act]] = {
+    "pause": ("pause", {"task": "mail.send"}, ("pause", "--task", "mail.send")),
+    "resume": ("resume", {"task": "mail.send"}, ("resume", "--task", "mail.send")),
+    "limit": (
+        "limit",
+        {"task": "mail.send", "concurrency": 2, "rate": "50/s"},
+        ("limit", "mail.send", "-c", "2", "-r", "50/s"),
+    ),
+    "as code": ("limit", {"task": "mail.send"}, ("limit", "mail.send", "--reset")),
+    "slots": ("set_slots", {"count": 3}, ("slots", "3")),
+    "as started": ("set_slots", {"count": None}, ("slots", "--reset")),
+}
+
+
+async def by_method(app: TaskQ, act: Act) -> None:
+    assert await getattr(app, act[0])(**act[1])
+    assert not await getattr(app, act[0])(**act[1]), "twice the same"
+
+
+async def in_a_thread(app: TaskQ, act: Act) -> None:
+    assert await asyncio.to_thread(getattr(app, f"{act[0]}_sync"), **act[1])
+
+
+async def by_command(app: TaskQ, act: Act) -> None:
+    done = await asyncio.to_thread(taskq, *act[2], "-d", app.data_dir)
+    assert done.exit_code == 0, done.output
+
+
+Door = Callable[[TaskQ, Act], Awaitable[None]]
+
+
+@pytest.mark.parametrize("door", [by_method, in_a_thread, by_command])
+async def test_each_control_is_kept_and_taken_away_by_each_door(tmp_path: Path, door: Door) -> None:
+    async with Post(tmp_path).app as app:
+        await door(app, CONTROLS["pause"])
+        await door(app, CONTROLS["limit"])
+        await door(app, CONTROLS["slots"])
+        limited = {"concurrency": 2, "rate": "50/s"}
+        known = {"task:mail.send": {"paused": True, **limited}, "slots": {"": 3}}
+        assert await app.controls() == known
+        await door(app, CONTROLS["resume"])
+        assert (await app.controls())["task:mail.send"] == limited
+        await door(app, CONTROLS["as code"])
+        await door(app, CONTROLS["as started"])
+        assert await app.controls() == {}
+
+
+async def test_a_worker_heeds_each_control_of_another_process_at_once(tmp_path: Path) -> None:
+    post = Post(tmp_path)
+
+    def act(name: str) -> Awaitable[Any]:
+        line = [sys.executable, "-m", "taskq", *CONTROLS[name][2], "-d", str(tmp_path)]
+        return asyncio.to_thread(subprocess.run, line, check=True, capture_output=True)
+
+    async with post.app, post.app.worker(concurrency=6):
+        await act("pause")
+        jobs = await post.send.enqueue_many([(n,) for n in range(20)])
+        reason = await post.app.why(jobs[0])
+        assert "task 'mail.send' is paused" in reason.text
+        assert "taskq resume --task mail.send" in reason.text
+        standing = await post.app._read(lambda reader: reader.standing())
+        assert "Task mail.send is paused: 20 jobs wait" in {text for _, text in standing.remarks}
+        assert taskq("ls", "-d", tmp_path).stdout.count("paused") == 20
+        await act("slots")
+        await act("resume")
+        await post.until(3)
+        await act("limit")
+        await act("as started")
+        post.go.set()
+        assert [await job.result(timeout=20) for job in jobs] == list(range(20))
+        assert post.most == 3
+
+
+async def test_slots_grow_and_shrink_and_no_job_is_cut_off(tmp_path: Path) -> None:
+    post = Post(tmp_path)
+    async with post.app, Worker(post.app, concurrency=2) as worker:
+        jobs = await post.send.enqueue_many([(n,) for n in range(30)])
+        await post.until(2)
+        await post.app.set_slots(9)
+        await post.until(9)
+        await post.app.set_slots(1)
+        with anyio.fail_after(20):
+            while worker.concurrency != 1:
+                await anyio.lowlevel.checkpoint()
+        post.most = 0
+        first, post.go = post.go, asyncio.Event()
+        first.set()
+        await post.until(1)
+        assert post.most <= 9
+        await post.app.set_slots(4, worker=os.getpid())
+        await post.until(4)
+        with pytest.raises(UsageError, match="no worker of this log has the process id 1"):
+            await post.app.set_slots(4, worker=1)
+        post.go.set()
+        assert [await job.result(timeout=20) for job in jobs] == list(range(30))
+
+
+async def test_all_names_of_a_task_are_steered(tmp_path: Path) -> None:
+    post = Post(tmp_path, aliases=["mail.old"])
+    async with post.app as app:
+        await app.pause(task=post.send)
+        assert set(await app.controls()) == {"task:mail.send", "task:mail.old"}
+        job = await app.enqueue_by_name("mail.old", 1)
+        assert (await app.why(job)).code.value == "paused"
+
+
+@pytest.mark.parametrize("change", [PAUSED, LIMITED])
+def test_a_control_outlives_compaction_and_a_kill(change: Change) -> None:
+    world, process = world_of(SMALL)
+    assert process.ask(Op.CONTROL, change) is True
+    assert process.ask(Op.CONTROL, change) is False
+    grown(process, 8)
+    for _ in range(5):
+        process.enqueue(b"x", spec=EnqueueSpec("mail", "post"))
+    tend(process)
+    process.kill()
+    for agenda in (world.process().catch_up().need_agenda(), world.fold().need_agenda()):
+        assert controls.values_of(agenda.controls) == {change.name: change.changes}
+    other = world.process()
+    few = ClaimRequest(5, tasks=frozenset({"post"}), wait_until_ns=0)
+    assert len(other.ask(Op.CLAIM, few)) == (0 if change is PAUSED else 2)
+
+
+def test_a_wish_comes_before_the_limit_of_the_code_and_gives_it_back() -> None:
+    world, process = world_of(SMALL)
+    for _ in range(20):
+        process.enqueue(b"x", spec=MAIL)
+    declared = {"mail.send": Limit(concurrency=3, scope="mail.send")}
+    known = frozenset({"mail.send"})
+    counts = []
+    for wish in (None, 5, 0, 4, None):
+        other = world.process()
+        other.ask(Op.CONTROL, Change("task:mail.send", {"concurrency": wish}))
+        request = ClaimRequest(9, tasks=known, wait_until_ns=0, limits=declared)
+        counts.append(sum(len(it.ask(Op.CLAIM, request)) for it in (other, process)))
+    assert counts == [3, 2, 15, 0, 0]
+
+
+def test_a_rate_that_was_wished_counts_the_claims_of_all_processes() -> None:
+    world, process = world_of(SMALL)
+    for _ in range(20):
+        process.enqueue(b"x", spec=MAIL)
+    process.ask(Op.CONTROL, Change("task:mail.send", {"rate": "3/min"}))
+    request = ClaimRequest(2, tasks=frozenset({"mail.send"}), wait_until_ns=0)
+    taken = [len(each.ask(Op.CLAIM, request)) for each in (process, world.process(), process)]
+    assert taken == [2, 1, 0]
+    world.clock.advance(60)
+    assert len(world.process().ask(Op.CLAIM, request)) == 2
+
+
+def test_controls_are_bounded_and_a_change_that_expects_otherwise_does_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, process = world_of(SMALL)
+    assert process.ask(Op.CONTROL, Change("alert:a", {"n": 1}, {}))
+    assert not process.ask(Op.CONTROL, Change("alert:a", {"n": 2}, {}))
+    assert process.ask(Op.CONTROL, Change("alert:a", {"n": 2}, {"n": 1}))
+    with pytest.raises(PayloadTooLarge):
+        process.ask(Op.CONTROL, Change("alert:a", {"n": "x" * 5_000}))
+    monkeypatch.setattr(controls, "CONTROLS_MAX", 1)
+    with pytest.raises(UsageError, match="the most is 1 of"):
+        process.ask(Op.CONTROL, PAUSED)
+    assert process.ask(Op.CONTROL, Change("alert:a", {"n": None}))
+    assert CONTROLS_MAX == 10_000
+
+
+@pytest.mark.parametrize("wrong", [
+    {"concurrency": -1}, {"concurrency": 10**7}, {"rate": "fast"}, {"task": ""},
+])  # fmt: skip
+async def test_a_wrong_wish_changes_nothing(app: TaskQ, wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        await app.limit(**{"task": "mail.send", **wrong})
+    for count in (0, 10**6):
+        with pytest.raises(UsageError, match="slots is"):
+            await app.set_slots(count)
+    for args in ({}, {"queue": "mail", "task": "mail.send"}):
+        with pytest.raises(UsageError, match="give a queue, or task="):
+            await app.pause(**args)
+    assert await app.controls() == {}
+
+
+# -- schedules ------------------------------------------------------------------------------------
+
+
+async def test_a_schedule_is_added_changed_paused_and_removed_and_any_worker_ticks_it(
+    tmp_path: Path,
+) -> None:
+    clock = FakeClock(1_000_000_000)
+    post, other = Post(tmp_path), TaskQ(tmp_path, upkeep=False)
+    use_clock(post.app, clock)
+    async with post.app as app:
+        call = post.send.options(priority=8, headers={"a": "é"}, key="k").call(7)
+        await app.schedules.add("eu", call, every="1h", catch_up="all")
+        scheduler = Scheduler(TaskQ(tmp_path, upkeep=False))
+
+        async def ticks(hours: float) -> list[tuple[str, int, bytes]]:
+            clock.advance(hours * 3_600)
+            await scheduler.look(app.store())
+            jobs = await app.store().port().peek(99)
+            for job in jobs:
+                await app.job(job.job_id).cancel()
+            return [(job.queue, job.priority, job.payload) for job in jobs]
+
+        assert await ticks(0.1) == []
+        assert await ticks(1) == [("mail", 8, b'{"n":7}')]
+        await app.schedules.add("eu", post.send.call(8), every="2h", catch_up="all")
+        assert await ticks(4) == [("mail", 5, b'{"n":8}')] * 2
+        await app.schedules.pause("eu")
+        assert await ticks(9) == []
+        await app.schedules.resume("eu")
+        (view,) = await app.schedules.list()
+        assert (view.task, view.rule, view.catch_up) == ("mail.send", "every 2:00:00", "all")
+        assert await app.schedules.remove("eu")
+        assert await ticks(9) == []
+        assert await app.schedules.list() == []
+    await other.close()
+
+
+async def test_a_schedule_of_the_code_is_not_replaced_by_an_added_one(tmp_path: Path) -> None:
+    post = Post(tmp_path)
+    async with post.app as app:
+        await app.schedules.add("nightly", post.send.call(1), cron="0 4 * * *")
+        app.schedule("nightly", post.send.call(2), cron="0 5 * * *")
+        await Scheduler(app).look(app.store())
+        (view,) = await app.schedules.list()
+        assert view.rule == "0 5 * * *"
+        with pytest.raises(UsageError, match="is in the code of a worker"):
+            await app.schedules.add("nightly", post.send.call(1), cron="0 4 * * *")
+
+
+async def test_an_added_schedule_wakes_a_worker_that_sleeps(tmp_path: Path) -> None:
+    post = Post(tmp_path)
+    post.go.set()
+    async with post.app as app, app.worker():
+        line = ("schedules", "add", "s", "mail.send", '{"n": 5}', "--every", "1s", "-Q", "mail")
+        done = await asyncio.to_thread(taskq, *line, "-d", tmp_path)
+        assert (done.exit_code, done.stdout) == (0, "s: added\n")
+        with anyio.fail_after(20):
+            async with post.changed:
+                await post.changed.wait_for(lambda: post.most > 0)
+        done = await asyncio.to_thread(taskq, "schedules", "remove", "s", "-d", tmp_path)
+        assert done.stdout == "s: removed\n"
+
+
+async def test_arguments_that_are_too_long_for_the_log_are_no_schedule(tmp_path: Path) -> None:
+    async with TaskQ(tmp_path, durability="os") as app:
+
+        @app.task
+        async def store(text: str) -> None: ...
+
+        with pytest.raises(UsageError, match="its arguments are too long"):
+            await app.schedules.add("s", store.call("x" * 40_000), every="1h")
