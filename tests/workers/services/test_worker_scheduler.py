@@ -16,7 +16,6 @@ import pytest
 from taskq import TaskQ, current_job
 from taskq.core.errors import InvalidCall, UsageError
 from taskq.core.views import JobView
-from taskq.log.store.store import Store
 from taskq.schedules import CATCH_UP_MAX
 from taskq.testing.sandbox import FakeClock, TravelClock, use_clock
 from taskq_workers.pool import Worker
