@@ -210,13 +210,14 @@ class Care:
     def _steer(self, process: Process) -> Made:
         """Pause or resume a task, or limit it."""
         paused = sorted(process.catch_up().need_agenda().queues.paused_tasks)
-        if paused and self.chance.random() < 0.8:
-            task, changes = self.chance.choice(paused), {"paused": None}
-        else:
-            task = self.chance.choice(_SPECS).task
-            changes = {"paused": True}
-            self.counts["pauses of tasks"] += 1
-        return Op.CONTROL, Change(f"task:{task}", changes), lambda _: None
+        resumes = bool(paused) and self.chance.random() < 0.8
+        task = self.chance.choice(paused if resumes else [spec.task for spec in _SPECS])
+        self.counts["pauses of tasks"] += not resumes
+        return (
+            Op.CONTROL,
+            Change(f"task:{task}", {"paused": None if resumes else True}),
+            lambda _: None,
+        )
 
     def _pause(self, process: Process) -> Made:
         paused = sorted(process.catch_up().need_agenda().queues.paused)
