@@ -7,7 +7,8 @@ records only. Rare needs are imported inside their methods.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
@@ -229,6 +230,31 @@ class LogHolder:
         return swept
 
     cancel_many_sync = blocking(cancel_many)
+
+    @contextlib.contextmanager
+    def acting(self, by: str) -> Iterator[None]:
+        """Write into the log who asks for what is done in this block: ``by`` is that name.
+
+        Cancelling, editing, signalling, requeuing, purging, pausing and resuming leave a record
+        each, which ``app.timeline(job)`` shows as "acted", as long as the job is kept.
+
+        Example:
+            >>> with app.acting("ana"):
+            ...     await app.edit(job, priority=9)
+
+        Raises:
+            UsageError: the name is empty, too long, or has a colon or control characters.
+        """
+        from taskq.log.store.port import actor  # noqa: PLC0415 - few ask
+
+        parsing.check_name("the name of who acts", by)
+        if ":" in by:
+            raise errors.UsageError(f"the name of who acts is {by!r}, and may have no colon")
+        token = actor.set(by)
+        try:
+            yield
+        finally:
+            actor.reset(token)
 
     async def edit(
         self,

@@ -29,7 +29,8 @@ def with_app(data_dir: Path | None, work: Callable[[TaskQ], Awaitable[Answer]]) 
 
     async def run() -> Answer:
         async with _app_of(data_dir) as app:  # the app may keep more than we know of
-            return await work(app)
+            with app.acting(f"{render.person()} (taskq)"):
+                return await work(app)
 
     return asyncio.run(run())
 

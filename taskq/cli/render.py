@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import io
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -80,6 +82,14 @@ def due(due_ns: int, now_ns: int) -> str:
         if due_ns < values.TIME_NS_MAX
         else "waits for jobs or a signal"
     )
+
+
+def person() -> str:
+    """Return the user of this machine whose acts these are."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container may have no name for its user
+        return f"user {os.getuid()}"
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:

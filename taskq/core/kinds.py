@@ -123,6 +123,8 @@ EXTENSION: Final = Kind.EXTENDED
 REQUEST: Final = Kind.CANCEL_ASKED
 STEP: Final = Kind.STEP_DONE
 SIGNAL: Final = Kind.SIGNAL_SENT
+#: Somebody asked for something.
+ACT: Final = Kind.ACTED
 #: A wait within a run begins.
 WAIT: Final = Kind.WAIT_BEGUN
 PAUSE: Final = Kind.PAUSED

@@ -44,6 +44,7 @@ class Kind(enum.IntEnum):
     WAIT_BEGUN = 45
     STEERED = 46
     OWNER = 128
+    ACTED = 129
 
 
 class Flag(enum.IntFlag):
@@ -91,7 +92,7 @@ class Option(enum.IntEnum):
     KEY_UNTIL = 10
     #: epoch u64, owner u64: whose claim a carried job is under
     CLAIM = 11
-    #: i64: when a job ended that is carried, or a step that is
+    #: i64: when a job ended that is carried, or a step or an act that is
     ENDED = 12
     #: i64 nanoseconds: keep the job for this time after its end
     KEEP = 13
@@ -209,6 +210,7 @@ BORN: Final = Layout("HBB", "attempts_max queue_size task_size")
 #: A step, by its place among the job's steps; a signal, by the lsn of its first record.
 PLACED: Final = Layout("IQQI", "attempt job token place")
 SIGNAL: Final = Layout("IQQ", "attempt job signal")
+ACT: Final = Layout("IQQ", "attempt job zero")
 NAME: Final = Layout("I", "zero")
 TALLY: Final = Layout("IQQQQ", "zero succeeded dead cancelled expired")
 STEP: Final = Layout("Iq", "zero step_ns")
@@ -237,6 +239,7 @@ class Body(enum.Enum):
     )
     OWNER = "JSON"
     VALUE = "JSON of the value"
+    ACT = "name of a person or program, colon, space, and what was asked for"
 
 
 class Row:
@@ -403,6 +406,10 @@ _ROWS: Final = (
     Row(
         Kind.OWNER, "owner", "who an owner is, for people who read the log later", OWNER,
         Body.OWNER,
+    ),
+    Row(
+        Kind.ACTED, "acted", "somebody asked for something of a job, or of the log (job 0), for "
+        "people who ask who did", ACT, Body.ACT, options=(Option.ENDED,),
     ),
 )  # fmt: skip
 #: By their types.

@@ -127,6 +127,8 @@ class Op(enum.IntEnum):
     REQUEUE = Trait.AGENDA | Trait.GROWS
     #: [lsn, …] -> [None or TaskqError, …]: dead letters are forgotten
     PURGE = Trait.AGENDA
+    #: operand Act -> None
+    ACT = Trait(0)
     # -- schedules
     #: Turn -> answers to the jobs of the ticks; None: another process was faster
     TICK = Trait.AGENDA | Trait.GROWS
@@ -230,6 +232,13 @@ class Plain(NamedTuple):
 
     spec: EnqueueSpec
     bodies: list[bytes]
+
+
+class Act(NamedTuple):
+    """A note of who asked for what: of these jobs, of the log with none."""
+
+    jobs: list[int]
+    text: str
 
 
 class Ingest(NamedTuple):

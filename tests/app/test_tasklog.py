@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,10 @@ from taskq.errors import (
     UsageError,
     WrongLog,
 )
-from taskq.log.config import LogConfig
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import WITHDRAWN_MAX, ClaimRequest
 from taskq.log.store.port import LoopPort
+from taskq.testing import TravelClock, use_clock
 from taskq.testing.sandbox import FakeClock
 
 
@@ -267,6 +269,42 @@ async def test_a_key_that_another_process_gave_is_found(tmp_path: Path) -> None:
         view = await log.find("photo-1")
         assert view is not None
         assert view.job_id == job
+
+
+async def test_an_act_is_in_the_timeline_as_long_as_its_job_is_kept(tmp_path: Path) -> None:
+    clock = TravelClock(1_700_000_000)
+    app = TaskQ(tmp_path, segment_bytes=SEGMENT_BYTES_MIN)
+    use_clock(app, clock)
+    log = TaskLog(app.connection)
+    async with app:
+        jobs = {
+            name: await log.put(name.encode(), attempts=1, keep="1h")
+            for name in ("ended", "dead", "live")
+        }
+        with log.acting("ana"):
+            for job in jobs.values():
+                await log.edit(job, priority=9)
+        acted = {job: (await log.timeline(job))[-2] for job in jobs.values()}
+        for delivery in await log.claim(2):
+            await (
+                log.nack(delivery, "no") if delivery.job_id == jobs["dead"] else log.ack(delivery)
+            )
+        for _ in range(2):  # again with what was written again
+            for _ in range(3):
+                await log.cancel(await log.put(os.urandom(SEGMENT_BYTES_MIN // 2)))
+            clock.advance(600)
+            assert (await log.compact(keep="5m")).carried
+            for job, before in acted.items():
+                acts = [event for event in await log.timeline(job) if event.kind == "acted"]
+                assert [(act.reason, act.time_ns) for act in acts] == [
+                    ("ana: edit", before.time_ns)
+                ]
+        for _ in range(3):
+            await log.cancel(await log.put(os.urandom(SEGMENT_BYTES_MIN // 2)))
+        clock.advance(9_000)
+        await log.compact(keep="5m")
+        records = [record async for record in log.stream(follow=False) if record.kind == "acted"]
+        assert {record.job_id for record in records} == {jobs["live"], jobs["dead"]}
 
 
 async def test_a_waiting_claimer_gets_the_job_the_moment_its_lease_ends(log: TaskLog) -> None:

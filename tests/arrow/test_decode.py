@@ -146,6 +146,8 @@ _GOLDEN: Final[list[tuple[Any, dict[str, Any]]]] = [
     (encode_moved(SourceRecord("a", SourceState(b"[1]", 7)), 31), {}),
     (encode_moved(SourceRecord("a", SourceState(b"{}", 7)), 31, Kind.STEERED), {}),
     (codec.encode_clock(-5, 31), {"step_ns": -5}),
+    (codec.encode(Kind.ACTED, 0, 1, 0, lsn=31, body=b"ana: purge"),
+     _JOB | {"attempt": 0, "token": None, "value": "ana: purge"}),
     (codec.encode_owner(2**63, b'{"pid":1}', 31), {"owner": "8" + "0" * 15, "value": '{"pid":1}'}),
 ]  # fmt: skip
 

@@ -58,6 +58,7 @@ ORIGINS = {
     Kind.SIGNAL_SENT: set[State](),
     Kind.WAIT_BEGUN: set[State](),
     Kind.OWNER: set[State](),
+    Kind.ACTED: set[State](),
 }
 
 

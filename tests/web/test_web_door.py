@@ -18,7 +18,7 @@ import sys
 import threading
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from http.cookies import SimpleCookie
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -28,6 +28,8 @@ import anyio
 import httpx
 import pytest
 from click.testing import CliRunner
+from starlette.applications import Starlette
+from starlette.routing import Route
 
 import taskq_plugins.web
 from taskq import TaskLog, TaskQ
@@ -42,10 +44,20 @@ from taskq_plugins import patience
 from taskq_plugins.hub.line import line_to
 from taskq_plugins.web import mount
 from taskq_plugins.web.command import _secret
-from taskq_plugins.web.door import ENTRY, FILE, AccessKeys, SiteAddress, kept_root
+from taskq_plugins.web.door import (
+    ENTRY,
+    FILE,
+    AccessKeys,
+    SiteAddress,
+    TokenFile,
+    kept_root,
+    visitors_of,
+)
+from taskq_plugins.web.endpoints import Role
 from taskq_plugins.web.mount import make_site
 from tests.processes.harness import Child
-from tests.web.browser import HOST, ORIGIN, SECRET, browser, program, stranger
+from tests.web.browser import HOST, ORIGIN, SECRET, browser, program, running, stranger
+from tests.web.test_web_api import made
 
 ANYWHERE = str(IPv4Address(0))
 EVIL = "<script>alert(1)</script>\"'&--><img src=x onerror=alert(1)>"
@@ -154,6 +166,172 @@ async def test_a_page_without_secret_knows_no_program(data: Path) -> None:
 async def test_with_tls_the_cookie_is_for_tls_alone() -> None:
     place = SiteAddress(scheme="https", hosts=("a.example:9",), allow_actions=False)
     assert place.cookie_header("x", "https").endswith("; HttpOnly; SameSite=Strict; Secure")
+
+
+# -- roles -----------------------------------------------------------------------------------------
+
+ROLES = {"ana": "read", "bob": "operate", "eve": "admin"}
+#: What each act is asked with, for the job of the test.
+ASKED: Final[dict[str, dict[str, Any]]] = {
+    "enqueue": {"task": "mail.send", "arguments": {"number": 0}},
+    "edit": {"priority": 9},
+    "signal": {"value": 1},
+    "many": {"act": "cancel", "q": "task:mail.send"},
+    "limit_task": {"concurrency": 1},
+    "set_slots": {"count": 1},
+    "add_schedule": {"task": "mail.send", "arguments": {"number": 1}, "every": "1h"},
+}
+
+
+_NAMED: Final = {f"/api/schedules/{{name}}/{verb}": "hourly" for verb in ("pause", "resume")}
+
+
+@contextlib.asynccontextmanager
+async def roles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Path, Callable[..., httpx.AsyncClient], list[Route]]]:
+    """Yield a log, clients by the name of their token, and the routes of its page."""
+    routes: list[Route] = []
+
+    def noting(**how: Any) -> Starlette:
+        routes.extend(how["routes"])
+        return Starlette(**how)
+
+    monkeypatch.setattr(mount, "Starlette", noting)
+    path, file = await made(tmp_path), tmp_path / "tokens"
+    file.write_text("".join(f"{name} {role} {name * 12}\n" for name, role in ROLES.items()))
+    file.chmod(0o600)
+    place = SiteAddress(scheme="http", hosts=(HOST,), allow_actions=True)
+    site = make_site(str(path), place, AccessKeys(tokens=TokenFile(file)))
+
+    def client(name: str) -> httpx.AsyncClient:
+        headers = {"Authorization": f"Bearer {name * 12}"} if name else {}
+        transport = httpx.ASGITransport(app=site)
+        return httpx.AsyncClient(transport=transport, base_url=ORIGIN, headers=headers)
+
+    async with running(site):
+        yield path, client, routes
+
+
+async def acts_of(client: httpx.AsyncClient, routes: list[Route], job: str) -> dict[str, str]:
+    """Return each act by its name, with its address for a job."""
+    document = (await client.get("/api/openapi.json")).json()["paths"]
+    paths = {
+        path: methods["post"]["operationId"]
+        for path, methods in document.items()
+        if "post" in methods
+    }
+    assert set(paths) == {
+        route.path.replace(":path", "")
+        for route in routes
+        if route.path.startswith("/api/") and "POST" in (route.methods or ())
+    }
+    return {
+        name: path.format_map({"id": job, "token": "x", "name": _NAMED.get(path, "mail")})
+        for path, name in paths.items()
+    }
+
+
+async def entered(client: httpx.AsyncClient, name: str) -> None:
+    client.headers["Origin"] = ORIGIN
+    assert (await client.post(ENTRY, data={"token": name * 12})).status_code == 200
+
+
+def end_of(path: Path) -> int:
+    with LogReader.open(str(path)) as reader:
+        return reader.stats().next_lsn
+
+
+async def test_a_visitor_who_may_only_read_is_refused_each_act_and_offered_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with roles(tmp_path, monkeypatch) as (path, client, routes), client("ana") as program:
+        jobs = (await program.get("/api/jobs")).json()["jobs"]
+        before, places = end_of(path), await acts_of(program, routes, jobs[-1]["id"])
+        assert len(places) >= 16
+        for name, place in places.items():
+            refused = await program.post(place, json=ASKED.get(name, {}))
+            assert (refused.status_code, "ana may read" in refused.text) == (403, True), place
+        async with client("") as person:
+            await entered(person, "ana")
+            acts = [route.path for route in routes if route.path.startswith("/act/")]
+            assert acts == ["/act/{name}"]
+            for name in places:
+                fields = {"taskq.token": "", "id": jobs[-1]["id"], "name": "mail"}
+                assert (await person.post(f"/act/{name}", data=fields)).status_code == 403, name
+            pages = [route.path for route in routes if "{" not in route.path]
+            for page in (*pages, *(f"/jobs/{job['id']}" for job in jobs)):
+                if not page.startswith(("/api/", ENTRY)):
+                    answer = await person.get(
+                        page, params={"q": "task:mail"} if page == "/jobs" else {}
+                    )
+                    assert 'method="post"' not in answer.text, page
+        assert end_of(path) == before
+
+
+async def test_an_operator_does_all_but_what_cannot_be_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with roles(tmp_path, monkeypatch) as (_, client, _), client("bob") as bob:
+        dead = (await bob.get("/api/jobs?q=state:dead")).json()["jobs"][0]["id"]
+        assert (await bob.post(f"/api/jobs/{dead}/purge", json={})).status_code == 403
+        many = {"act": "purge", "ids": [dead]}
+        assert (await bob.post("/api/many", json=many)).status_code == 403
+        async with client("") as person:
+            await entered(person, "bob")
+            page = (await person.get(f"/jobs/{dead}")).text
+            assert ("act/requeue" in page, "act/purge" in page) == (True, False)
+            assert "purge" not in (await person.get("/jobs?q=state:dead")).text
+        assert (await bob.post(f"/api/jobs/{dead}/requeue", json={})).status_code == 200
+        async with client("eve") as eve:
+            other = (await eve.get("/api/jobs?q=state:dead")).json()["jobs"][0]["id"]
+            assert (await eve.post(f"/api/jobs/{other}/purge", json={})).status_code == 200
+
+
+async def test_each_act_leaves_a_record_of_who_asked_which_the_jobs_timeline_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with roles(tmp_path, monkeypatch) as (path, client, routes), client("eve") as eve:
+        for name in await acts_of(eve, routes, ""):
+            q = f"state:{'dead' if name in ('requeue', 'purge') else 'ready'}"
+            job = (await eve.get("/api/jobs", params={"q": q})).json()["jobs"][0]["id"]
+            place = (await acts_of(eve, routes, job))[name]
+            if place.startswith("/api/claims"):
+                continue  # work, not an act: claims name their process
+            answer = await eve.post(place, json=ASKED.get(name, {}))
+            assert answer.status_code == 200, answer.text
+            shown = look_at_records(str(path), 1, Choice(kinds=("acted",)), follow=False)
+            (record,) = [record async for record in shown]
+            by, _, what = record.reason.partition(": ")
+            asked = ASKED.get(name, {}).get("act", name).partition("_")[0]
+            assert by == "eve (web)", name
+            assert what.split()[0] in (asked, "change"), name
+            if record.job and name != "purge":
+                with LogReader.open(str(path)) as reader:
+                    events = reader.timeline(record.job)
+                assert record.reason in {it.reason for it in events if it.kind == "acted"}
+
+
+async def test_a_token_is_good_as_long_as_its_line_and_its_file_are(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    keys = AccessKeys(tokens=TokenFile(file))
+    file.write_text(f"ana read {'a' * 40}\nbob admin {'b' * 40}  # on call\n")
+    file.chmod(0o600)
+    cookie = keys.enter("a" * 40)
+    assert keys.visitor_of_cookie(cookie) == ("ana", Role.READ)
+    assert keys.visitor_of_header(f"Bearer {'b' * 40}") == ("bob", Role.ADMIN)
+    assert keys.visitor_of_cookie(cookie.replace(".file.", ".ADMIN.")) is None
+    file.write_text(f"ana operate {'a' * 40}\n")
+    assert keys.visitor_of_cookie(cookie) == ("ana", Role.OPERATE)
+    assert keys.visitor_of_header(f"Bearer {'b' * 40}") is None
+    file.chmod(0o644)  # others may read it
+    assert keys.visitor_of_cookie(cookie) is None
+    file.chmod(0o600)
+    file.write_text(f"ana operate {'c' * 40}\n")
+    assert keys.visitor_of_cookie(cookie) is None
+    for line in ("ana king " + "a" * 40, "ana read short", "ana read", f"a:b read {'a' * 40}"):
+        with pytest.raises(UsageError, match="line 1 is no token"):
+            visitors_of(line)
 
 
 # -- other names and other pages -------------------------------------------------------------------
@@ -373,7 +551,7 @@ def test_the_command_prints_an_address_that_works_until_it_is_stopped(
         (["--tls-cert", "x"], "give --tls-cert and --tls-key together"),
         (["--bind", ANYWHERE, "--tls-cert", "x", "--tls-key", "y"], "with --name"),
         (["--tls-cert", "x", "--tls-key", "y"], "are of no use: No such file"),
-        (["--token-file", "short"], "holds no secret of 32 characters"),
+        (["--token-file", "short"], "secret of 32 characters"),
         (["--token-file", "open"], "may be read by others: chmod 600"),
         (["--token-file", "no/where"], "No such file"),
     ],

@@ -656,18 +656,19 @@ class _Hand:
         if self._app is None:
             self._app = TaskQ(self._path, upkeep=False, name="taskq top")
         try:
-            done = _do(self._app, act)
+            done = hooks.blocking(_do)(self._app, act)
         except errors.TaskqError as error:
             return str(error).partition("\n")[0]
         return f"{act}: done" if done else f"{act}: it is so already, or too late"
 
 
-def _do(app: TaskQ, act: Act) -> Any:
+async def _do(app: TaskQ, act: Act) -> Any:
     name = act.names[0]
-    if act.verb == "cancel":
-        return app.job(name).cancel_sync()
-    if act.verb == "requeue":
-        return app.dead.requeue_many_sync(list(act.names)).count
-    if act.verb == "run now":
-        return app.edit_sync(name, run_now=True)
-    return (app.pause_sync if act.verb == "pause" else app.resume_sync)(name)
+    with app.acting(f"{render.person()} (top)"):
+        if act.verb == "cancel":
+            return await app.job(name).cancel()
+        if act.verb == "requeue":
+            return (await app.dead.requeue_many(list(act.names))).count
+        if act.verb == "run now":
+            return await app.edit(name, run_now=True)
+        return await (app.pause if act.verb == "pause" else app.resume)(name)

@@ -57,11 +57,18 @@ class Acts:
         if asked.task is not None:
             call = self.app.call_by_name(asked.task, **asked.arguments)
             job = await self.app.enqueue(call.options(**asked.options()))
+            await self.note_enqueued(job.id)
             return {"id": job.id, "duplicate": job.duplicate}
         assert asked.payload is not None
         if asked.arguments:
             raise errors.UsageError("arguments are a task's: name the task, or leave them out")
-        return {"id": await self._log.put(asked.payload.raw(), **asked.options())}
+        job_id = await self._log.put(asked.payload.raw(), **asked.options())
+        await self.note_enqueued(job_id)
+        return {"id": job_id}
+
+    async def note_enqueued(self, job_id: str) -> None:
+        """Write into the log who enqueued a job."""
+        (await self.app.connection.port()).note("enqueue", [engine.Tag.of_id(job_id)[1]])
 
     async def cancel(self, asked: asking.OneJob) -> dict[str, Any]:
         return {"id": asked.id, "cancelled": await self._log.cancel(asked.id)}
@@ -395,7 +402,7 @@ def _orders(acts: Acts) -> tuple[Endpoint, ...]:
         Endpoint("POST", f"{jobs}/requeue", "requeue", "Make a dead letter ready again.",
                  ask.OneJob, acts.requeue),
         Endpoint("POST", f"{jobs}/purge", "purge", "Forget a dead letter.",
-                 ask.OneJob, acts.purge),
+                 ask.OneJob, acts.purge, ask.Role.ADMIN),
         Endpoint("POST", "/api/many", "many", "Do one thing to all jobs that fit, or count them.",
                  ask.Many, acts.many),
         Endpoint("POST", "/api/schedules/{name}/pause", "pause_schedule", "Let it tick no more.",

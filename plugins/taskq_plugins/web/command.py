@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskq import engine, extras
+from taskq import engine, errors, extras
 from taskq.cli import Failure, WrongUsage, log_argument, open_reader, render, resolve
 
 if TYPE_CHECKING:  # help needs no package of the extra
     from taskq_plugins.web.door import SiteAddress
 
-_SECRET_CHARACTERS_MIN: Final = 32
-_SECRET_BYTES_MAX: Final = 4_096
 _PORT_MAX: Final = 65_535
 _FILE: Final = click.Path(path_type=Path, dir_okay=False)
 #: A hub has it.
@@ -49,7 +47,8 @@ _REGISTRY: Final = "registry.db"
 @click.option(
     "--token-file",
     type=_FILE,
-    help="Holds the secret of programs; made when it is missing.",
+    help="Tokens, a line each: NAME ROLE TOKEN, roles read, operate and admin; or one secret of "
+    "programs. Made when it is missing.",
 )
 def web(
     data_dir: Path | None,
@@ -66,9 +65,9 @@ def web(
 
     Of a hub it shows the devices, and the log of each.
 
-    The printed address is good for one browser, once. Programs send the secret of --token-file as
-    Authorization: Bearer. Everything is read from the directory, beside any number of live
-    processes; nothing can be changed without --allow-actions.
+    The printed address is good for one browser, once. Programs send a token of --token-file as
+    Authorization: Bearer, people enter it at /enter. Everything is read from the directory, beside
+    any number of live processes; nothing can be changed without --allow-actions.
     """
     try:
         from taskq_plugins.web import door, mount  # noqa: PLC0415 - help needs no package
@@ -95,7 +94,9 @@ def web(
             f"--bind {bind} is reached from other machines, where anybody on the way could read "
             f"the token: give --tls-cert and --tls-key, or stay at 127.0.0.1 and use a tunnel"
         )
-    known = door.AccessKeys(_secret(token_file), door.kept_root(path))
+    _secret(token_file)
+    tokens = None if token_file is None else door.TokenFile(token_file)
+    known = door.AccessKeys(root=door.kept_root(path), tokens=tokens)
     with mount.listen(str(address), port) as listener:
         place = _place(address, listener.getsockname()[1], names, tls is not None, allow_actions)
         place = replace(place, show_secrets=show_secrets)
@@ -152,31 +153,27 @@ def _place(
 
 
 def _secret(file: Path | None) -> str:
-    """Return what programs send; "" without a file.
+    """Return the text of a file of tokens; "" without a file.
 
     Raises:
         Failure: it cannot be read or made.
-        WrongUsage: it is short, or others may read it.
+        WrongUsage: a line of it is no token, or others may read it.
     """
     if file is None:
         return ""
-    from taskq_plugins.web.door import made_secret  # noqa: PLC0415 - as above
+    from taskq_plugins.web import door  # noqa: PLC0415 - as above
 
     try:
-        made_secret(file)
+        door.made_secret(file)
         if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise WrongUsage(f"--token-file {file} may be read by others: chmod 600 {file}")
-        secret = engine.read_private(file, _SECRET_BYTES_MAX).strip()
+        secret = engine.read_private(file, door.TOKENS_BYTES_MAX).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise Failure(f"--token-file {file}: {error}") from error
-    if not (
-        len(secret) >= _SECRET_CHARACTERS_MIN
-        and secret.isascii()
-        and secret.isprintable()
-        and " " not in secret
-    ):
-        raise WrongUsage(
-            f"--token-file {file} holds no secret of {_SECRET_CHARACTERS_MIN} characters without "
-            f"spaces: remove it, and one is made"
-        )
+    try:
+        visitors = door.visitors_of(secret)
+    except errors.UsageError as error:
+        raise WrongUsage(f"--token-file {file}: {error}") from error
+    if not visitors:
+        raise WrongUsage(f"--token-file {file} holds no token: remove it, and one is made")
     return secret

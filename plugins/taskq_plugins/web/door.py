@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import hmac
@@ -18,8 +19,14 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from taskq import engine, errors, values
-from taskq_plugins.web.endpoints import Problem
+from taskq.cli import render
+from taskq_plugins.web.endpoints import Problem, Role, Visitor
 
+#: A browser before its login, and a person that the outer app lets in without a name.
+_NOBODY: Final = Visitor("", Role.READ)
+_SOMEBODY: Final = Visitor("", Role.ADMIN)
+#: Name and role of a token that stands alone.
+_LONE: Final = ("program", "admin")
 Refuse = Callable[[Scope, Problem], ASGIApp]
 
 
@@ -27,6 +34,9 @@ Refuse = Callable[[Scope, Problem], ASGIApp]
 FILE: Final = "web.key"
 _KEY_BYTES: Final = 32
 _TEXT_MAX: Final = 4_096
+#: A file of tokens, and each of them.
+TOKENS_BYTES_MAX: Final = 65_536
+SECRET_CHARACTERS_MIN: Final = 32
 #: Addresses that were printed or shown, and not opened yet.
 _ENTRIES_MAX: Final = 8
 
@@ -37,39 +47,126 @@ def same(given: str, key: str) -> bool:
     return fits and bool(key)
 
 
+def visitors_of(text: str) -> dict[str, Visitor]:
+    """Return the visitors by token: lines ``NAME ROLE TOKEN``; a lone token is an admin's.
+
+    Raises:
+        UsageError: a line is none of these, or a token is too short.
+    """
+    visitors: dict[str, Visitor] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        name, role, token, *more = [*_LONE, *words] if len(words) == 1 else [*words, "", ""]
+        is_token = len(token) >= SECRET_CHARACTERS_MIN and token.isascii() and token.isprintable()
+        if not is_token or role.upper() not in Role.__members__ or ":" in name or any(more):
+            roles = ", ".join(role.name.lower() for role in Role)
+            raise errors.UsageError(
+                f"line {number} is no token: write NAME ROLE TOKEN, with one of {roles} and a "
+                f"secret of {SECRET_CHARACTERS_MIN} characters without spaces"
+            )
+        visitors[token] = Visitor(name, Role[role.upper()])
+    return visitors
+
+
+class TokenFile:
+    """Tokens in a file, which is read again when it changes: a line that goes is good no more."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._stamp: object = None
+        self._visitors: dict[str, Visitor] = {}
+
+    def visitors(self) -> dict[str, Visitor]:
+        """Return the visitors by token; none while the file cannot be read or trusted."""
+        try:
+            stat_now = self._file.stat()
+            stamp = stat_now.st_mtime_ns, stat_now.st_size, stat_now.st_ino, stat_now.st_mode
+            if stamp != self._stamp:
+                is_open = stat_now.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+                text = "" if is_open else engine.read_private(self._file, TOKENS_BYTES_MAX)
+                self._visitors, self._stamp = visitors_of(text), stamp
+        except (OSError, UnicodeDecodeError, errors.UsageError):
+            self._visitors, self._stamp = {}, None
+        return self._visitors
+
+
 class AccessKeys:
     """Keys of programs and browsers.
 
     Args:
         secret: of programs, in ``Authorization: Bearer``; "" refuses programs.
         root: source of the browsers' keys; by default a new one.
+        tokens: of people and programs, with their roles.
     """
 
-    def __init__(self, secret: str = "", root: str = "") -> None:
+    def __init__(self, secret: str = "", root: str = "", tokens: TokenFile | None = None) -> None:
         self._secret = secret
-        root = root or secrets.token_urlsafe(_KEY_BYTES)
-        #: of the cookie
-        self.session = _derived(root, "session")
+        self._root = root = root or secrets.token_urlsafe(_KEY_BYTES)
+        self._tokens = tokens
+        #: of the cookie of a browser that opened the printed address
+        self.session = self.cookie(_owner())
         #: in every form: without it a request that the browser was tricked into changes nothing
         self.form = _derived(root, "form")
-        self._entries: list[str] = []
+        self._entries: dict[str, Visitor] = {}
 
-    def entry(self) -> str:
-        """Return the token of an address that lets one browser in, once."""
+    def entry(self, visitor: Visitor | None = None) -> str:
+        """Return the token of an address that lets one browser in, once, as this visitor."""
         token = secrets.token_urlsafe(_KEY_BYTES)
-        self._entries = [*self._entries[1 - _ENTRIES_MAX :], token]
+        kept = list(self._entries.items())[1 - _ENTRIES_MAX :]
+        self._entries = {**dict(kept), token: visitor or _owner()}
         return token
 
-    def enter(self, given: str) -> bool:
-        for token in self._entries:
+    def enter(self, given: str) -> str:
+        """Return the cookie for the token of an address, or of a file; "" for any other."""
+        for token, visitor in self._entries.items():
             if same(given, token):
-                self._entries.remove(token)
-                return True
-        return False
+                del self._entries[token]
+                return self.cookie(visitor)
+        of_file = self._of_file(given)
+        return "" if of_file is None else self.cookie(of_file, given)
 
-    def is_secret(self, authorization: str) -> bool:
+    def cookie(self, visitor: Visitor, token: str = "") -> str:
+        """Return the cookie of a visitor; for a token of a file it ends with that."""
+        name = base64.urlsafe_b64encode(visitor.name.encode()).decode().rstrip("=")
+        head = f"{name}.{'file' if token else visitor.role.name}"
+        return f"{head}.{_derived(self._root, f'session {head} {token}')}"
+
+    def visitor_of_cookie(self, cookie: str) -> Visitor | None:
+        """Return the visitor of a cookie; None for a foreign cookie."""
+        name, _, rest = cookie.partition(".")
+        role = rest.partition(".")[0]
+        try:
+            name = base64.urlsafe_b64decode(name + "=" * (-len(name) % 4)).decode()
+        except ValueError:
+            return None
+        if role in Role.__members__:
+            known = {"": Visitor(name, Role[role])}
+        else:
+            tokens = self._tokens.visitors() if self._tokens is not None else {}
+            known = {token: it for token, it in tokens.items() if it.name == name}
+        return next(
+            (it for token, it in known.items() if same(cookie, self.cookie(it, token))), None
+        )
+
+    def visitor_of_header(self, authorization: str) -> Visitor | None:
+        """Return the visitor of an ``Authorization: Bearer``; None for a foreign token."""
         scheme, _, given = authorization.partition(" ")
-        return scheme.lower() == "bearer" and same(given.strip(), self._secret)
+        if scheme.lower() != "bearer":
+            return None
+        if same(given.strip(), self._secret):
+            return Visitor("program", Role.ADMIN)
+        return self._of_file(given.strip())
+
+    def _of_file(self, given: str) -> Visitor | None:
+        tokens = self._tokens.visitors() if self._tokens is not None else {}
+        return next((it for token, it in tokens.items() if same(given, token)), None)
+
+
+def _owner() -> Visitor:
+    """Return the user of the server as an admin."""
+    return Visitor(render.person(), Role.ADMIN)
 
 
 def kept_root(directory: str) -> str:
@@ -128,7 +225,7 @@ FILES: Final = {
 }
 _OPEN: Final = frozenset(f"/static/{name}" for name in FILES)
 API: Final = "/api/"
-_SAFE: Final = frozenset({"GET", "HEAD"})
+SAFE: Final = frozenset({"GET", "HEAD"})
 #: Nothing but files of our own: no script or style within a page, and no form that leads elsewhere.
 _POLICY: Final = "; ".join(
     (
@@ -169,14 +266,14 @@ class SiteAddress:
         scheme: "https" with TLS.
         hosts: allowed values of ``Host``, the printed one first; empty if the outer app checks.
         allow_actions: whether requests may change the log.
-        allows: check by the outer app's login; None: by our keys.
+        allows: check by the outer app's login, which may return a ``Visitor``; None: by our keys.
         show_secrets: whether people see secret values.
     """
 
     scheme: Literal["http", "https"]
     hosts: tuple[str, ...]
     allow_actions: bool
-    allows: Callable[[Request], bool] | None = None
+    allows: Callable[[Request], bool | Visitor] | None = None
     show_secrets: bool = False
 
     @property
@@ -201,7 +298,7 @@ class Door:
     names of this machine, which would give a foreign page our origin (DNS rebinding).
 
     Args:
-        inner: the guarded app; its ``state`` gets ``by``, "program" or "person", and ``hides``.
+        inner: the guarded app; its ``state`` gets ``visitor`` and ``hides``.
         place: address and rights.
         keys: of programs and browsers.
         refuse: makes a response from a problem.
@@ -230,17 +327,17 @@ class Door:
             await send(message)
 
         try:
-            by = self._check(scope)
+            visitor, by = self._check(scope)
         except Problem as problem:
             await self._refuse(scope, problem)(scope, receive, send_guarded)
             return
         scope["path_params"] = {}  # of an address that the page is mounted at: no question's
-        hides = by == "person" and not self._place.show_secrets
-        scope.setdefault("state", {}).update(by=by, hides=hides)
+        hides = by != "program" and not self._place.show_secrets
+        scope.setdefault("state", {}).update(visitor=visitor, hides=hides)
         await self._inner(scope, _bounded(receive), send_guarded)
 
-    def _check(self, scope: Scope) -> str:
-        """Return the client: "program", "person", or "" for a browser before its login.
+    def _check(self, scope: Scope) -> tuple[Visitor, str]:
+        """Return the visitor, and "program", "reader", "person", or "" before a login.
 
         Raises:
             Problem: the request is refused.
@@ -262,27 +359,33 @@ class Door:
                 HTTPStatus.FORBIDDEN,
                 f"a page of {origin!r:.80} may not ask here: open http://{host} itself",
             )
-        is_act = scope["method"] not in _SAFE
-        by = self._who(scope, headers)
+        is_act = scope["method"] not in SAFE
+        visitor, by = self._who(scope, headers)
+        if not self._place.allow_actions:
+            visitor = visitor._replace(role=Role.READ)
         if is_act:
-            self._check_act(scope, by, origin)
-        return by
+            self._check_act(scope, by, visitor, origin)
+        return visitor, by
 
-    def _who(self, scope: Scope, headers: Headers) -> str:
+    def _who(self, scope: Scope, headers: Headers) -> tuple[Visitor, str]:
         if path_of(scope) in _OPEN:
-            return ""
-        if self._keys.is_secret(headers.get("authorization", "")):
-            return "program"
+            return _NOBODY, ""
+        visitor = self._keys.visitor_of_header(headers.get("authorization", ""))
+        if visitor is not None:
+            return visitor, "program" if visitor.role > Role.READ else "reader"
         if self._place.allows is not None:
-            if self._place.allows(Request(scope)):
-                return "person"
+            allowed = self._place.allows(Request(scope))
+            if allowed:
+                return allowed if isinstance(allowed, Visitor) else _SOMEBODY, "person"
             raise Problem(HTTPStatus.FORBIDDEN, "you may not look here: ask who runs this app")
         cookies = (part.strip().partition("=") for part in headers.get("cookie", "").split(";"))
         name = self._place.cookie
-        if any(key == name and same(value, self._keys.session) for key, _, value in cookies):
-            return "person"
+        for key, _, value in cookies:
+            visitor = self._keys.visitor_of_cookie(value) if key == name else None
+            if visitor is not None:
+                return visitor, "person"
         if path_of(scope) == ENTRY:
-            return ""
+            return _NOBODY, ""
         raise Problem(
             HTTPStatus.UNAUTHORIZED,
             "nobody is known by this request: open the address that taskq web printed (it is good "
@@ -291,11 +394,18 @@ class Door:
             headers={"WWW-Authenticate": "Bearer"},
         )
 
-    def _check_act(self, scope: Scope, by: str, origin: str | None) -> None:
-        if not self._place.allow_actions:
+    def _check_act(self, scope: Scope, by: str, visitor: Visitor, origin: str | None) -> None:
+        is_entry = path_of(scope) == ENTRY
+        if not (self._place.allow_actions or is_entry):
             raise Problem(
                 HTTPStatus.FORBIDDEN,
                 "nothing may be changed here: start taskq web with --allow-actions",
+            )
+        if visitor.role < Role.OPERATE and not is_entry:
+            raise Problem(
+                HTTPStatus.FORBIDDEN,
+                f"{visitor.name or 'you'} may read here, and change nothing: ask for a token with "
+                f"the role operate or admin",
             )
         if by == "program":
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import enum
 import json
 from collections.abc import Callable, Coroutine, Iterable
 from http import HTTPStatus
@@ -340,12 +341,30 @@ _PROBLEM: Final = {
 }
 
 
+class Role(enum.IntEnum):
+    """Rights of a visitor; each role includes the earlier ones."""
+
+    READ = 1
+    #: cancel, requeue, edit, pause, enqueue, claim, …
+    OPERATE = 2
+    #: also what cannot be undone
+    ADMIN = 3
+
+
+class Visitor(NamedTuple):
+    """The person or program that asks, as the audit names it, and what it may do."""
+
+    name: str
+    role: Role
+
+
 class Endpoint(NamedTuple):
     """One thing that may be asked.
 
     Attributes:
         asked: what it takes, from path, query and body.
         answer: makes the document of that.
+        role: the least role for it, of an act.
     """
 
     method: str
@@ -354,6 +373,25 @@ class Endpoint(NamedTuple):
     says: str
     asked: type[Asked]
     answer: Callable[[Any], Coroutine[Any, Any, Any]]
+    role: Role = Role.OPERATE
+
+    def needs(self, act: str = "") -> Role:
+        """Return the least role; ``act`` is the one of ``many``."""
+        return Role.ADMIN if act == "purge" else self.role
+
+    def check(self, visitor: Visitor, asked: Asked) -> None:
+        """Refuse an act to a visitor whose role is too low.
+
+        Raises:
+            Problem: it is.
+        """
+        needs = self.needs(getattr(asked, "act", ""))
+        if self.method == "POST" and visitor.role < needs:
+            raise Problem(
+                HTTPStatus.FORBIDDEN,
+                f"{visitor.name or 'you'} may {visitor.role.name.lower()} here, and {self.name} "
+                f"needs the role {needs.name.lower()}: ask for a token with it",
+            )
 
     async def respond(self, request: Request) -> Response:
         is_post = self.method == "POST"
@@ -362,6 +400,7 @@ class Endpoint(NamedTuple):
             asked = self.asked.model_validate({**given, **request.path_params}, strict=is_post)
         except ValidationError as error:
             raise _wrong(error) from None
+        self.check(request.state.visitor, asked)
         if "wait" not in self.asked.model_fields:
             return _response(request, await self.answer(asked))
         problem: Exception | None = None

@@ -23,6 +23,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from taskq import TaskQ, engine, errors, values
+from taskq.text import printable
 from taskq_plugins.looks.reading import Looks
 from taskq_plugins.patience import Patient, config_of
 from taskq_plugins.web import door, endpoints
@@ -30,6 +31,8 @@ from taskq_plugins.web.api import Acts, Api
 from taskq_plugins.web.pages import Pages
 
 #: Exceptions that become a problem document, without a traceback.
+#: Characters of a visitor's name in a record of an act.
+_NAME_CHARACTERS_MAX: Final = 50
 _ERRORS: Final = (endpoints.Problem, errors.TaskqError, HTTPException, ClientDisconnect)
 
 
@@ -53,7 +56,7 @@ def make_site(
     looks = Looks(path, None if app is None else app.stats)
     acts = Acts(looks, app, hides=not place.show_secrets)
     api = Api(looks, acts)
-    pages = Pages(looks, api.acts, place, keys, app, is_copy=is_copy)
+    pages = Pages(looks, api.acts, place, keys, app, acts.note_enqueued, is_copy=is_copy)
 
     def refuse(scope: Scope, problem: endpoints.Problem) -> Response:
         if not door.path_of(scope).startswith(door.API):
@@ -82,7 +85,16 @@ def make_site(
         exception_handlers=dict.fromkeys(_ERRORS, refuse_error),
         lifespan=life,
     )
-    return door.Door(inner, place, keys, refuse)
+
+    async def acting(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in door.SAFE:
+            await inner(scope, receive, send)
+            return
+        name = scope["state"]["visitor"].name.replace(":", " ")[:_NAME_CHARACTERS_MAX]
+        with acts.app.acting(f"{printable(name)} (web)" if name else "web"):
+            await inner(scope, receive, send)
+
+    return door.Door(acting, place, keys, refuse)
 
 
 #: State of a hub's devices, by name.
@@ -219,7 +231,7 @@ def taskq_web(
     app: TaskQ,
     *,
     allow_actions: bool = False,
-    allows: Callable[[Request], bool] | None = None,
+    allows: Callable[[Request], bool | endpoints.Visitor] | None = None,
 ) -> ASGIApp:
     """Return the app's page, to be mounted in a web app.
 
@@ -228,8 +240,10 @@ def taskq_web(
     Args:
         app: whose log it shows.
         allow_actions: whether its buttons may change the log.
-        allows: check by the web app's own login. None: a browser enters by the address in the
-            process's log, once, like with ``taskq web``; that fits one process.
+        allows: check by the web app's own login; ``True`` is an admin, ``Visitor("ana",
+            Role.READ)`` a person with a name for the audit and a role. None: a browser enters
+            by the address in the process's log, once, like with ``taskq web``; that fits one
+            process.
     """
     keys = door.AccessKeys(root=door.kept_root(str(app.data_dir)))
     if allows is None:

@@ -267,12 +267,21 @@ class Redirect(Exception):
     """Lead to another page; its argument is the path, below the page's own root."""
 
 
+async def _nothing(_job_id: str) -> None: ...
+
+
 class Look(NamedTuple):
     """A question of one page: what it asks for, and how to read the log as of its moment."""
 
     request: Request
     at: str
     read: Read
+
+    @property
+    def visitor(self) -> endpoints.Visitor:
+        """Return the visitor of the request."""
+        visitor: endpoints.Visitor = self.request.state.visitor
+        return visitor
 
 
 def _read(work: Callable[[engine.LogReader], dict[str, Any]]) -> Callable[[Look], Awaitable[Any]]:
@@ -293,6 +302,7 @@ class Pages:
         place: address and rights.
         keys: of programs and browsers.
         app: this program's own app on the log, if any.
+        note_enqueued: writes into the log who enqueued a job.
         is_copy: whether it is a device's log below the page of a hub.
     """
 
@@ -303,6 +313,7 @@ class Pages:
         place: door.SiteAddress,
         keys: door.AccessKeys,
         app: TaskQ | None = None,
+        note_enqueued: Callable[[str], Awaitable[None]] = _nothing,
         *,
         is_copy: bool = False,
     ) -> None:
@@ -311,10 +322,9 @@ class Pages:
         self._place = place
         self._keys = keys
         self._app = app
+        self._note_enqueued = note_enqueued
         self._is_copy = is_copy
         self._shared_key = ""
-        offers = app is not None and place.allow_actions
-        self._pages = (*_PAGES, ("/enqueue", "Enqueue")) if offers else _PAGES
         clean, value = (str, as_it_is) if place.show_secrets else (hidden, without_secrets)
         self._templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
@@ -353,7 +363,7 @@ class Pages:
 
     def routes(self) -> list[Route]:
         return [
-            Route(door.ENTRY, self.enter),
+            Route(door.ENTRY, self.enter, methods=["GET", "POST"]),
             Route("/", self._page("now.html", self._now)),
             Route("/jobs", self._page("jobs.html", self._jobs)),
             Route("/jobs/{id}", self._page("job.html", self._job)),
@@ -374,8 +384,10 @@ class Pages:
         return self.render("problem.html", root, problem.status, problem=problem)
 
     async def enter(self, request: Request) -> Response:
-        """Let a browser in that opened the printed address."""
-        if not self._keys.enter(request.query_params.get("token", "")):
+        """Let a browser in that opened the printed address, or a person with a token."""
+        given = request.query_params if request.method == "GET" else _form(await request.body())
+        cookie = self._keys.enter(given.get("token", "").strip())
+        if not cookie:
             raise endpoints.Problem(
                 HTTPStatus.UNAUTHORIZED,
                 "this address was used before, or is not the one that taskq web printed: start it "
@@ -383,9 +395,7 @@ class Pages:
             )
         # A redirect would count as one from wherever the address was opened, and without a cookie.
         response = self.render("entered.html", door.root_of(request.scope))
-        response.headers["Set-Cookie"] = self._place.cookie_header(
-            self._keys.session, request.url.scheme
-        )
+        response.headers["Set-Cookie"] = self._place.cookie_header(cookie, request.url.scheme)
         return response
 
     async def file(self, request: Request) -> Response:
@@ -421,7 +431,12 @@ class Pages:
             "found": jobs,
             "rows": _ordered(jobs.jobs, _OF_JOBS, asked.sort),
             "sort": asked.sort,
-            "acts": [act for act, state in acts.items() if state in (states or {state})],
+            "acts": [
+                act
+                for act, state in acts.items()
+                if state in (states or {state})
+                and look.visitor.role >= self._acts["many"].needs(act)
+            ],
             "looked": asked.looked + jobs.looked_at,
             "total": sum(counts.total() for counts in lanes.values()),
             "rest": hooks.Search.without_states(asked.q),
@@ -440,7 +455,7 @@ class Pages:
             lambda reader: (hooks.Search.job_named(reader, text), reader.lanes())
         )
         goals: list[tuple[str, str, str, dict[str, str]]]
-        goals = [(name, "page", path, {}) for path, name in self._pages]
+        goals = [(name, "page", path, {}) for path, name in self._pages_of(look.visitor)]
         for what, names in (
             ("task", {name for _, name in lanes}),
             ("queue", {q for q, _ in lanes}),
@@ -499,7 +514,9 @@ class Pages:
         invites = self._place.allows is None and look.request.query_params.get("invite")
         home = self._place.address if self._place.hosts else str(look.request.base_url).rstrip("/")
         shown["invites"] = self._place.allows is None
-        shown["invitation"] = f"{home}{door.ENTRY}?token={self._keys.entry()}" if invites else ""
+        shown["invitation"] = (
+            f"{home}{door.ENTRY}?token={self._keys.entry(look.visitor)}" if invites else ""
+        )
         records = await self._records(look, _RECORDS_MAX, hooks.Choice(name_all=True))
         app = None if look.at else self._app
         return {
@@ -511,7 +528,7 @@ class Pages:
         }
 
     async def _enqueue(self, look: Look) -> dict[str, Any]:
-        may = self._app is not None and self._place.allow_actions
+        may = self._app is not None and look.visitor.role >= endpoints.Role.OPERATE
         tasks = dict(self._app.tasks) if self._app is not None and may else {}
         name = look.request.query_params.get("task", "") if may else ""
         if name and name not in tasks:
@@ -541,7 +558,9 @@ class Pages:
         form = {name: value for name, value in form.items() if value}
         root = door.root_of(request.scope)
         if act.name != "enqueue":
-            answer = await act.answer(_checked(act.asked, form))
+            asked = _checked(act.asked, form)
+            act.check(request.state.visitor, asked)
+            answer = await act.answer(asked)
             if act.name == "purge":  # its page is gone
                 back = f"{root}/jobs?act=purge&done=1"
             elif act.name == "many":
@@ -551,6 +570,7 @@ class Pages:
         elif self._app is not None:
             call = call_of(self._app.tasks.get(form.pop("taskq.task", "")), form)
             job = await self._app.enqueue(call)
+            await self._note_enqueued(job.id)
             back = f"{root}/jobs/{job.id}"
         return RedirectResponse(_inside(back), HTTPStatus.SEE_OTHER)
 
@@ -602,7 +622,9 @@ class Pages:
             )
             shown["sorted_by"] = order
             shown["here_now"] = request.url.path + (f"?{urlencode(kept)}" if kept else "")
-            response = self.render(template, root, at=at, is_live=is_live, **shown)
+            response = self.render(
+                template, root, at=at, is_live=is_live, visitor=request.state.visitor, **shown
+            )
             # By this the page knows how often it may be renewed.
             taken = (time.process_time_ns() - began_ns) / 1e6
             response.headers["Server-Timing"] = f"cpu;dur={taken:.1f}"
@@ -615,6 +637,11 @@ class Pages:
     ) -> HTMLResponse:
         at = values.setdefault("at", "")
         values.setdefault("now_ns", time.time_ns())
+        visitor = values.setdefault("visitor", endpoints.Visitor("", endpoints.Role.READ))
+
+        def may(name: str, which: str = "") -> bool:
+            """Return whether the visitor may do this now, or all of ``many``."""
+            return not at and name in self._acts and visitor.role >= self._acts[name].needs(which)
 
         def to(path: str, **query: Any) -> str:
             given = query | ({"at": at} if at and not path.startswith("/static") else {})
@@ -623,13 +650,19 @@ class Pages:
         text = self._templates.get_template(template).render(
             directory=self._looks.path,
             dead_max=hooks.LogStatus.dead_max,
-            allow_actions=self._place.allow_actions and not at,
+            allow_actions=visitor.role >= endpoints.Role.OPERATE and not at,
+            may=may,
             form_token=self._form_key(),
             hub=root.rpartition("/logs/")[0] + "/" if self._is_copy else "",
             to=to,
-            **{**_NOTHING, "pages": self._pages, **values},
+            **{**_NOTHING, "pages": self._pages_of(visitor), **values},
         )
         return HTMLResponse(text, status)
+
+    def _pages_of(self, visitor: endpoints.Visitor) -> tuple[tuple[str, str], ...]:
+        if self._app is None or visitor.role < endpoints.Role.OPERATE:
+            return _PAGES
+        return (*_PAGES, ("/enqueue", "Enqueue"))
 
 
 @pass_context

@@ -165,6 +165,8 @@ _OPTIONS_BYTES: Final = 64
 _FREES_BYTES: Final = 64
 #: A TICKED record without its rule.
 _TICKED_BYTES: Final = 320
+#: An ACTED record without its text.
+_ACT_BYTES: Final = codec.BACK.size
 #: An INGESTED record without its name and position.
 _MOVED_BYTES: Final = 48
 #: A step or signal without its value, at most.
@@ -232,6 +234,7 @@ _SIZES: Final[dict[int, Callable[[Any], int]]] = {
     Op.CARRY: lambda items: sum(map(_carried_size, items)),
     Op.STEP: _step_size,
     Op.ASK: _step_size,
+    Op.ACT: lambda act: (len(act.text.encode()) + _ACT_BYTES) * max(len(act.jobs), 1),
     Op.WAIT: lambda begun: len(begun[1]) + codec.BACK.size,
     Op.ROOM: lambda size: size,
     Op.FORK: lambda fork: (

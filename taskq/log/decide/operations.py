@@ -18,7 +18,7 @@ from taskq.core.errors import (
 )
 from taskq.core.folds.agenda import forget_dead
 from taskq.core.folds.dedup import UNTIL_SETTLED, key_hash
-from taskq.core.kinds import PAUSE, REMOVAL, RESUME, REVIVAL
+from taskq.core.kinds import ACT, PAUSE, REMOVAL, RESUME, REVIVAL
 from taskq.core.schedules import (
     SCHEDULES_BYTES_MAX,
     SCHEDULES_MAX,
@@ -41,7 +41,7 @@ from taskq.log.format.notes import encode_moved, encode_ticked
 from taskq.log.format.options import enqueue_extras, queue_of, unexpiring
 from taskq.log.journal.journal import Journal
 from taskq.log.machine.ports import INTEREST_CANCEL, INTEREST_OUTCOME, INTEREST_READY
-from taskq.log.requests import Duplicate, Enrolment, Ingest, Letter, Op, Steer, Turn
+from taskq.log.requests import Act, Duplicate, Enrolment, Ingest, Letter, Op, Steer, Turn
 from taskq.log.state.facets import Facets
 from taskq.log.state.fold import fold_carried
 
@@ -101,6 +101,13 @@ class Queues:
         (queues.apply_paused if kind == PAUSE else queues.apply_resumed)(queue)
         batch.interest |= INTEREST_READY
         return True
+
+
+def write_act(batch: Batch, act: Act) -> None:
+    """Write who asked for what."""
+    body = act.text.encode("utf-8", "surrogatepass")
+    for job in act.jobs or (0,):
+        batch.add(codec.encode(ACT, 0, job, 0, lsn=batch.lsn, body=body))
 
 
 class Ticks:
@@ -383,6 +390,7 @@ class Operations:
             Op.FORK: steps.fork,
             Op.PAUSE: queues.pause,
             Op.RESUME: queues.resume,
+            Op.ACT: write_act,
             Op.TICK: ticks.tick,
             Op.ENROL: ticks.enrol,
             Op.STEER: ticks.steer,

@@ -156,6 +156,9 @@ LSN_MAX: Final = 2**63
 #                   then each as moment i64, claims u32
 # OWNER        24   who an owner is, for people who read the log later; byte: 0; zero u32, owner
 #                   u64; the body is JSON
+# ACTED        32   somebody asked for something of a job, or of the log (job 0), for people who ask
+#                   who did; byte: 0; attempt u32, job u64, zero u64; body: name of a person or
+#                   program, colon, space, and what was asked for
 # ============ ==== ================================================================================
 #
 # A job's number is the lsn of its ENQUEUED record; a token is the lsn of the claim. Attempt is the

@@ -15,7 +15,7 @@ from taskq.core.flows import FlowPart, Policy, needs_of
 from taskq.core.folds.agenda import Agenda, apply_begun, apply_signal, apply_step
 from taskq.core.folds.jobtable import META_FLOW
 from taskq.core.folds.steps import Form, Signal
-from taskq.core.kinds import SIGNAL, STEP
+from taskq.core.kinds import ACT, SIGNAL, STEP
 from taskq.core.records import PACKED, Flag, Option
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec
@@ -267,23 +267,25 @@ def job_of(record: bytes) -> int:
 def again(record: bytes, token: int | None, ended_ns: int, lsn: int) -> bytes:
     """Return the record as it is written once more at ``lsn``.
 
-    ``token`` is the number of a signal, or a step's token; None keeps it. A step without the
-    time when it was done gets it.
+    ``token`` is the number of a signal, or a step's token; None keeps it. A step or an act without
+    its time gets it.
     """
     again = bytearray(record[:-CRC_SIZE])
     if token is not None:
         _U64.pack_into(again, _TOKEN_AT, token)
-    if record[KIND_AT] == STEP and not decode_step(record).ended_ns:
-        size = codec.PREFIX.unpack_from(record)[3]
-        end = codec.FIXED_SIZES[STEP] + size
+    kind, size = record[KIND_AT], codec.PREFIX.unpack_from(record)[3]
+    fixed = codec.FIXED_SIZES[kind]
+    if kind in (STEP, ACT) and not find_option(record, fixed, size, Option.ENDED):
+        end = fixed + size
         again[end:end] = ended = option(Option.ENDED, _I64.pack(ended_ns))
         _U16.pack_into(again, _OPTIONS_SIZE_AT, size + len(ended))
     return codec.encode_checked(bytes(again[4:]), b"", lsn)
 
 
 def fold_step(record: bytes, lsn: int, location: int, agenda: Agenda) -> None:
-    if not _U64.unpack_from(record, _TOKEN_AT)[0] and record[KIND_AT] == STEP:
-        return  # its job has ended
+    kind = record[KIND_AT]
+    if kind == ACT or (kind == STEP and not _U64.unpack_from(record, _TOKEN_AT)[0]):
+        return  # no fold needs it, or its job has ended
     step, job = decode_step(record), job_of(record)
     once = step.once.encode("utf-8", "surrogatepass")
     if record[KIND_AT] == STEP:

@@ -143,7 +143,8 @@ class Record:
         "enqueued", "claimed", "succeeded", "retried", "dead", "released", "cancelled", "expired";
         "carried" (compaction wrote the job again as it stands), "requeued", "edited" (the job
         waits otherwise), "purged", "extended", "cancel_asked"; of the log "clock", "paused",
-        "resumed", "tallied", "compacted", "ticked", "ingested", "steered", "owner". Skip unknown
+        "resumed", "tallied", "compacted", "ticked", "ingested", "steered", "owner"; "acted" (who
+        asked for what: ``reason``), of a job or of the log. Skip unknown
         kinds: later versions may add some.
         """
         return kinds.name_of(self.type)
@@ -193,6 +194,14 @@ class Record:
         else:
             is_reason = self.carried.state is not State.SUCCEEDED
         return body.decode("utf-8", "replace") if body and is_reason else ""
+
+    @property
+    def acted_ns(self) -> int:
+        """Return when an act was that compaction wrote again; else 0."""
+        if self.type != kinds.ACT:
+            return 0
+        size = codec.PREFIX.unpack_from(self.data)[3]
+        return find_moment(self.data, codec.FIXED_SIZES[kinds.ACT], size, Option.ENDED)
 
     @property
     def state(self) -> str:

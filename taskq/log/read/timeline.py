@@ -34,7 +34,8 @@ class JobEvent:
         kind: "enqueued", "claimed", "succeeded", "retried", "dead", "released", "cancelled",
             "cancel_asked" (while it ran), "expired", "extended", "requeued", "purged", "stepped"
             and "signalled" (``reason`` names the step or signal), "edited" (it waits otherwise:
-            ``reason`` has the change), or "carried" (compaction wrote it again).
+            ``reason`` has the change), "acted" (somebody asked for something: ``reason`` has who
+            and what), or "carried" (compaction wrote it again).
         lsn: of its record; 0 if compaction removed it.
         attempt: attempts counted so far.
         owner: number of the claiming process; 0 for none.
@@ -150,7 +151,10 @@ def events_of(records: Iterable[Record]) -> list[JobEvent]:
             event = replace(event, reason=_edited(record, place))
         if record.queue:
             place = record.queue, record.priority
-        if record.type != kinds.WAIT:  # the release that follows shows it
+        if record.type == kinds.ACT:  # written again, it stands where it was
+            after = (at for at, it in enumerate(events) if it.time_ns > event.time_ns)
+            events.insert(next(after, len(events)), event)
+        elif record.type != kinds.WAIT:  # the release that follows shows it
             events.append(event)
         if record.type in kinds.ENDS_OF_CLAIMS:
             owner = 0
@@ -192,7 +196,7 @@ def _edited(record: Record, before: tuple[str, int | None] | None) -> str:
 
 def _event(record: Record, owner: int) -> JobEvent:
     kind = record.type
-    reason = record.reason if kind in kinds.WITH_CAUSE else ""
+    reason = record.reason if kind in kinds.WITH_CAUSE or kind == kinds.ACT else ""
     if record.step is not None:
         reason = record.step.title
     elif record.awaits:
@@ -203,7 +207,7 @@ def _event(record: Record, owner: int) -> JobEvent:
     if kind in kinds.EDITS and record.carried is not None:
         due_ns = record.carried.due_ns if record.carried.state is model.State.SCHEDULED else 0
     return JobEvent(
-        time_ns=record.time_ns,
+        time_ns=record.acted_ns or record.time_ns,
         kind=record.kind,
         lsn=record.lsn,
         attempt=record.attempt,

@@ -10,7 +10,7 @@ from asyncio import Future as _Future
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent import futures
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, Protocol, TypeVar, overload
@@ -38,6 +38,11 @@ if TYPE_CHECKING:
     from taskq.log.store.mailbox import Mailbox
 
 _DRAIN_BYTES = 512
+#: Jobs that one note of an act is about, and characters of what changes.
+_NOTED_MAX: Final = 1_000
+_WHAT_MAX: Final = 500
+#: The person or program whose acts are written into the log; "" for a program's own.
+actor: Final[ContextVar[str]] = ContextVar("taskq.actor", default="")
 
 
 class Bell:
@@ -205,6 +210,23 @@ class _Port(Generic[F]):
         if mailbox.asleep:
             self._summon()
 
+    def _act(self, op: int, operand: object, what: str, jobs: list[int] | None = None) -> F:
+        """Send an act, and before it the note of who asks for it, if that is known."""
+        self.note(what, jobs or [])
+        return self._send(op, operand)
+
+    def note(self, what: str, jobs: list[int]) -> None:
+        """Write into the log who asks for something, if that is known."""
+        by = actor.get()
+        for at in range(0, len(jobs) or 1, _NOTED_MAX) if by else ():
+            self._send_note(requests.Act(jobs[at : at + _NOTED_MAX], f"{by}: {what}"))
+
+    def _send_note(self, note: requests.Act) -> None:
+        if not self._mailbox.usable:
+            raise self._mailbox.closed()
+        # What the disk refuses it refuses to the act that follows, too, which has an answer.
+        self._requests.append((Op.ACT, self, Pending(), note))
+
     @property
     def full(self) -> bool:
         """Return whether the mailbox is at its limit: wait for ``room`` before sending more."""
@@ -254,7 +276,7 @@ class _Port(Generic[F]):
     @_request
     def cancel(self, lsn: int) -> Sent[requests.Cancel]:
         """Withdraw a waiting job, or ask for the end of a running one: a ``Cancel``."""
-        return self._send(Op.CANCEL, lsn)
+        return self._act(Op.CANCEL, lsn, "cancel", [lsn])
 
     @_request
     def transact(self, bundle: requests.Bundle) -> Sent[requests.Done]:
@@ -286,7 +308,7 @@ class _Port(Generic[F]):
 
     @_request
     def signal(self, new: NewSignal) -> Sent[bool]:
-        return self._send(Op.SIGNAL, new)
+        return self._act(Op.SIGNAL, new, f"signal {new.name}", [new.job])
 
     @_request
     def outcome(self, lsn: int) -> Sent[requests.Outcome]:
@@ -332,26 +354,30 @@ class _Port(Generic[F]):
 
     @_request
     def requeue(self, letters: list[requests.Letter]) -> Sent[list[errors.TaskqError | None]]:
-        return self._send(Op.REQUEUE, letters)
+        return self._act(Op.REQUEUE, letters, "requeue", [letter.job for letter in letters])
 
     @_request
     def purge(self, lsns: list[int]) -> Sent[list[errors.TaskqError | None]]:
-        return self._send(Op.PURGE, lsns)
+        return self._act(Op.PURGE, lsns, "purge", lsns)
 
     @_request
     def pause(self, queue: str, *, paused: bool) -> Sent[bool]:
-        return self._send(Op.PAUSE if paused else Op.RESUME, queue)
+        op = Op.PAUSE if paused else Op.RESUME
+        return self._act(op, queue, f"{'pause' if paused else 'resume'} queue {queue}")
 
     @_request
     def withdraw(
         self, lsns: list[int], cause: Cause = Cause.CALLER, *, expired: bool = False
     ) -> Sent[list[int]]:
-        return self._send(Op.WITHDRAW, Withdrawal(lsns, cause, expired))
+        withdrawal = Withdrawal(lsns, cause, expired)
+        if expired or not lsns:
+            return self._send(Op.WITHDRAW, withdrawal)
+        return self._act(Op.WITHDRAW, withdrawal, "cancel", lsns)
 
     @_request
     def edit(self, wish: requests.Edit) -> Sent[bool | None]:
         """Let a job wait otherwise: whether that is new, None if it changed since it was found."""
-        return self._send(Op.EDIT, wish)
+        return self._act(Op.EDIT, wish, "edit", [wish.item.job])
 
     @_request
     def tick(self, turn: requests.Turn) -> Sent[list[int | requests.Duplicate] | None]:
@@ -364,7 +390,8 @@ class _Port(Generic[F]):
     @_request
     def control(self, change: controls.Change) -> Sent[bool]:
         """Change a control; False if it is so already, or is not as the change expects."""
-        return self._send(Op.CONTROL, change)
+        changes = ", ".join(f"{name}={value}" for name, value in change.changes.items())
+        return self._act(Op.CONTROL, change, f"change {change.name} {changes}"[:_WHAT_MAX])
 
     @_request
     def slots_wished(self, owner: int) -> Sent[int | None]:
@@ -373,7 +400,7 @@ class _Port(Generic[F]):
 
     @_request
     def steer(self, wish: requests.Steer) -> Sent[bool]:
-        return self._send(Op.STEER, wish)
+        return self._act(Op.STEER, wish, f"{wish.action} schedule {wish.name}")
 
     @_request
     def extent(self, beyond: int | None = None) -> Sent[Extent]:
@@ -660,6 +687,9 @@ class ThreadPort(_Port[Pending[Any]]):
         if not here.commit_for_thread((op, self, future, operand)):
             return super()._send(op, operand)
         return future
+
+    def _send_note(self, note: requests.Act) -> None:
+        self._send(Op.ACT, note)
 
     def enqueue(
         self, spec: requests.EnqueueSpec, body: bytes, extras: model.Extras | None = None

@@ -410,6 +410,22 @@ class Retained:
         for job, (offset, end) in births.kept.items():
             self._keep(job, offset, end, needed)
         yield from self._find_steps(births, following, needed)
+        yield from self._find_acts(births, following, needed)
+
+    def _find_acts(self, births: _Births, following: int, needed: Needed) -> Iterator[None]:
+        """Add the acts upon jobs that stay, or were written again later."""
+        agenda, known = self._committer.facets.need_agenda(), dict[int, bool]()
+        for offset, job in births.acts:
+            if job and job not in known:
+                known[job] = (
+                    agenda.table.find(job) is not None
+                    or agenda.dead.find(job) is not None
+                    or job in self._kept
+                    or self._stands_behind(job, following)
+                )
+                yield
+            if known.get(job):
+                needed.steps.append((offset, job, True))
 
     def _find_steps(self, births: _Births, following: int, needed: Needed) -> Iterator[None]:
         """Add the steps of finished jobs that stay, or that were written again later."""
@@ -436,6 +452,8 @@ class Retained:
                     self._note_keep(births, lsn, frame.data[at : at + length])
             elif kind in kinds.CARRYING:
                 self._look_at_carried(births, frame, base, at, length)
+            elif kind == kinds.ACT:
+                births.acts.append((base + at, flows.job_of(frame.data[at : at + length])))
             elif kind == kinds.STEP:
                 births.steps[flows.job_of(frame.data[at : at + length])].append(base + at)
             elif kind in kinds.ENDS:
@@ -581,6 +599,7 @@ class _Births:
         keeps: nanoseconds, of jobs that are kept for another time than the rest.
         kept: jobs that ended here and stay: where they stand, and their end.
         steps: jobs -> where steps of theirs stand here.
+        acts: (where it stands, its job) of acts.
     """
 
     def __init__(self, first_lsn: int, next_lsn: int) -> None:
@@ -590,6 +609,7 @@ class _Births:
         self.keeps: dict[int, int] = {}
         self.kept: dict[int, tuple[int, Record]] = {}
         self.steps: defaultdict[int, list[int]] = defaultdict(list)
+        self.acts: list[tuple[int, int]] = []
 
     def born(self, job: int, offset: int) -> None:
         self._offsets[job - self._first] = offset

@@ -473,6 +473,14 @@ _RECORDS: Final = {
         "1e000000 80 00 0000 01000000 00000000 cdab000000000000 7b7d 17db81e1",
         _fields(Kind.OWNER, Flag.CHECKED, token=0xABCD, body=b"{}"),
     ),
+    "acted": (
+        codec.encode(Kind.ACTED, 0, 1, 0, lsn=31, body=b"ana: purge"),
+        (
+            "2e000000 81 00 0000 01000000 00000000 0100000000000000 0000000000000000 "
+            "616e613a207075726765 d49b83cb"
+        ),
+        _fields(Kind.ACTED, Flag.CHECKED, job=1, body=b"ana: purge"),
+    ),
 }
 
 
