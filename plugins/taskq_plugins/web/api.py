@@ -421,10 +421,11 @@ def _orders(acts: Acts) -> tuple[Endpoint, ...]:
                  ask.TaskLimits, acts.limit_task),
         Endpoint("POST", "/api/slots", "set_slots", "Let workers run so many jobs at a time.",
                  ask.Slots, acts.set_slots),
-        Endpoint("POST", "/api/schedules/{name}", "add_schedule", "Enqueue a call by the clock.",
-                 ask.AddSchedule, acts.add_schedule),
         Endpoint("POST", "/api/schedules/{name}/remove", "remove_schedule", "Take it away again.",
                  ask.OneName, acts.remove_schedule),
+        # After the others, since a name may hold a slash.
+        Endpoint("POST", "/api/schedules/{name}", "add_schedule", "Enqueue a call by the clock.",
+                 ask.AddSchedule, acts.add_schedule),
         Endpoint("POST", "/api/claims", "claim", "Take jobs to run, with a lease.",
                  ask.Claim, acts.claim),
         Endpoint("POST", f"{claims}/extend", "extend", "Let a claim last longer.",
