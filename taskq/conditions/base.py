@@ -235,6 +235,7 @@ def _name_of(check: object) -> str:
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
+_BATTERY: Final = "the machine runs from its battery"
 _SUPPLIES: Final = Path("/sys/class/power_supply")
 
 
@@ -261,20 +262,24 @@ class DiskFree(Condition):
 
 @dataclass(frozen=True)
 class OnPower(Condition):
-    """The machine is not running from its battery, as Linux sees it."""
+    """The machine is not running from its battery, as Linux or Windows sees it."""
 
     @property
     def name(self) -> str:
         return "on_power()"
 
     async def problem(self) -> str:
+        from taskq.log.machine.system import system  # noqa: PLC0415 - few jobs ask for power
+
+        if (on_battery := system.on_battery()) is not None:
+            return _BATTERY if on_battery else ""
         supplies = await aside(lambda: read_supplies(_SUPPLIES))
         if supplies is None:
             say_once(
                 f"on_power() cannot tell here, since there is no {_SUPPLIES}: it counts as holding"
             )
             return ""
-        return "" if is_on_power(supplies) else "the machine runs from its battery"
+        return "" if is_on_power(supplies) else _BATTERY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -218,7 +218,10 @@ async def _connect(host: str, port: int) -> None:
 
 
 def _told(error: BaseException) -> str:
-    if isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno:
+    # Windows' own numbers have their text with them alone.
+    is_windows = getattr(error, "winerror", None) is not None
+    is_named = isinstance(error, socket.gaierror) or is_windows
+    if isinstance(error, OSError) and error.errno and not is_named:
         return os.strerror(error.errno)
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

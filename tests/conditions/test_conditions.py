@@ -20,6 +20,7 @@ from taskq.conditions.breakers import is_network_failure
 from taskq.conditions.network import has_route, metered_devices
 from taskq.core.errors import UsageError
 from taskq.core.parsing import size_bytes
+from taskq.log.machine import windows
 
 
 def always() -> bool:
@@ -224,6 +225,18 @@ def test_a_machine_is_on_power_unless_its_own_battery_drains(
         for kind, line, status, scope in supplies
     ]
     assert is_on_power(read) is holds
+
+
+@pytest.mark.parametrize(("line", "result"), [(0, True), (1, False), (255, None)])
+def test_windows_says_itself_whether_the_battery_drains(
+    monkeypatch: pytest.MonkeyPatch, line: int, result: bool | None
+) -> None:
+    def fill(status: Any) -> bool:
+        status._obj[0] = line
+        return True
+
+    monkeypatch.setattr(windows, "_function", lambda *_: fill)
+    assert windows.on_battery() is result
 
 
 async def test_where_the_machine_cannot_tell_conditions_hold(

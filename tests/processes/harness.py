@@ -7,6 +7,7 @@ Nothing here sleeps for a guessed time. A test waits for a line of a child, for 
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import selectors
 import signal
@@ -170,9 +171,11 @@ class Child:
 
 
 def _started(words: list[str], cwd: Path | None) -> subprocess.Popen[str] | Program:
-    if words[0].endswith(".py"):
+    if not hasattr(os, "fork"):
+        words = [sys.executable, *words] if words[0].endswith(".py") else words
+    elif words[0].endswith(".py"):
         return Program(words, cwd)
-    if words[0] == sys.executable and words[1] in {"-m", "-c"}:
+    elif words[0] == sys.executable and words[1] in {"-m", "-c"}:
         return Program(words[1:], cwd)
     pipe = subprocess.PIPE
     return subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, cwd=cwd)

@@ -602,6 +602,11 @@ def ask_to_stop(pid: int) -> bool:
     return True
 
 
+def on_battery() -> bool | None:
+    """Leave it to the caller to read what the kernel shows of its supplies."""
+    return None
+
+
 def memory_bytes() -> int:
     """Return the resident memory of this process; its peak where /proc is missing."""
     try:

@@ -452,6 +452,8 @@ def end_with_us(process: Any) -> None:
         raise _failed()
 
 
+#: SYSTEM_POWER_STATUS, which begins with the state of the line.
+_POWER_BYTES, _LINE_OFF, _LINE_ON = 12, 0, 1
 #: Its window was closed, the user logs off, the machine shuts down; and for how long that waits,
 #: if the system has that patience.
 _CONSOLE_CLOSES, _CLOSE_SECONDS = 2, 20.0
@@ -487,6 +489,14 @@ def ask_to_stop(pid: int) -> bool:
     _set_event(event)
     _close_handle(event)
     return True
+
+
+def on_battery() -> bool | None:
+    """Return whether the machine runs from its battery; None if the system does not know."""
+    status = (ctypes.c_uint8 * _POWER_BYTES)()
+    if not _function("GetSystemPowerStatus", _BOOL, _BYTES)(ctypes.byref(status)):
+        return None
+    return {_LINE_OFF: True, _LINE_ON: False}.get(status[0])
 
 
 def memory_bytes() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import itertools
 import os
 import re
@@ -67,6 +68,74 @@ def test_without_proc_the_boot_is_one_after_a_sleep(
     monkeypatch.setattr(SystemClock, "wall_ns", lambda: time.time_ns() + 10**12)
     assert before == after
     assert (guess() == before) == bool(session)  # a clock that is set is no sleep
+
+
+@pytest.fixture
+def on_macos(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The module for POSIX takes this system for macOS (.ci/fallbacks has what Linux lacks)."""
+    monkeypatch.setattr(
+        posix, "sys", SimpleNamespace(platform="darwin", getswitchinterval=lambda: 1.0)
+    )
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("number", "calls"),
+    [
+        (0, ["full"]),
+        (errno.ENOTSUP, ["full", "fsync"]),
+        (errno.ENOTTY, ["full", "fsync"]),
+        (errno.EINVAL, ["full", "fsync"]),
+        (errno.EIO, ["full", "error"]),
+    ],
+)
+def test_macos_flushes_the_drive_unless_the_file_system_has_no_such_call(
+    on_macos: pytest.MonkeyPatch, number: int, calls: list[str]
+) -> None:
+    seen = list[str]()
+
+    def flush(descriptor: int, command: int) -> None:
+        assert (descriptor, command) == (7, 51)
+        seen.append("full")
+        if number:
+            raise OSError(number, "refused")
+
+    on_macos.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    on_macos.setattr(fcntl, "fcntl", flush)
+    on_macos.setattr(os, "fsync", lambda _: seen.append("fsync"))
+    try:
+        posix.sync(posix.Pace(), 7)
+    except OSError:
+        seen.append("error")
+    assert seen == calls
+
+
+def test_macos_has_its_own_birth_boot_memory_and_device(
+    on_macos: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    facts = SimpleNamespace(st_birthtime=1.5, st_dev=-3, st_ino=7, st_size=9)
+    with on_macos.context() as patch:
+        patch.setattr(os, "fstat", lambda _: facts)
+        assert posix.born_ns(0) == 1_500_000_000
+        patch.setattr(os, "stat", lambda _: facts)
+        patch.setattr(posix, "_statx", None)
+        found = posix.StatusReader(posix.Pace()).status("there")
+        assert found == (2**64 - 3, 7, 9)
+
+    def session(_: bytes, name: Any, size: Any, *__: object) -> int:
+        name.value = b"0C9D"
+        size._obj.value = 5
+        return 0
+
+    on_macos.setattr(posix, "_libc", lambda: SimpleNamespace(sysctlbyname=session))
+    assert posix.boot_session() == b"0C9D\0"
+    on_macos.setattr(posix, "_libc", SimpleNamespace)
+    assert posix.boot_session() == b""
+    on_macos.setattr(posix, "Path", lambda _: tmp_path / "none")
+    peak = posix.memory_bytes()
+    on_macos.setattr(posix, "sys", SimpleNamespace(platform="freebsd"))
+    assert posix.memory_bytes() >= peak * 1_024
+    assert posix.has_open(1, tmp_path)  # nothing shows it
 
 
 @pytest.mark.disk

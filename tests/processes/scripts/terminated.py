@@ -1,0 +1,57 @@
+"""A process that is to be killed: a producer that says what was acknowledged, or a worker.
+
+Usage: terminated.py DIRECTORY producer|worker|both NAME COUNT [BATCH]
+
+``acked N`` after each batch of a producer, whose N keys are then ``NAME-0`` and so on; ``began``
+once a worker has run a job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+from taskq import TaskQ
+from taskq_workers import WorkerThread
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def produce(app: TaskQ, name: str, count: int, batch: int) -> None:
+    for start in range(0, count, batch):
+        numbers = range(start, min(start + batch, count))
+        app.enqueue_many_sync(
+            [app.call_by_name("echo", f"{name}-{n}").options(key=f"{name}-{n}") for n in numbers]
+        )
+        say(f"acked {numbers[-1] + 1}")
+
+
+def main(path: Path, role: str, name: str, count: int, batch: int = 1) -> None:
+    app = TaskQ(path, durability="os", segment_bytes=256 * 1024, keep="1h")
+    told = []
+
+    @app.task(name="echo")
+    def echo(text: str) -> str:
+        if not told:
+            told.append(text)
+            say("began")
+        return text
+
+    with contextlib.ExitStack() as stack:
+        if role != "producer":
+            stack.enter_context(WorkerThread(app, concurrency=4))
+        say("open")
+        if role != "worker":
+            produce(app, name, count, batch)
+            say("done")
+        if role != "producer":
+            sys.stdin.readline()
+    app.close_sync()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:4], *map(int, sys.argv[4:]))
