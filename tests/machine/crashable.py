@@ -115,7 +115,8 @@ class CrashableDisk:
     def sync_directory(self, path: str) -> None:
         self._step("sync_directory", path).sync_names(path)
 
-    def rename(self, source: str, target: str) -> None:
+    def rename(self, source: str, target: str, *, waits: bool = True) -> None:
+        del waits  # nothing else holds files
         if self._check().find(source) is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
         self._step("rename", target).rename(source, target)

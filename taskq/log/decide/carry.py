@@ -121,8 +121,10 @@ class Rewrites:
         batch.add(encode_compacted(floor.lsn, batch.lsn))
         agenda.floor_lsn = max(agenda.floor_lsn, floor.lsn)
 
-    def drop(self, segment: int) -> bool:
+    def drop(self, segment: int) -> bool | None:
         """Take a segment out of the log; False unless a record on disk allows it.
+
+        None if another program has it open, on a system where nobody may remove such a file.
 
         Raises:
             OSError: the disk refused.
@@ -134,7 +136,10 @@ class Rewrites:
             return False
         if agenda.floor_lsn <= segment or files.lsns[1] > agenda.floor_lsn:
             return False
-        files.remove(segment)
+        try:
+            files.remove(segment)
+        except PermissionError:  # the batch has other requests, which are not concerned
+            return None
         return True
 
     def _carried(self, agenda: Agenda, dedup: Dedup, item: Rewrite) -> Carried | None:

@@ -67,9 +67,9 @@ class LocalDisk(system.Pace):
         """Make the directory's entries durable."""
         system.sync_directory(path)
 
-    def rename(self, source: str, target: str) -> None:
+    def rename(self, source: str, target: str, *, waits: bool = True) -> None:
         """Replace ``target`` in one step."""
-        system.rename(source, target)
+        system.rename(source, target, waits=waits)
 
     def link(self, source: str, target: str) -> None:
         """Give a file a second name."""

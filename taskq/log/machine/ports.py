@@ -44,8 +44,8 @@ class Disk(Protocol):
     def sync_directory(self, path: str) -> None:
         """Return once the directory's entries survive a power loss."""
 
-    def rename(self, source: str, target: str) -> None:
-        """Replace ``target`` in one step."""
+    def rename(self, source: str, target: str, *, waits: bool = True) -> None:
+        """Replace ``target`` in one step; wait a second for programs that hold the file there."""
 
     def link(self, source: str, target: str) -> None:
         """Give a file a second name, of the same device, that is free."""

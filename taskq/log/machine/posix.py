@@ -350,9 +350,14 @@ def sync(pace: Pace, descriptor: int) -> None:
 
 pread, pwrite = os.pread, os.pwrite
 geteuid = os.geteuid
-rename = os.replace
 is_same = os.path.samestat
 link = os.link
+
+
+def rename(source: str | Path, target: str | Path, *, waits: bool = True) -> None:
+    """Replace ``target`` in one step; no other program is in the way."""
+    del waits
+    os.replace(source, target)  # noqa: PTH105 - text, maybe no UTF-8
 
 
 def preadv(descriptor: int, view: memoryview, offset: int) -> int:

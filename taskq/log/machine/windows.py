@@ -262,9 +262,12 @@ def allocate(descriptor: int, size: int) -> bool:
     return False
 
 
-def rename(source: str | Path, target: str | Path) -> None:
-    """Replace ``target`` in one step."""
-    _tried(os.replace, source, target)
+def rename(source: str | Path, target: str | Path, *, waits: bool = True) -> None:
+    """Replace ``target`` in one step; with ``waits`` for other programs that hold the file."""
+    if waits:
+        _tried(os.replace, source, target)
+    else:
+        os.replace(source, target)  # noqa: PTH105 - text, maybe no UTF-8
 
 
 def link(source: str, target: str) -> None:

@@ -34,8 +34,9 @@ def sweep_gone(disk: Disk, directory: str) -> None:
         disk.remove(f"{directory}/{name}")
     for name in names:
         if name.endswith(GONE):
-            disk.remove(f"{directory}/{name.removesuffix('.log' + GONE)}.idx")
-            disk.remove(f"{directory}/{name}")
+            with contextlib.suppress(PermissionError):  # another program has it open: later
+                disk.remove(f"{directory}/{name.removesuffix('.log' + GONE)}.idx")
+                disk.remove(f"{directory}/{name}")
 
 
 _READ_AHEAD: Final = 16 * 1024
@@ -213,7 +214,7 @@ class SegmentFiles:
                 floor = f"{self.path}/log/{following:020d}{FLOOR}"
                 self._disk.close(self._disk.open(floor, create=True))
         with contextlib.suppress(FileNotFoundError):
-            self._disk.rename(path, path + GONE)
+            self._disk.rename(path, path + GONE, waits=False)
         if lsn in self.lsns:
             self.lsns.remove(lsn)
         self.when_fewer()

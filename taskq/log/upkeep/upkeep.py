@@ -83,6 +83,8 @@ class Upkeep:
         #: jobs are left
         self._patience_bytes, self._patience_jobs = 0, 0
         self._complained: set[object] = set()
+        #: another program has the oldest segment open, on a system where it stays meanwhile
+        self._is_held = False
 
     def order(self, order: Order) -> None:
         """Compact, and answer ``order.future`` through ``order.port``."""
@@ -257,7 +259,10 @@ class Upkeep:
         """Let segments go for as long as the policy says that the oldest may."""
         journal = self._journal
         if not report.dry_run:
+            self._is_held = False
             yield from self._drop()
+            if self._is_held:
+                return
         goal, last = (yield from self._goal(keep_seconds)), None
         if report.by_hand or not goal:  # else what is due already, and may not go for a reason
             last = yield from self._last_due(keep_seconds)
@@ -402,6 +407,10 @@ class Upkeep:
             inner = self._port.make(Op.DROP, lsns[0])
             yield from inner.wait()
             sweep_gone(self._journal.disk, f"{self._journal.path}/log")
+            if inner.value is None:
+                self._is_held = True
+                text = "%s: another program has the oldest segment open: it is removed later"
+                self._complain(self._drop, text, self._journal.path)
             if not inner.value:
                 return went
             went += 1

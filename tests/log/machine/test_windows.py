@@ -1,0 +1,352 @@
+"""What Windows does with files, locks and processes, on which ``machine.windows`` stands.
+
+``WINE`` names the facts in which Wine 8 differs: what stands on these was tried on no Windows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import mmap
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from taskq.log.machine import windows
+
+pytestmark = pytest.mark.skipif(os.name != "nt", reason="asks Windows")
+
+Fact = Callable[[Path], object]
+#: name -> (probe, Windows' answer)
+FACTS: Final[dict[str, tuple[Fact, object]]] = {}
+#: name -> Wine's answer
+WINE: Final[dict[str, object]] = {
+    "a folder with an open file is renamed": "done",
+    "a locked range is read by another handle": "done",
+    "a locked range is written by another handle": "done",
+    "st ctime stays when a file is written": False,
+}
+PAUSE: Final = "import sys, time; print(flush=True); time.sleep(100)"
+NO_SHARING, READ_SHARING = 0, 3
+
+
+def fact(answer: object) -> Callable[[Fact], Fact]:
+    def note(probe: Fact) -> Fact:
+        FACTS[probe.__name__.replace("_", " ").strip()] = probe, answer
+        return probe
+
+    return note
+
+
+def said(call: Callable[[], object]) -> object:
+    """Return the system's error, or that it was done."""
+    try:
+        call()
+    except OSError as error:
+        return getattr(error, "winerror", None) or f"errno {error.errno}"
+    return "done"
+
+
+def made(folder: Path, name: str = "a", data: bytes = b"x" * 100) -> Path:
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+@contextlib.contextmanager
+def shared(path: Path, flags: int = os.O_RDWR) -> Iterator[int]:
+    descriptor = windows.open_file(path, flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def child(code: str, *words: object) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has printed a line."""
+    command = [sys.executable, "-c", code, *map(str, words)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+@fact(32)
+def an_open_file_is_removed(folder: Path) -> object:
+    with made(folder).open("rb"):
+        return said((folder / "a").unlink)
+
+
+@fact(32)
+def a_file_that_another_process_has_open_is_removed(folder: Path) -> object:
+    code = "import sys, time; f = open(sys.argv[1]); print(flush=True); time.sleep(100)"
+    with child(code, made(folder)):
+        return said((folder / "a").unlink)
+
+
+@fact(32)
+def an_open_file_is_renamed(folder: Path) -> object:
+    with made(folder).open("rb"):
+        return said(lambda: (folder / "a").rename(folder / "b"))
+
+
+@fact(5)
+def an_open_file_is_replaced(folder: Path) -> object:
+    with made(folder).open("rb"):
+        return said(lambda: made(folder, "b").replace(folder / "a"))
+
+
+@fact(5)
+def a_folder_with_an_open_file_is_renamed(folder: Path) -> object:
+    (folder / "inner").mkdir()
+    with made(folder / "inner").open("rb"):
+        return said(lambda: (folder / "inner").rename(folder / "other"))
+
+
+@fact(["done", "done"])
+def a_file_of_ours_is_removed_and_made_anew_while_open(folder: Path) -> object:
+    with shared(made(folder)):
+        return [said((folder / "a").unlink), said(lambda: made(folder))]
+
+
+@fact("done")
+def a_file_of_ours_is_renamed_while_open(folder: Path) -> object:
+    with shared(made(folder)):
+        return said(lambda: (folder / "a").rename(folder / "b"))
+
+
+@fact(5)
+def a_file_of_ours_is_replaced_while_open(folder: Path) -> object:
+    with shared(made(folder)):
+        return said(lambda: made(folder, "b").replace(folder / "a"))
+
+
+@fact("errno 13")
+def a_file_that_is_shared_with_nobody_is_opened(folder: Path) -> object:
+    path = str(made(folder))
+    handle = windows._create_file(path, windows._READ, NO_SHARING, None, 3, 0, None)
+    try:
+        return said(lambda: os.close(os.open(path, os.O_RDONLY)))
+    finally:
+        windows._close_handle(handle)
+
+
+@fact([5, 0o666])
+def a_read_only_file_is_removed_and_modes_are_kept(folder: Path) -> object:
+    path = made(folder)
+    path.chmod(0o400)
+    answer = said(path.unlink)
+    path.chmod(0o600)
+    return [answer, path.stat().st_mode & 0o777]
+
+
+@fact("errno 13")
+def a_folder_is_opened_by_os_open(folder: Path) -> object:
+    return said(lambda: os.close(os.open(folder, os.O_RDONLY)))
+
+
+@fact(True)
+def a_mapped_file_is_not_cut(folder: Path) -> object:
+    with made(folder).open("r+b") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+        return said(lambda: file.truncate(50)) != "done"
+
+
+@fact([b"NEW", 8_292])
+def a_map_shows_writes_and_its_file_grows(folder: Path) -> object:
+    with made(folder).open("r+b") as file:
+        number = file.fileno()
+        with mmap.mmap(number, 0, access=mmap.ACCESS_READ) as shown:
+            windows.pwrite(number, b"NEW", 0)
+            windows.pwrite(number, b"end", 8_289)
+            return [shown[:3], os.fstat(number).st_size]
+
+
+@fact([True, False, False, True])
+def a_lock_belongs_to_a_handle_and_goes_with_it(folder: Path) -> object:
+    pace, path = windows.Pace(), made(folder)
+    with shared(path) as other:
+        with shared(path) as one:
+            answers = [windows.try_flock(pace, each) for each in (one, other, one)]
+        return [*answers, windows.try_flock(pace, other)]
+
+
+@fact([True, True, False, False])
+def owners_are_seen_by_sharing_their_lock(folder: Path) -> object:
+    with shared(made(folder)) as one, shared(folder / "a", os.O_RDONLY) as other:
+        windows.lock_owner(one)
+        answers = [windows.is_owned(other), windows.is_owned(other)]
+        windows.unflock(windows.Pace(), one)
+        return [*answers, windows.is_owned(other), windows.is_owned(one)]
+
+
+@fact([False, True])
+def a_lock_ends_with_its_process(folder: Path) -> object:
+    code = (
+        "import os, sys, time; from taskq.log.machine import windows as w\n"
+        "w.lock_owner(w.open_file(sys.argv[1], os.O_RDWR)); print(flush=True); time.sleep(100)"
+    )
+    with shared(made(folder)) as ours:
+        with child(code, folder / "a"):
+            before = windows.try_flock(windows.Pace(), ours)
+        until = time.monotonic() + 20
+        while not windows.try_flock(windows.Pace(), ours):
+            if time.monotonic() > until:
+                return [before, False]
+        return [before, True]
+
+
+@fact(33)
+def a_locked_range_is_read_by_another_handle(folder: Path) -> object:
+    return _in_locked_range(folder, lambda other: windows._read(other, _buffer(), 1, 0))
+
+
+@fact(33)
+def a_locked_range_is_written_by_another_handle(folder: Path) -> object:
+    return _in_locked_range(folder, lambda other: windows._write(other, b"x", 0))
+
+
+def _buffer() -> Any:
+    return ctypes.create_string_buffer(1)
+
+
+def _in_locked_range(folder: Path, call: Callable[[int], object]) -> object:
+    with shared(made(folder)) as one, shared(folder / "a") as other:
+        handle = windows.msvcrt.get_osfhandle(one)
+        assert windows._lock_file(handle, windows._LOCK_EXCLUSIVE, 0, 10, 0, windows._place(0))
+        return said(lambda: call(other))
+
+
+@fact([3, b"POS", b""])
+def bytes_are_read_and_written_at_their_place(folder: Path) -> object:
+    with shared(made(folder)) as file:
+        count = windows.pwrite(file, b"POS", 50)
+        return [count, windows.pread(file, 3, 50), windows.pread(file, 3, 5_000)]
+
+
+@fact(["done", 5, "done"])
+def files_and_folders_are_flushed(folder: Path) -> object:
+    pace = windows.Pace()
+    with shared(made(folder)) as file, shared(folder / "a", os.O_RDONLY) as read_only:
+        files = [said(functools.partial(windows.sync, pace, each)) for each in (file, read_only)]
+    return [*files, said(lambda: windows.sync_directory(str(folder)))]
+
+
+@fact([True, True, True])
+def files_have_numbers_and_second_names(folder: Path) -> object:
+    one, other = made(folder).stat(), made(folder, "b").stat()
+    windows.link(str(folder / "a"), str(folder / "c"))
+    with shared(folder / "a") as file:
+        same = os.fstat(file).st_ino == one.st_ino == (folder / "c").stat().st_ino
+    return [one.st_ino != other.st_ino, one.st_ino > 0, same]
+
+
+@fact(True)
+def st_ctime_stays_when_a_file_is_written(folder: Path) -> object:
+    path = made(folder)
+    before = path.stat().st_ctime_ns
+    os.utime(path, (10**9, 10**9))
+    made(folder)
+    return path.stat().st_ctime_ns == before
+
+
+@fact([True, False, False, True])
+def names_have_no_case_and_some_are_not_to_be_had(folder: Path) -> object:
+    made(folder, "Case")
+    for name in ("nul.txt", "a:b", "dot."):
+        with contextlib.suppress(OSError):
+            made(folder, name)
+    names = [path.name for path in folder.iterdir()]
+    return [(folder / "cASE").exists(), "nul.txt" in names, "a:b" in names, "dot" in names]
+
+
+@fact(["done", "done"])
+def paths_are_long(folder: Path) -> object:
+    """By the prefix that ``windows`` gives them."""
+    deep = folder / ("k" * 200)
+    return [
+        said(lambda: windows.make_directory(deep)),
+        said(lambda: os.close(windows.open_file(deep / ("v" * 100), os.O_RDWR | os.O_CREAT))),
+    ]
+
+
+@fact([True, False])
+def a_process_is_asked_for_and_not_ended(folder: Path) -> object:
+    del folder
+    with child(PAUSE) as process:
+        before = windows.lives(process.pid)
+    return [before, windows.lives(process.pid)]
+
+
+@fact(True)
+def children_of_a_killed_process_end_by_its_job(folder: Path) -> object:
+    code = (
+        "import subprocess, sys, time; from taskq.log.machine import windows as w\n"
+        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)'])\n"
+        "w.end_with_us(p); open(sys.argv[1], 'w').write(str(p.pid))\n"
+        "print(flush=True); time.sleep(100)"
+    )
+    with child(code, folder / "pid"):
+        pid = int((folder / "pid").read_text())
+        assert windows.lives(pid)
+    until = time.monotonic() + 20
+    while windows.lives(pid) and time.monotonic() < until:
+        pass
+    return not windows.lives(pid)
+
+
+@fact(["True", True])
+def an_event_wakes_another_process(folder: Path) -> object:
+    bell = windows.Bell(folder, 7, make=True)
+    code = (
+        "import sys, time; from pathlib import Path; from taskq.log.machine import windows as w\n"
+        "w.Bell(Path(), 7).ring(); print('True', flush=True); time.sleep(100)"
+    )
+    with child(code):
+        rang = bell.wait(20_000)
+    bell.close()
+    return ["True", rang]
+
+
+@fact([True, 0])
+def a_process_is_asked_to_stop(folder: Path) -> object:
+    del folder
+    code = (
+        "import os, time; from taskq.log.machine import windows as w\n"
+        "w.watch_stop(lambda: os._exit(0)); print(flush=True); time.sleep(100)"
+    )
+    with child(code) as process:
+        return [windows.ask_to_stop(process.pid), process.wait(20)]
+
+
+@fact(1)
+def a_killed_process_ends_with(folder: Path) -> object:
+    del folder
+    with child(PAUSE) as process:
+        process.kill()
+        return process.wait()
+
+
+@fact(True)
+def clocks_go_on(folder: Path) -> object:
+    del folder
+    began = windows.steady_ns()
+    until = time.time() + 0.1
+    while time.time() < until:
+        pass
+    return windows.steady_ns() > began
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_windows_does_as_the_port_takes_it(tmp_path: Path, name: str) -> None:
+    probe, answer = FACTS[name]
+    is_wine = hasattr(ctypes.WinDLL("ntdll"), "wine_get_version")  # type: ignore[attr-defined]
+    assert probe(tmp_path) == (WINE.get(name, answer) if is_wine else answer)
