@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import pytest
 
+_ROOT: Final = f"{Path(__file__).parents[1]}{os.sep}"
 _MODULES: Final = re.compile(
     r"^\s*(?:import|from) (fcntl|pwd|grp|resource|termios|pty|tty)\b|machine import.*\b(posix)\b",
     re.MULTILINE,
@@ -51,9 +52,9 @@ def pytest_runtest_makereport(
     report = yield
     if call.excinfo is not None and report.failed:
         paths = [str(entry.path) for entry in call.excinfo.traceback]
-        ours = [path for path in paths if "taskq" in path or f"{os.sep}tests{os.sep}" in path]
+        ours = [path for path in paths if path.startswith(_ROOT)]
         lacks = _LACKING.search(str(call.excinfo.value))
-        if lacks and ours and f"{os.sep}tests{os.sep}" in ours[-1]:
+        if lacks and ours and ours[-1].startswith(f"{_ROOT}tests{os.sep}"):
             report.outcome = "skipped"
             name = next(filter(None, lacks.groups())).replace(
                 "File not found", "a program of POSIX"

@@ -44,21 +44,11 @@ def start_child(work: socket.socket, life: int, *, from_main: bool) -> subproces
         command = interpreter("-c", _CODE, *numbers, path)
         return system.start(command, work, life, ends_with_us=True)
     message, ours = os.pipe()
-    try:
-        with open(ours, "wb") as pipe:  # noqa: PTH123 - a descriptor; it holds the few bytes
-            # The pickles that multiprocessing expects: nothing, then a process whose method it
-            # calls.
-            pipe.write(pickle.dumps({}) + pickle.dumps(_Process(work.fileno(), life, os.getpid())))
-        return system.start(
-            spawn.get_command_line(tracker_fd=None, pipe_handle=message),
-            work,
-            life,
-            message,
-            ends_with_us=True,
-            env={**os.environ, MARK: "main" if from_main else "modules"},
-        )
-    finally:
-        os.close(message)
+    with open(ours, "wb") as pipe:  # noqa: PTH123 - a descriptor; it holds the few bytes
+        # The pickles that multiprocessing expects: nothing, then a process whose method it calls.
+        pipe.write(pickle.dumps({}) + pickle.dumps(_Process(work.fileno(), life, os.getpid())))
+    environment = {**os.environ, MARK: "main" if from_main else "modules"}
+    return system.start_frozen(message, work, life, environment)
 
 
 def worker_command(*arguments: str) -> list[Any]:

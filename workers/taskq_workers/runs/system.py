@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final
 
@@ -78,8 +80,8 @@ def start(
         options.setdefault("stdin", subprocess.DEVNULL)
         return subprocess.Popen(command, pass_fds=(channel.fileno(), *others), **options)  # noqa: S603 - our own
     options.pop("process_group", None)
-    base: str = getattr(sys, "_base_executable", sys.executable)
-    if command[0] == sys.executable != base:
+    base: str = getattr(sys, "_base_executable", "") or sys.executable
+    if command[0] == sys.executable != base and not hasattr(sys, "frozen"):
         # The one of a virtual environment starts that one, whose number its socket has to know.
         command = [base, *command[1:]]
         before = options.get("env") or os.environ
@@ -96,6 +98,25 @@ def start(
     with contextlib.suppress(OSError):  # it has ended, which is seen elsewhere
         process.stdin.write(share(process.pid).hex().encode() + b"\n")
         process.stdin.close()
+    return process
+
+
+def start_frozen(
+    message: int, work: socket.socket, life: int, environment: dict[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start this frozen program as multiprocessing does, with a pipe from which it reads."""
+    from multiprocessing import spawn  # noqa: PLC0415 - few workers start children
+
+    if not _IS_WINDOWS:
+        command = spawn.get_command_line(tracker_fd=None, pipe_handle=message)
+        try:
+            return start(command, work, life, message, ends_with_us=True, env=environment)
+        finally:
+            os.close(message)
+    handle: Any = importlib.import_module("msvcrt").get_osfhandle(message)
+    command = spawn.get_command_line(parent_pid=os.getpid(), pipe_handle=handle)
+    process = start(command, work, ends_with_us=True, env=environment)
+    weakref.finalize(process, os.close, message)  # it takes the pipe from here, some time
     return process
 
 
