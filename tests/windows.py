@@ -6,20 +6,22 @@ the product asks for in vain fails its test. The end counts each reason.
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 import pytest
 
 _ROOT: Final = f"{Path(__file__).parents[1]}{os.sep}"
-_MODULES: Final = re.compile(
-    r"^\s*(?:import|from) (fcntl|pwd|grp|resource|termios|pty|tty)\b|machine import.*\b(posix)\b",
-    re.MULTILINE,
-)
+_MODULES: Final = re.compile(r"^\s*(?:import|from) (termios|pty|tty)\b", re.MULTILINE)
+#: In their place stands what skips a test that calls or replaces something of them.
+_STUBS: Final = ("fcntl", "pwd", "grp", "resource", "taskq.log.machine.posix")
 _LACKING: Final = re.compile(
     r"module '(?:os|signal|select|socket|time)' has no attribute '(\w+)'"
     r"|No module named '(fcntl|pwd|grp|resource|termios|pty|tty)'"
@@ -34,7 +36,48 @@ class _Posix(pytest.Module):
     def collect(self) -> Any:
         match = _MODULES.search(self.path.read_text(encoding="utf-8"))
         assert match is not None  # it was made for that
-        pytest.skip(f"imports {match[1] or match[2]}", allow_module_level=True)
+        pytest.skip(f"imports {match[1]}", allow_module_level=True)
+
+
+class _Lacking:
+    """Something of POSIX."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return _Lacking(f"{self._name}.{name}")
+
+    def __call__(self, *_: object, **__: object) -> Any:
+        pytest.skip(f"asks for {self._name}")
+
+    __enter__ = __index__ = __or__ = __ror__ = __call__
+
+
+class _Stub(ModuleType):
+    """A module that only POSIX has."""
+
+    __file__ = ""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Lacking(f"{self.__name__}.{name}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name.startswith("__"):
+            super().__setattr__(name, value)
+            return
+        pytest.skip(f"replaces {self.__name__}.{name}")
+
+
+def pytest_configure() -> None:
+    os.mkfifo = _Lacking("os.mkfifo")  # type: ignore[attr-defined,assignment,unused-ignore]
+    for name in _STUBS:
+        stub = sys.modules[name] = _Stub(name)
+        package, _, last = name.rpartition(".")
+        if package:
+            setattr(importlib.import_module(package), last, stub)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> Any:
