@@ -32,7 +32,7 @@ def produce(app: TaskQ, name: str, count: int, batch: int) -> None:
 
 def main(path: Path, role: str, name: str, count: int, batch: int = 1) -> None:
     app = TaskQ(path, durability="os", segment_bytes=256 * 1024, keep="1h")
-    told = []
+    told = list[str]()
 
     @app.task(name="echo")
     def echo(text: str) -> str:
@@ -54,4 +54,4 @@ def main(path: Path, role: str, name: str, count: int, batch: int = 1) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:4], *map(int, sys.argv[4:]))
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], *map(int, sys.argv[4:]))
