@@ -86,8 +86,14 @@ def test_one_death_is_told_and_mended_and_disturbs_no_other(tmp_path: Path) -> N
         gate.touch()
         assert result(tmp_path, slow) == b"%d" % serving
         assert view(tmp_path, slow).attempt == 1
-        stop_workers(tmp_path, str(serving))
+        gate.unlink()
+        last = put(app, "waits_for", str(gate))
+        guard.expect("waiting")
+        stop_workers(tmp_path)
+        guard.expect("draining 2 worker processes")
+        gate.touch()
         assert guard.wait() == 0
+        assert (view(tmp_path, last).state, view(tmp_path, last).attempt) == (State.SUCCEEDED, 1)
 
 
 @pytest.mark.slow

@@ -170,23 +170,27 @@ def test_a_program_that_opens_each_new_file_for_a_while_stops_nobody(tmp_path: P
     seen: set[Path] = set()
 
     def look() -> None:
-        while not over.is_set():
+        while True:
             with contextlib.ExitStack() as stack:
                 new = {path for path in tmp_path.rglob("*") if path.is_file()} - seen
                 for path in new:
                     with contextlib.suppress(OSError):  # gone, or not to be opened
                         stack.enter_context(path.open("rb"))
-                over.wait(HELD_SECONDS if new else HELD_SECONDS / 10)
+                if over.wait(HELD_SECONDS if new else HELD_SECONDS / 10):
+                    return
                 seen.update(new)
 
     scanner = threading.Thread(target=look)
     scanner.start()
     try:
-        with Role(tmp_path, "both", "a", 2_000) as one, Role(tmp_path, "both", "b", 2_000) as other:
-            for role in (one, other):
+        with (
+            Role(tmp_path, "both", "a", 2_000) as first,
+            Role(tmp_path, "both", "b", 2_000) as last,
+        ):
+            for role in (first, last):
                 role.finish()
     finally:
         over.set()
         scanner.join()
     assert seen
-    assert len(check(tmp_path, [one, other])) == 4_000
+    assert len(check(tmp_path, [first, last])) == 4_000

@@ -119,8 +119,8 @@ def test_macos_has_its_own_birth_boot_memory_and_device(
         assert posix.born_ns(0) == 1_500_000_000
         patch.setattr(os, "stat", lambda _: facts)
         patch.setattr(posix, "_statx", None)
-        found = posix.StatusReader(posix.Pace()).status("there")
-        assert found == (2**64 - 3, 7, 9)
+        reader = posix.StatusReader(posix.Pace())
+        assert reader.status("there") == (2**64 - 3, 7, 9)
 
     def session(_: bytes, name: Any, size: Any, *__: object) -> int:
         name.value = b"0C9D"

@@ -174,18 +174,18 @@ def a_map_shows_writes_and_its_file_grows(folder: Path) -> object:
 def a_lock_belongs_to_a_handle_and_goes_with_it(folder: Path) -> object:
     pace, path = windows.Pace(), made(folder)
     with shared(path) as other:
-        with shared(path) as one:
-            answers = [windows.try_flock(pace, each) for each in (one, other, one)]
+        with shared(path) as ours:
+            answers = [windows.try_flock(pace, each) for each in (ours, other, ours)]
         return [*answers, windows.try_flock(pace, other)]
 
 
 @fact([True, True, False, False])
 def owners_are_seen_by_sharing_their_lock(folder: Path) -> object:
-    with shared(made(folder)) as one, shared(folder / "a", os.O_RDONLY) as other:
-        windows.lock_owner(one)
+    with shared(made(folder)) as owner, shared(folder / "a", os.O_RDONLY) as other:
+        windows.lock_owner(owner)
         answers = [windows.is_owned(other), windows.is_owned(other)]
-        windows.unflock(windows.Pace(), one)
-        return [*answers, windows.is_owned(other), windows.is_owned(one)]
+        windows.unflock(windows.Pace(), owner)
+        return [*answers, windows.is_owned(other), windows.is_owned(owner)]
 
 
 @fact([False, True])
@@ -219,8 +219,8 @@ def _buffer() -> Any:
 
 
 def _in_locked_range(folder: Path, call: Callable[[int], object]) -> object:
-    with shared(made(folder)) as one, shared(folder / "a") as other:
-        handle = windows.msvcrt.get_osfhandle(one)
+    with shared(made(folder)) as owner, shared(folder / "a") as other:
+        handle = windows.msvcrt.get_osfhandle(owner)
         assert windows._lock_file(handle, windows._LOCK_EXCLUSIVE, 0, 10, 0, windows._place(0))
         return said(lambda: call(other))
 
@@ -242,11 +242,11 @@ def files_and_folders_are_flushed(folder: Path) -> object:
 
 @fact([True, True, True])
 def files_have_numbers_and_second_names(folder: Path) -> object:
-    one, other = made(folder).stat(), made(folder, "b").stat()
+    first, other = made(folder).stat(), made(folder, "b").stat()
     windows.link(str(folder / "a"), str(folder / "c"))
     with shared(folder / "a") as file:
-        same = os.fstat(file).st_ino == one.st_ino == (folder / "c").stat().st_ino
-    return [one.st_ino != other.st_ino, one.st_ino > 0, same]
+        same = os.fstat(file).st_ino == first.st_ino == (folder / "c").stat().st_ino
+    return [first.st_ino != other.st_ino, first.st_ino > 0, same]
 
 
 @fact(True)

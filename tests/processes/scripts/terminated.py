@@ -32,12 +32,12 @@ def produce(app: TaskQ, name: str, count: int, batch: int) -> None:
 
 def main(path: Path, role: str, name: str, count: int, batch: int = 1) -> None:
     app = TaskQ(path, durability="os", segment_bytes=256 * 1024, keep="1h")
-    told = list[str]()
+    texts = list[str]()
 
     @app.task(name="echo")
     def echo(text: str) -> str:
-        if not told:
-            told.append(text)
+        if not texts:
+            texts.append(text)
             say("began")
         return text
 

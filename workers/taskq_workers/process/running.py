@@ -264,7 +264,13 @@ def stop(reader: engine.LogReader, which: str | None, seconds: float) -> int:
     if which is not None and not meant:
         listed = values.command(reader.path, "workers")
         raise errors.UsageError(f"no worker {which!r} is alive here, see: {listed}")
-    asked = [owner for owner in meant if reader.ask_to_stop(owner)]
+    # Several may have one guard, whose jobs a second request would cancel.
+    ends, asked = set[int](), list[views.OwnerView]()
+    for owner in meant:
+        end = max(serving.stops for serving in owner.serves)
+        if end in ends or reader.ask_to_stop(owner):
+            ends.add(end)
+            asked.append(owner)
     for owner in meant:
         state = "was asked to stop" if owner in asked else "cannot be asked from here"
         _say(f"worker {views.owner(owner.owner)}, process {owner.pid} on {owner.host}, {state}")
