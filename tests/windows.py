@@ -28,6 +28,7 @@ _LACKING: Final = re.compile(
     r"|Path not found: '\\\\(dev|proc)\\"
     r"|\[WinError 2\] (File not found)$"
 )
+_SKIPPED: Final = pytest.StashKey[Any]()
 #: A second of Linux is so many under Wine, whose processes take longer than that to start.
 _STRETCH: Final = 10
 
@@ -93,6 +94,10 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Skip a test that itself asks for what only POSIX has."""
     report = yield
+    if report.skipped:
+        item.stash[_SKIPPED] = report.longrepr
+    elif report.failed and call.when == "teardown" and _SKIPPED in item.stash:
+        report.outcome, report.longrepr = "skipped", item.stash[_SKIPPED]  # left in its midst
     if call.excinfo is not None and report.failed:
         paths = [str(entry.path) for entry in call.excinfo.traceback]
         ours = [path for path in paths if path.startswith(_ROOT)]

@@ -140,7 +140,7 @@ class LoopWatch:
     def _look(self) -> str:
         """Return the code that blocks the loop, in words; "" for none, or if just logged."""
         frame = sys._current_frames().get(self._loop_thread)
-        if frame is None or frame.f_code.co_name in {"select", "poll"}:
+        if frame is None or frame.f_code.co_name in {"select", "poll", "_poll"}:
             return ""  # it waits: the machine is just busy
         frames, is_jobs = _of_the_user(frame, _outermost(asyncio.current_task(self._loop)))
         if not frames:
