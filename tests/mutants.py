@@ -1,20 +1,26 @@
 """Break the code in one place after another, and see which test notices.
 
+    python -m tests.mutants --reach      # first: one run of the suite, in a copy
     python -m tests.mutants taskq/core taskq/log workers --count 60 --seed 1
 
 Each mutant is one small change of one function: a comparison that is off by an equals sign, a
-condition turned round, a call left out. It is tried on a copy of the tree, by the tests of its own
-room first and by the rest of the default suite last, until one fails, and fails again when it runs
-alone. Prints a row for each as it is tried, in Markdown, and the score of each folder at the end.
+condition turned round, a call left out. It is tried on a copy of the tree, in one process, by the
+tests that enter the function (``--reach`` notes which they are), the quickest first, until one
+fails, and fails again when it runs alone. Prints a row for each as it is tried, in Markdown, and
+the score of each folder at the end.
 
 A survivor is a test to write, unless nobody could ever see the difference: then the ledger
 (tests/mutants.md) says "equivalent: …" in its last column. ``--ledger`` keeps the rows of a run
-there, and tries no mutant again that it calls killed or equivalent.
+there, and tries no mutant again that it calls killed or equivalent: a run that was stopped goes on.
+Before and after a test is cut, ``--killed-by tests/app/test_tasks.py`` tries the mutants again that
+this file killed.
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
+import json
 import os
 import random
 import re
@@ -39,15 +45,17 @@ SURVIVES: Final = "**survives**"
 #: The ledger's mark of a mutant that equals the code.
 EQUIVALENT: Final = "equivalent: "
 HEAD: Final = "| place | before | after | killed by |\n|---|---|---|---|\n"
-#: How long the tests of one stage may take: a mutant that hangs is noticed.
-STAGE_SECONDS: Final = 1_800
-#: After the tests of its own room: tests of the engine, of its users, and all others.
-STAGES: Final = (
-    ("tests/core", "tests/log"),
-    ("tests/app", "tests/workers", "tests/reading", "tests/calls", "tests/connection"),
-    ("tests/processes", "tests/flows", "tests/schedules", "tests/testing", "tests/cli"),
-    ("tests/hub", "tests/shards", "tests/fleet", "tests/web", "tests/top", "tests/prometheus"),
-)
+#: Which test enters which function, and how long it takes.
+REACH: Final = ROOT / "build/reach.json"
+#: The quickest tests that enter a function are tried in portions: most mutants fall to the first.
+PORTIONS: Final = (30, 300, 2_000)
+#: All of them together take no longer than this; what is slower is not asked.
+SECONDS_MAX: Final = 120.0
+#: CPU time of one portion, and the longest of one test: a mutant that hangs is noticed.
+CPU_SECONDS: Final = 300
+TEST_SECONDS: Final = 40
+NOTES: Final = "tests.reach"
+SOURCES: Final = ("taskq", "workers", "plugins")
 _OTHER: Final[dict[type[ast.AST], str]] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
     ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is",
@@ -61,6 +69,7 @@ class Mutant(NamedTuple):
     """One change of one file."""
 
     path: Path
+    function: str
     line: int
     start: int
     end: int
@@ -72,24 +81,43 @@ class Mutant(NamedTuple):
         return source[: self.start] + self.after.encode() + source[self.end :]
 
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions(node: ast.AST, name: str = "") -> Iterator[tuple[str, Function]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inner = f"{name}.{child.name}".lstrip(".")
+            if not isinstance(child, ast.ClassDef):
+                yield f"{inner}:{child.lineno}", child
+            yield from functions(child, inner)
+        else:
+            yield from functions(child, name)
+
+
+def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Walk a function without the functions in it."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield child
+            yield from own_nodes(child)
+
+
 def mutants(path: Path) -> Iterator[Mutant]:
     source = path.read_bytes()
     starts = [0]
     for text in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(text))
-    for function in ast.walk(ast.parse(source)):
-        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        for statement in function.body:
-            for node in ast.walk(statement):
-                if not isinstance(node, ast.expr | ast.stmt):
-                    continue
-                start = starts[node.lineno - 1] + node.col_offset
-                end = starts[(node.end_lineno or 1) - 1] + (node.end_col_offset or 0)
-                before = source[start:end].decode()
-                after = changed(node, source.decode())
-                if after is not None and not _IDLE.match(before):
-                    yield Mutant(path, node.lineno, start, end, before, after)
+    for name, function in functions(ast.parse(source)):
+        for node in own_nodes(ast.Module(function.body, [])):
+            if not isinstance(node, ast.expr | ast.stmt):
+                continue
+            start = starts[node.lineno - 1] + node.col_offset
+            end = starts[(node.end_lineno or 1) - 1] + (node.end_col_offset or 0)
+            before = source[start:end].decode()
+            after = changed(node, source.decode())
+            if after is not None and not _IDLE.match(before):
+                yield Mutant(path, name, node.lineno, start, end, before, after)
 
 
 def changed(node: ast.AST, source: str) -> str | None:
@@ -123,60 +151,156 @@ def changed(node: ast.AST, source: str) -> str | None:
     return after
 
 
-def chosen(folders: list[str], count: int, seed: int) -> list[Mutant]:
-    files = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    all_of_them = list(dict.fromkeys(mutant for path in files for mutant in mutants(path)))
-    return random.Random(seed).sample(all_of_them, min(count, len(all_of_them)))
+def chosen(folders: tuple[str, ...], count: int, seed: int) -> list[Mutant]:
+    every = list(mutants_of(folders))
+    return random.Random(seed).sample(every, min(count, len(every)))
 
 
-def stages(path: Path) -> Iterator[tuple[str, ...]]:
-    room = path.relative_to(ROOT).parent
-    own = Path("tests", *(part for part in room.parts if part not in {"taskq", "taskq_workers"}))
-    while not (ROOT / own).is_dir():
-        own = own.parent
-    if own != Path("tests"):
-        yield (str(own),)
-    yield from STAGES
+def mutants_of(folders: tuple[str, ...]) -> Iterator[Mutant]:
+    for path in sorted(path for folder in folders for path in python_files(ROOT / folder)):
+        yield from mutants(path)
 
 
-def killer(mutant: Mutant, copy: Path, processes: int, *, only_own: bool) -> str | None:
-    """Return the test that fails beside a mutant; None: it survives them all."""
+def python_files(path: Path) -> list[Path]:
+    return [path] if path.suffix == ".py" else sorted(path.rglob("*.py"))
+
+
+# -- who enters what -------------------------------------------------------------------------------
+
+
+def noted(source: str, first: int) -> tuple[str, list[str]]:
+    """Return the source with a call in each function that notes its number, and their names."""
+    tree = ast.parse(source)
+    lines = source.splitlines(keepends=True)
+    names: list[str] = []
+    inserts: list[tuple[int, str]] = []
+    for name, function in functions(tree):
+        body = function.body[1:] if ast.get_docstring(function, clean=False) else function.body
+        if not body:
+            continue
+        at = min([body[0].lineno, *(one.lineno for one in getattr(body[0], "decorator_list", ()))])
+        if at > function.lineno and not lines[at - 1][: body[0].col_offset].strip():
+            number = first + len(names)
+            call = f"_reach_seen[{number}] or _reach_enter({number})\n"
+            inserts.append((at, " " * body[0].col_offset + call))
+            names.append(name)
+    heads = [one for one in tree.body if not is_head(one)]
+    if names:
+        inserts.append((heads[0].lineno, f"from {NOTES} import enter as _reach_enter\n"))
+        inserts.append((heads[0].lineno, f"from {NOTES} import seen as _reach_seen\n"))
+    for at, text in sorted(inserts, reverse=True):
+        lines.insert(at - 1, text)
+    return "".join(lines), names
+
+
+def is_head(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Expr(value=ast.Constant()) | ast.ImportFrom(module="__future__"):
+            return True
+        case _:
+            return False
+
+
+def reach(copy: Path, processes: int) -> None:
+    """Run the suite once, and keep which test enters which function."""
+    keys: list[str] = []
+    for folder in SOURCES:
+        for path in python_files(copy / folder):
+            source, names = noted(path.read_text(), len(keys))
+            path.write_text(source)
+            keys += [f"{path.relative_to(copy).as_posix()}::{name}" for name in names]
+    notes = copy / "build/reach"
+    notes.mkdir(parents=True)
+    done = run(copy, "-p", NOTES, "-n", str(processes), "--dist", "loadgroup", notes=notes)
+    click.echo(done.stdout[-1_000:])
+    seconds: dict[str, float] = {}
+    enters: dict[str, set[str]] = {}
+    for file in notes.iterdir():
+        for line in file.read_text().splitlines():
+            test, taken, numbers = line.split("\t")
+            test = test.partition("[")[0]
+            if test and "::" in test:
+                worst = min(float(taken), seconds.get(test, 0))
+                seconds[test] = worst if worst < 0 else seconds.get(test, 0) + float(taken)
+            for number in numbers.split():
+                enters.setdefault(keys[int(number)], set()).add(test)
+    REACH.parent.mkdir(exist_ok=True)
+    kept = {name: sorted(tests) for name, tests in sorted(enters.items())}
+    REACH.write_text(json.dumps({"seconds": seconds, "enters": kept}, indent=0))
+
+
+class Reach:
+    """What a run of ``--reach`` found."""
+
+    def __init__(self) -> None:
+        found = json.loads(REACH.read_text())
+        self.seconds: dict[str, float] = found["seconds"]
+        #: Lines move with each change: a function is known by its file and its name.
+        self.enters: dict[str, set[str]] = {}
+        for name, tests in found["enters"].items():
+            self.enters.setdefault(name.rpartition(":")[0], set()).update(tests)
+        self._there = {test: is_there(test) for test in self.seconds}
+
+    def tests(self, mutant: Mutant) -> list[str]:
+        """Return the tests that enter a mutant's function, the quickest first."""
+        name = f"{mutant.path.relative_to(ROOT).as_posix()}::{mutant.function.rpartition(':')[0]}"
+        enters = self.enters.get(name, ())
+        them = {test for test in enters if "::" in test}
+        them |= {test for test in self.seconds if test.partition("::")[0] in enters}
+        right = [one for one in them if self._there.get(one) and self.seconds[one] >= 0]
+        right.sort(key=lambda test: self.seconds[test])
+        sums = itertools.accumulate(self.seconds[test] for test in right)
+        return [test for test, sum_ in zip(right, sums, strict=True) if sum_ < SECONDS_MAX]
+
+
+def is_there(test: str) -> bool:
+    file, *names = test.split("::")
+    path = ROOT / file
+    return path.exists() and f"def {names[-1]}(" in path.read_text()
+
+
+def killer(mutant: Mutant, copy: Path, known: Reach) -> str | None:
+    """Return the test that fails beside a mutant; None: it survives all that enter it."""
     target = copy / mutant.path.relative_to(ROOT)
     target.write_bytes(mutant.source())
+    tests = known.tests(mutant)
+    shaky: list[str] = []
     try:
-        for stage in list(stages(mutant.path))[: 1 if only_own else None]:
-            folders = [folder for folder in stage if (copy / folder).is_dir()]
-            shaky: list[str] = []
-            while failed := failure(copy, processes, *folders, *(f"--deselect={t}" for t in shaky)):
+        for start, end in itertools.pairwise((0, *PORTIONS)):
+            while asked := [test for test in tests[start:end] if test not in shaky]:
+                failed = failure(copy, *asked)
                 # Alone and once more: on a busy machine a test may fail for another reason.
-                if "::" not in failed or failure(copy, 0, failed):
+                if failed is None:
+                    break
+                if "::" not in failed or failure(copy, failed):
                     return failed
-                shaky.append(failed)
+                shaky.append(failed.partition("[")[0])
     finally:
         shutil.copyfile(mutant.path, target)
     return None
 
 
-def failure(copy: Path, processes: int, *arguments: str) -> str | None:
+def failure(copy: Path, *tests: str) -> str | None:
     """Return the first of these tests that fails, None if all pass."""
-    paths = [str(copy / folder) for folder in ("", "workers", "plugins")]
-    command = [sys.executable, "-m", "pytest", "-x", "-n", str(processes), "--dist", "loadgroup"]
-    try:
-        done = subprocess.run(
-            [*command, *arguments],
-            cwd=copy,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            capture_output=True,
-            text=True,
-            timeout=STAGE_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return "a hang"
+    done = run(copy, "-x", "--timeout", str(TEST_SECONDS), *tests)
     if done.returncode in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:
         return None
     failed = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - |$)", done.stdout, re.MULTILINE)
-    return failed[1] if failed else f"exit {done.returncode} of {' '.join(arguments)}"
+    return failed[1] if failed else f"exit {done.returncode} of {len(tests)} tests"
+
+
+def run(copy: Path, *arguments: str, notes: Path | None = None) -> subprocess.CompletedProcess[str]:
+    paths = [str(copy / folder) for folder in ("", "workers", "plugins")]
+    limit = f"ulimit -t {CPU_SECONDS}; " if notes is None else ""
+    command = ["sh", "-c", f'{limit}exec "$@"', "sh", sys.executable, "-m", "pytest", *arguments]
+    return subprocess.run(
+        command,
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "REACH_FOLDER": str(notes or "")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 # -- the ledger ------------------------------------------------------------------------------------
@@ -230,37 +354,53 @@ def keep(rows: list[Row]) -> None:
     LEDGER.write_text(head + HEAD + "\n".join(lines) + "\n")
 
 
+def of_ledger(rows: list[Row], killed_by: str) -> list[Mutant]:
+    """Return mutants of the ledger that these tests killed, where the code is still there."""
+    wanted = {row[:1] + row[2:4] for row in rows if row.verdict.startswith(killed_by)}
+    paths = sorted({path for path, *_ in wanted if (ROOT / path).exists()})
+    every = mutants_of(tuple(paths))
+    return [one for one in every if row_of(one, "")[:1] + row_of(one, "")[2:4] in wanted]
+
+
 @click.command()
-@click.argument("folders", nargs=-1, required=True)
+@click.argument("folders", nargs=-1)
+@click.option("--reach", "only_reach", is_flag=True, help="Note which test enters which function.")
 @click.option("--count", default=20, show_default=True, help="Mutants to try.")
 @click.option("--seed", default=1, show_default=True, help="Chooses them.")
-@click.option("-n", "processes", default=2, show_default=True, help="Processes of pytest.")
-@click.option("--own", "only_own", is_flag=True, help="Try only the tests of a mutant's own room.")
+@click.option("--killed-by", default="", help="Instead try again what tests so named killed.")
+@click.option("-n", "processes", default=2, show_default=True, help="Processes of --reach.")
 @click.option("--ledger", is_flag=True, help="Try what tests/mutants.md leaves open, and keep it.")
 @click.option("--list", "only_list", is_flag=True, help="Say which they are, and try none.")
 def main(
     folders: tuple[str, ...],
     count: int,
     seed: int,
+    killed_by: str,
     processes: int,
-    only_own: bool,
+    only_reach: bool,
     ledger: bool,
     only_list: bool,
 ) -> None:
     """Try mutants of FOLDERS."""
-    known = {row[:1] + row[2:4]: row.verdict for row in rows_in(LEDGER.read_text()) if ledger}
+    old = rows_in(LEDGER.read_text())
+    known = {row[:1] + row[2:4]: row.verdict for row in old if ledger and not killed_by}
     rows: list[Row] = []
-    click.echo(HEAD, nl=False)
     with tempfile.TemporaryDirectory(prefix="taskq-mutants-") as folder:
         copy = Path(folder, "copy")
         for name in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).split():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, copy / name)
-        for mutant in chosen(list(folders), count, seed):
+        if only_reach:
+            reach(copy, processes)
+            return
+        click.echo(HEAD, nl=False)
+        reached = Reach()
+        them = of_ledger(old, killed_by) if killed_by else chosen(folders, count, seed)
+        for mutant in them:
             row = row_of(mutant, "not tried")
             verdict = known.get(row[:1] + row[2:4], SURVIVES)
             if verdict.startswith(SURVIVES) and not only_list:
-                verdict = killer(mutant, copy, processes, only_own=only_own) or SURVIVES
+                verdict = killer(mutant, copy, reached) or SURVIVES
             rows.append(row._replace(verdict="not tried" if only_list else verdict))
             click.echo(rows[-1])
             if ledger:
