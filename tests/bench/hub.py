@@ -1,14 +1,13 @@
 """A hub and its devices beside their baselines: ``python -m tests.bench.hub copy``. See README.md.
 
 ``copy``: a backlog over loopback, beside copying, hashing and syncing the same files. What a hub
-bears: ``idle``, known devices that poll; ``herd``, all at once; ``lag``, a stream of small logs;
-``attack``, beside an honest device. ``--mib`` is of the backlog, ``--devices`` of the others.
+bears: ``idle``, known devices that poll; ``herd``, all at once. ``--mib`` is of the backlog,
+``--devices`` of the others.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import os
@@ -17,17 +16,13 @@ import shutil
 import subprocess
 import sys
 import time
-import zlib
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 import httpx
 
 from examples.hub.line import free_port
 from taskq import TaskLog
-from taskq.connection.settings import HubSettings
 from taskq.core.model import Durability
 from taskq.engine import Border, DurableLog
 from taskq.log.config import LogConfig
@@ -36,8 +31,6 @@ from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
 from taskq_plugins.hub.line import Line
 from taskq_plugins.hub.models import (
-    FRAMES,
-    PACKED,
     SPOKEN,
     Append,
     CopyEnd,
@@ -46,7 +39,7 @@ from taskq_plugins.hub.models import (
     understood,
 )
 from taskq_plugins.hub.registry import Registry
-from taskq_plugins.hub.sync import follow, sync
+from taskq_plugins.hub.sync import sync
 from tests.bench.harness import MIB, Table, cpu_seconds, options, percentile, rss_bytes, scratch
 
 _LINES: Final = 60
@@ -271,120 +264,10 @@ async def herd(folder: Path, url: str, hub: Path, pid: int, count: int, seconds:
     log.close()
 
 
-async def lag(folder: Path, url: str, hub: Path, pid: int, count: int, seconds: float) -> None:
-    """From durable on a device to readable on the hub: ten jobs a second on each."""
-    lags: list[float] = []
-
-    async def device(number: int) -> None:
-        name = f"edge-{number}"
-        path, token = folder / name, Registry(hub).enroll(name)
-        line = Line(url, token, None, HubSettings())
-        async with TaskLog.open(path) as log:
-            await log.put(b"first")
-            following = asyncio.create_task(follow(str(path), line, at_once=True))
-            until, waiting = time.perf_counter() + seconds, dict[bytes, float]()
-            try:
-                while time.perf_counter() < until or waiting:
-                    mark = b"<%d>" % random.getrandbits(60)
-                    if time.perf_counter() < until:
-                        await log.put(mark)
-                        waiting[mark] = time.perf_counter()
-                    await asyncio.sleep(0.1)
-                    files = (hub / "devices" / name).rglob("*.log")
-                    there = b"".join(file.read_bytes() for file in files)
-                    result, now = [job for job in waiting if job in there], time.perf_counter()
-                    lags.extend(now - waiting.pop(item) for item in result)
-            finally:
-                following.cancel()
-                await asyncio.wait([following])
-                await line.close()
-
-    await asyncio.gather(*map(device, range(count)))
-    table = Table(f"{count} devices, 10 jobs/s each", "jobs", "p50", "p99", "hub RSS MiB")
-    p50, p99 = percentile(lags, 50), percentile(lags, 99)
-    rss = rss_bytes(pid) / MIB
-    table.row(f"{len(lags)}", f"{p50:.2f} s", f"{p99:.2f} s", f"{rss:.0f}")
-    table.print()
-
-
-async def attack(folder: Path, url: str, hub: Path, pid: int, count: int, seconds: float) -> None:
-    """Each attack for ``seconds``, beside an honest device."""
-    log = await _template(folder, 4_096)
-    tokens, place = known_devices(folder, hub, count, log), urlsplit(url)
-    asked = Sync(log.identity.log_id, 1, frozenset(), log.end)
-    path = f"/logs/{log.identity.log_id}/segments/{log.segments[0]:020d}"
-    names = (f"{SPOKEN}: 1", "Taskq-Session: 1", "Upload-Offset: 0", "Taskq-Stem: none")
-    header = next((folder / "template" / "log").glob("*.log")).read_bytes()[:64]
-
-    def request(token: str, body: bytes, kind: str = FRAMES, size: int | None = None) -> bytes:
-        length = len(body) if size is None else size
-        lines = [
-            f"PATCH {path} HTTP/1.1",
-            f"Host: {place.netloc}",
-            f"Authorization: Bearer {token}",
-        ]
-        lines += [*names, f"Content-Type: {kind}", f"Content-Length: {length}", "", ""]
-        return "\r\n".join(lines).encode() + body
-
-    async def send(data: bytes, pause: float = 0.0, *, waits: bool = True) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            reader, writer = await asyncio.open_connection(place.hostname, place.port)
-            try:
-                for at in range(0, len(data), 1 if pause else len(data)):
-                    writer.write(data[at : at + 1] if pause else data)
-                    await writer.drain()
-                    await asyncio.sleep(pause)
-                if waits:
-                    await reader.read(65_536)
-            finally:
-                writer.close()
-
-    bomb = zlib.compress(bytes(90 * MIB), 9)
-    small = header + b"\0" * (9 * MIB)
-    liar = header + bytes.fromhex("544b51f3ffffffff") + bytes(200)
-    attacks: dict[str, tuple[int, Callable[[str], Awaitable[None]]]] = {
-        "nobody": (0, lambda _: asyncio.sleep(1)),
-        "zlib 1:1000": (8, lambda token: send(request(token, bomb, PACKED))),
-        "9 MiB of nothing": (8, lambda token: send(request(token, small))),
-        "a frame of 2^32-1": (8, lambda token: send(request(token, liar))),
-        "shorter than said": (8, lambda token: send(request(token, b"x", size=9 * MIB))),
-        "longer than said": (8, lambda token: send(request(token, small, size=100))),
-        "a body at 1 B/s": (100, lambda token: send(request(token, b"", size=9 * MIB) + b"x", 1.0)),
-        "headers at 1 B/s": (100, lambda token: send(request(token, b""), 1.0)),
-        "half-open lines": (500, lambda _: send(b"GET / HTTP/1.1\r\n")),
-        "wrong tokens": (8, lambda _: send(request("tq1.x." + "A" * 43, b""))),
-    }
-    table = Table("attacks", "attack", "honest p99 ms", "polls", "hub RSS MiB", "hub CPU")
-    for name, (many, act) in attacks.items():
-        honest, cpu, began = Clients(url), cpu_seconds(pid), time.perf_counter()
-
-        async def again(token: str, act: Callable[[str], Awaitable[None]] = act) -> None:
-            while True:
-                await act(token)
-
-        attackers = [asyncio.create_task(again(tokens[1 + n % (count - 1)])) for n in range(many)]
-        peak = 0
-        while time.perf_counter() - began < seconds:
-            await honest.ask(tokens[0], asked)
-            peak = max(peak, rss_bytes(pid))
-            await asyncio.sleep(0.05)
-        for attacker in attackers:
-            attacker.cancel()
-        await asyncio.gather(*attackers, return_exceptions=True)
-        spent = (cpu_seconds(pid) - cpu) / (time.perf_counter() - began)
-        p99 = percentile(honest.seconds, 99) * 1e3
-        table.row(name, f"{p99:.0f}", f"{len(honest.seconds)}", f"{peak / MIB:.0f}", f"{spent:.0%}")
-        await honest.close()
-    log.close()
-    table.print()
-
-
 #: Each load with its devices and seconds.
 _LOADS: Final = {
     "idle": (idle, 10_000, 600.0),
     "herd": (herd, 10_000, 60.0),
-    "lag": (lag, 100, 30.0),
-    "attack": (attack, 50, 10.0),
 }
 
 
