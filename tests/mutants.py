@@ -1,6 +1,6 @@
 """Break the code in one place after another, and see which test notices.
 
-    python -m tests.mutants --reach      # first: one run of the suite, in a copy
+    python -m tests.mutants --reach      # first: one run of the suite, or of some of its folders
     python -m tests.mutants taskq/core taskq/log workers --count 60 --seed 1
 
 Each mutant is one small change of one function: a comparison that is off by an equals sign, a
@@ -201,8 +201,8 @@ def is_head(statement: ast.stmt) -> bool:
             return False
 
 
-def reach(copy: Path, processes: int) -> None:
-    """Run the suite once, and keep which test enters which function."""
+def reach(copy: Path, folders: tuple[str, ...], processes: int) -> None:
+    """Run tests once, and keep which of them enters which function, beside what others do."""
     keys: list[str] = []
     for folder in SOURCES:
         for path in python_files(copy / folder):
@@ -211,10 +211,17 @@ def reach(copy: Path, processes: int) -> None:
             keys += [f"{path.relative_to(copy).as_posix()}::{name}" for name in names]
     notes = copy / "build/reach"
     notes.mkdir(parents=True)
-    done = run(copy, "-p", NOTES, "-n", str(processes), "--dist", "loadgroup", notes=notes)
-    click.echo(done.stdout[-1_000:])
+    how = ("-p", NOTES, "-n", str(processes), "--dist", "loadgroup")
+    click.echo(run(copy, *how, *folders, notes=notes).stdout[-1_000:])
     seconds: dict[str, float] = {}
     enters: dict[str, set[str]] = {}
+    if folders and REACH.exists():
+        found = json.loads(REACH.read_text())
+        seconds = {
+            test: took for test, took in found["seconds"].items() if not test.startswith(folders)
+        }
+        for name, tests in found["enters"].items():
+            enters[name] = {test for test in tests if not test.startswith(folders)}
     for file in notes.iterdir():
         for line in file.read_text().splitlines():
             test, taken, numbers = line.split("\t")
@@ -391,7 +398,7 @@ def main(
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, copy / name)
         if only_reach:
-            reach(copy, processes)
+            reach(copy, folders, processes)
             return
         click.echo(HEAD, nl=False)
         reached = Reach()
