@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ from taskq.cli.errors import Failure
 from taskq.cli.main import BUILT_IN, SECTIONS, Commands, main
 from taskq.core.errors import JobNotFound, UsageError
 from tests.cli.helpers import Sample, taskq
+from tests.cli.logs import fill_letters
 from tests.programs import run_python
 
 TASKQ = (sys.executable, "-m", "taskq")
@@ -323,3 +325,19 @@ def test_with_no_log_nearby_the_ways_to_one_are_told(
         f"taskq: {tmp_path}/nothing is not a task log: give its directory with -d, "
         f"or start one with: taskq put BODY -d {tmp_path}/nothing\n"
     )
+
+
+def test_a_person_is_asked_with_the_number_of_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncio.run(fill_letters(tmp_path / "letters"))
+    monkeypatch.setattr("taskq.cli.many._is_asked", lambda: True)
+    purge = ("dead", "purge", "-d", tmp_path / "letters")
+    result = taskq(*purge, "--all", data=b"n\n")
+    assert result.exit_code == 130
+    assert "Purge 3 jobs? [y/N]" in result.output
+    result = taskq(*purge, "-Q", "sync", data=b"y\n")
+    assert result.exit_code == 0
+    assert "purged 1 dead letter" in result.stdout
+    result = taskq(*purge, "-Q", "sync", data=b"")
+    assert (result.exit_code, result.stdout) == (0, "purged 0 dead letters\n")

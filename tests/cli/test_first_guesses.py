@@ -1,4 +1,4 @@
-"""First guesses and wrong usage: ``first_guesses.md`` and ``wrong_usage.md``, line by line."""
+"""``first_guesses.md``, ``wrong_usage.md`` and ``sessions.md``, line by line."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from taskq import TaskQ
 from taskq.cli.main import main
 from taskq.errors import TaskqError
+from tests.cli.logs import Session
 from tests.terminal import Shell, matches, steps
 
 GUESSES: Final = Path(__file__).with_name("first_guesses.md")
@@ -139,6 +140,18 @@ class read_only:  # noqa: N801 - used as a function is
     def __exit__(self, *_: object) -> None:
         if self._place is not None:
             subprocess.run(["umount", str(self._place)], check=True)
+
+
+#: What is typed and shown on each log, by heading.
+SESSIONS: Final = Path(__file__).with_name("sessions.md").read_text().split("\n## ")[1:]
+
+
+@pytest.mark.parametrize("section", SESSIONS, ids=[text.partition(":")[0] for text in SESSIONS])
+def test_a_command_on_a_log_prints_and_does_what_is_written(section: str, tmp_path: Path) -> None:
+    session = Session(section.split("`")[1], tmp_path)
+    for step in steps(section):
+        shown = session.run(step.typed.removeprefix("taskq "))
+        assert matches(shown, step.shown), f"$ {step.typed}\n{shown}"
 
 
 SESSION: Final = Path(__file__).with_name("terminal_session.md")

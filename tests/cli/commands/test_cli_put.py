@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
 from taskq import TaskLog, TaskQ
 from taskq.core.model import PAYLOAD_BYTES_MAX
-from tests.cli.helpers import Sample, taskq, taskq_json
+from tests.cli.helpers import taskq, taskq_json
 from tests.programs import run_taskq
 
 
@@ -166,49 +165,3 @@ async def test_put_warns_of_a_task_that_no_worker_knows(tmp_path: Path) -> None:
             words = ("put", "-d", tmp_path, "-t", name, '{"*": [1]}')
             run = await asyncio.to_thread(run_taskq, *words, check=True)
             assert ("no worker" in run.stderr) is (name == "knwon")
-
-
-@pytest.fixture
-def copy(sample: Sample, tmp_path: Path) -> Sample:
-    """Return a mutable copy."""
-    return Sample(shutil.copytree(sample.path, tmp_path / "queue"), sample.ids)
-
-
-def test_a_replay_tells_each_old_and_new_job(copy: Sample) -> None:
-    result = taskq("replay", "-d", copy.path, "--state", "dead", "--since", "2h")
-    assert result.exit_code == 0, result.output
-    line, last = result.stdout.splitlines()
-    old, arrow, new, state, queue = line.split()
-    assert (old, arrow, state, queue) == (copy.ids["dead"], "->", "dead", "default")
-    assert last == "replayed 1 job"
-    shown = taskq_json("show", "-d", copy.path, new)
-    assert shown["headers"] == {"from": "here", "replay_of": old}
-    assert (shown["state"], shown["payload"]["data"]) == ("ready", "/wA=")
-
-
-def test_a_dry_run_shows_the_same_and_leaves_no_trace(sample: Sample) -> None:
-    before = {path: path.stat().st_mtime_ns for path in sample.path.rglob("*")}
-    output = taskq_json("replay", "-d", sample.path, "--all", "--dry-run")
-    assert (output["dry_run"], output["count"], output["problems"]) == (True, 3, 0)
-    ids = sample.ids
-    assert [(job["id"], job["new_id"], job["state"]) for job in output["jobs"]] == [
-        (ids["succeeded"], None, "succeeded"),
-        (ids["dead"], None, "dead"),
-        (ids["cancelled"], None, "cancelled"),
-    ]
-    result = taskq("replay", "-d", sample.path, "-Q", "default", "--dry-run", "-n", "2")
-    assert result.stdout.splitlines()[-1] == "would replay 2 jobs, enqueued nothing"
-    assert {path: path.stat().st_mtime_ns for path in sample.path.rglob("*")} == before
-
-
-@pytest.mark.parametrize(
-    ("options", "count"),
-    [
-        (["--before", "2020-01-01T00:00"], 0),
-        (["--since", "2020-01-01"], 3),
-        (["--since", "1h", "--task", "mail.send"], 0),
-    ],
-)
-def test_moments_are_spans_or_times(sample: Sample, options: list[str], count: int) -> None:
-    output = taskq_json("replay", "-d", sample.path, *options, "--dry-run")
-    assert output["count"] == count

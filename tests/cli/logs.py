@@ -1,0 +1,118 @@
+"""Logs that example sessions are played on, by the name that their heading has.
+
+A session writes the tag of every log as ``TAG``, so that its lines do not differ from run to run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+from click.testing import CliRunner
+
+from taskq import TaskLog, TaskQ
+from taskq.cli.main import main
+from taskq_workers.services.scheduler import Scheduler
+
+TAG: Final = "5a3b1e0f"
+#: All sessions are of one width.
+COLUMNS: Final = "120"
+
+
+async def fill_sample(path: Path) -> dict[str, str]:
+    """Put a job in every state that is easy to reach."""
+    ids = {}
+    async with TaskLog.open(path, name="sample") as log:
+        ids["succeeded"] = await log.put(b'{"n":1}', priority=9)
+        ids["dead"] = await log.put(b"\xff\x00", priority=8, attempts=1, headers={"from": "here"})
+        ids["retried"] = await log.put(b"[1]", priority=7, attempts=3, key="k")
+        first, second, third = await log.claim(3)
+        await log.ack(first, b'"done"')
+        await log.nack(second, "ValueError: [red]bad\x1b[31m\nline 2 of the traceback")
+        await log.nack(third, "TimeoutError: slow", delay="1h")
+        ids["cancelled"] = await log.put(b"c")
+        await log.cancel(ids["cancelled"])
+        ids["bytes"] = await log.put(b"plain text", queue="other")
+    async with TaskQ(path) as app:
+        call = app.call_by_name("mail.send", to="a@b.c").options(queue="mail", delay="2h")
+        ids["task"] = (await app.enqueue(call)).id
+    return ids
+
+
+async def fill_letters(path: Path) -> None:
+    """Put three dead letters, and a job that has the key of one of them."""
+    async with TaskLog.open(path, name="letters", durability="os") as log:
+        for queue, key, reason in (
+            ("mail", None, "TimeoutError: slow\ntraceback"),
+            ("sync", None, "ValueError: bad\x1b[31m"),
+            ("mail", "k", "ValueError: held"),
+        ):
+            await log.put(b'{"n": 1}', queue=queue, attempts=1, key=key)
+            (delivery,) = await log.claim(queues=[queue])
+            await log.nack(delivery, reason)
+        await log.put(b"x", queue="mail", key="k")
+
+
+async def fill_queues(path: Path) -> None:
+    """Put jobs into two queues: three that wait in mail, one that waits and one done in sync."""
+    async with TaskLog.open(path, durability="os") as log:
+        await log.put(b"x", queue="mail", priority=9)
+        await log.put(b"x", queue="mail")
+        await log.put(b"x", queue="mail", delay="1h")
+        await log.put(b"x", queue="sync")
+        await log.nack((await log.claim())[0], "no", delay=0)
+        await log.put(b"x", queue="sync", priority=9)
+        await log.ack((await log.claim(queues=["sync"]))[0])
+
+
+async def fill_schedules(path: Path) -> None:
+    async with TaskQ(path, durability="os") as app:
+        call = app.call_by_name("report", 1).options(queue="reports")
+        app.schedule("nightly", call, cron="30 2 * * *", tz="Europe/Berlin", catch_up="all")
+        app.schedule("often", call, every="10m", jitter="1m")
+        await Scheduler(app).look(app.store())
+
+
+async def fill_reader(path: Path) -> None:
+    """Put five jobs, of which "billing" has read two."""
+    async with TaskLog.open(path) as log:
+        for number in range(5):
+            await log.put(b"%d" % number)
+        async with log.stream(reader="billing", follow=False) as stream:
+            await anext(stream)
+            await anext(stream)
+            await stream.commit()
+
+
+LOGS: Final[dict[str, Callable[[Path], Awaitable[object]]]] = {
+    "sample": fill_sample,
+    "letters": fill_letters,
+    "queues": fill_queues,
+    "schedules": fill_schedules,
+    "reader": fill_reader,
+}
+
+
+class Session:
+    """Commands on a fresh log, whose directory they get by ``TASKQ_DATA_DIR``."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self._path = folder / "data"
+        asyncio.run(LOGS[name](self._path))  # type: ignore[arg-type]
+        shown = self._run(["stats", "--json"])
+        self._tag = shown.partition('"log_id": "')[2][:8]
+
+    def run(self, typed: str) -> str:
+        """Return what a command prints, and its exit code where it is none."""
+        words = shlex.split(typed.replace(TAG, self._tag))
+        return self._run(words).replace(self._tag, TAG).replace(str(self._path), "data")
+
+    def _run(self, words: list[str]) -> str:
+        env = {"TASKQ_DATA_DIR": str(self._path), "COLUMNS": COLUMNS}
+        done = CliRunner().invoke(main, words, input=b"", prog_name="taskq", env=env)
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        output = "\n".join(line.rstrip() for line in done.output.splitlines())
+        return f"{output}\n[{done.exit_code}]".lstrip() if done.exit_code else output
