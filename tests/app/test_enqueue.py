@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from taskq import JobHandle, Put, State, Task, TaskLog, TaskQ, current_job
-from taskq.core.model import HEADERS_BYTES_MAX, KEY_BYTES_MAX, SECOND_NS, TIME_NS_MAX, Extras
+from taskq.core.model import HEADERS_BYTES_MAX, SECOND_NS, TIME_NS_MAX, Extras
 from taskq.core.rates import Limit, Rate
 from taskq.core.records import Kind
 from taskq.errors import (
@@ -287,15 +287,6 @@ async def test_the_longest_value_that_fits_comes_back_whole(log: TaskLog) -> Non
     assert (await log.get(job_id)).headers == headers
 
 
-@pytest.mark.parametrize(
-    "headers", [{"a": 1}, {1: "a"}, {"a": None}, {"a": b"x"}, {"a": "\ud800"}, {"\ud800": "a"}]
-)
-async def test_what_is_no_text_is_refused(log: TaskLog, headers: Any) -> None:
-    with pytest.raises(UsageError, match="header"):
-        await log.put(b"x", headers=headers)
-    assert await log.peek() == []
-
-
 async def test_headers_go_with_the_job_through_retries_dead_letters_and_requeue(
     log: TaskLog,
 ) -> None:
@@ -402,17 +393,6 @@ async def test_a_replayed_job_is_kept_as_the_old_one(tmp_path: Path) -> None:
         assert (await log.get(old.job_id)).state is State.SUCCEEDED
 
 
-@pytest.mark.parametrize("wrong", [0, -1, "soon", True, b"1h"])
-async def test_a_wrong_time_is_refused_by_name(tmp_path: Path, wrong: Any) -> None:
-    app = TaskQ(tmp_path)
-    with pytest.raises(UsageError, match=r"^keep is "):
-        app.task(name="x", keep=wrong)(print)
-    async with TaskLog.open(tmp_path) as log:
-        with pytest.raises(UsageError, match=r"^keep is "):
-            await log.put(b"x", keep=wrong)
-        assert (await log.stats()).next_lsn == 1
-
-
 @pytest.mark.parametrize(
     ("given", "seconds"), [("5m", 300.0), (90, 90.0), ("never", None), (None, None), (0, 0.0)]
 )
@@ -460,25 +440,6 @@ async def test_bytes_have_the_same_options(log: TaskLog) -> None:
     second = await log.put(b"4", key="k", on_conflict="replace")
     assert second != first
     assert await log.put(b"5", key="k") == second
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"until": "settled"}, "until is given without a key"),
-        ({"on_conflict": "raise"}, "on_conflict is given without a key"),
-        ({"key": "k", "until": "done"}, "until is 'done', it must be \"settled\" or left out"),
-        ({"key": "k", "on_conflict": "last"}, "on_conflict is 'last', it must be \"first\""),
-    ],
-)
-async def test_a_wrong_option_is_refused_by_name(
-    log: TaskLog, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        await log.put(b"x", **options)
-    with pytest.raises(UsageError, match=message):
-        await log.put_many([Put(payload=b"x", **options)])
-    assert (await log.stats()).queues == ()
 
 
 async def test_a_job_without_its_tasks_key_has_nothing_of_it(app: TaskQ) -> None:
@@ -541,33 +502,3 @@ def test_whole_numbers_will_do_for_a_key_and_none_stands_for_no_key(app: TaskQ) 
     assert send.limit.rate == Rate(5, 10**9)
     assert key_of(send.call(7)) == b"7"
     assert key_of(send.call(None)) == b""
-
-
-@pytest.mark.parametrize(
-    ("choices", "message"),
-    [
-        ({"concurrency": 0}, "concurrency is 0"),
-        ({"concurrency": True}, "concurrency is True"),
-        ({"rate": "often"}, "rate is 'often'"),
-        ({"concurrency_key": lambda a: a}, "without concurrency or rate"),
-        ({"concurrency": 1, "concurrency_key": "text"}, "concurrency_key is 'text'"),
-    ],
-)
-def test_a_limit_that_makes_no_sense_is_refused_where_it_is_written(
-    app: TaskQ, choices: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-
-        @app.task(**choices)
-        def send(a: str) -> None: ...
-
-
-def test_a_key_that_does_not_fit_is_refused_at_the_call(app: TaskQ) -> None:
-    @app.task(concurrency=1, concurrency_key=lambda a: a)
-    def send(a: Any) -> None: ...
-
-    for wrong in ("", "x" * (KEY_BYTES_MAX + 1), 1.5):
-        with pytest.raises(UsageError, match="concurrency_key"):
-            send.call(wrong)
-    with pytest.raises(UsageError, match="Call takes its concurrency_key"):
-        send.call("a").options(concurrency_key=lambda a: a)

@@ -26,60 +26,9 @@ def send(to: str, count: int = 1) -> int:
     return count
 
 
-class Mailer:
-    """Has its function in a class."""
-
-    def send(self, to: str) -> None: ...
-
-    @classmethod
-    def post(cls, to: str) -> None: ...
-
-    @staticmethod
-    def fax(to: str) -> None: ...
-
-
 @pytest.fixture
 def task(app: TaskQ) -> Any:
     return app.task(name="mail.send")(send)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        ({"delay": "5m"}, "For the option write send.options(delay=...).enqueue(...)"),
-        ({"countdown": 5}, "For the option write send.options(delay=...).enqueue(...)"),
-        ({"priority": 9}, "For the option write send.options(priority=...).enqueue(...)"),
-        ({"cuont": 2}, "there is no parameter 'cuont' (did you mean 'count'?)"),
-    ],
-)
-def test_an_option_among_the_arguments_is_told_where_it_goes(
-    task: Any, arguments: dict[str, Any], line: str
-) -> None:
-    with pytest.raises(InvalidCall) as refused:
-        task.call("a", **arguments)
-    assert line in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("delay", "write await send.enqueue(...), or send.enqueue_sync(...) where no event"),
-        ("send", "write await send.enqueue(...)"),
-        ("apply_async", 'write await send.options(delay="5m").enqueue(...)'),
-        ("s", "write send.call(...)"),
-    ],
-)
-def test_what_tasks_have_elsewhere_is_told_with_its_name_here(
-    task: Any, name: str, line: str
-) -> None:
-    for thing in (task, task.options(priority=3)):
-        with pytest.raises(AttributeError, match=r"^a task has no ") as refused:
-            getattr(thing, name)
-        assert line in str(refused.value)
-        assert not hasattr(thing, name)
-        with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-            _ = thing.nonsense
 
 
 def test_what_is_not_there_is_the_same_error_in_another_process(task: Any) -> None:
@@ -124,47 +73,10 @@ async def test_what_is_no_call_is_told_how_it_is_enqueued(app: TaskQ, task: Any)
     await app.close()
 
 
-def test_a_worker_that_is_run_like_a_coroutine_says_how_it_is_run(app: TaskQ) -> None:
-    wrong: Any = app.worker()
-    with pytest.raises((ValueError, TypeError), match=r"async with app.worker\(\).*run_worker\(\)"):
-        asyncio.run(wrong)
-    with pytest.raises(UsageError, match="a worker is not awaited: write"):
-        wrong.__await__()
-    with pytest.raises(UsageError, match="no option 'concurency': did you mean 'concurrency'"):
-        app.worker(concurency=3)  # type: ignore[call-arg]
-
-
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [("max_tries", "retry"), ("attempts", "retry"), ("qeue", "queue")],
-)
-def test_a_wrong_word_for_an_option_names_the_right_one(app: TaskQ, given: str, meant: str) -> None:
-    choices: Any = {given: 3}
-    with pytest.raises(UsageError, match=f"@task has no option {given!r}: did you mean {meant!r}"):
-        app.task(**choices)(send)
-    with pytest.raises(UsageError, match="there is no option 'retry': did you mean 'attempts'"):
-        app.task(send).options(retry=3)  # type: ignore[call-arg]
-
-
-def test_a_misspelt_variable_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TASKQ_ENDPOINT_URL", "x")
-    TaskQ(tmp_path)
-    monkeypatch.setenv("TASKQ_KEP", "7d")
-    with pytest.raises(UsageError, match="TASKQ_KEP, which is no setting: did you mean TASKQ_KEEP"):
-        TaskQ(tmp_path)
-
-
 def test_no_provider_of_spans_is_told() -> None:
     wrong: Any = 3
     with pytest.raises(UsageError, match=r"use\(\) takes a TracerProvider .* not 3"):
         telemetry.use(wrong)
-
-
-def test_a_concurrency_key_without_a_limit_is_refused(app: TaskQ, task: Any) -> None:
-    for options in (task.options, task.call("a").options):
-        with pytest.raises(UsageError, match=r"mail.send: concurrency_key is given, but the task"):
-            options(concurrency_key="a")
-    app.task(name="limited", concurrency=1)(send).call("a").options(concurrency_key="a")
 
 
 def test_an_assertion_about_a_task_that_nobody_knows_is_refused(app: TaskQ, task: Any) -> None:
@@ -236,15 +148,6 @@ def test_a_right_value_deep_in_an_argument_is_taken(app: TaskQ) -> None:
         task.call(Order([Item("a", 3)]), Limited(count=1), Item("b", 1)).body
     )
     assert ship(*args, **kwargs) == 3
-
-
-def test_a_function_that_needs_an_object_is_no_task(app: TaskQ) -> None:
-    with pytest.raises(UsageError, match=r"Mailer.send takes self, which no worker.*@staticmethod"):
-        app.task(Mailer.send)
-    with pytest.raises(UsageError, match=r"Mailer.send is a method of an object"):
-        app.task(Mailer().send)
-    for fn in (Mailer.post, Mailer.fax):
-        assert app.task(fn).call("a").name.endswith(fn.__name__)
 
 
 # -- the traceback ---------------------------------------------------------------------------------
@@ -333,32 +236,6 @@ def test_an_option_of_another_library_is_answered_from_the_table(app: TaskQ, wor
         assert "\n" not in answer
 
 
-@pytest.mark.parametrize(
-    ("word", "at_task", "in_call"),
-    [
-        ("result_expires", "write keep=..., how long job and", "write keep=..., how long job and"),
-        ("max_retries", "write retry=N + 1: it counts", "write attempts=N + 1: it counts"),
-        ("retries", "write retry=N + 1: it counts", "write attempts=N + 1: it counts"),
-        ("bind", "write nothing in its place: current_job()", "write nothing in its place"),
-        ("time_limit", "did you mean 'timeout'?", "write @app.task(timeout=...)"),
-        ("attempts", "did you mean 'retry'?", ""),
-        ("ignore_result", "write store_result=False", "write @app.task(store_result=False)"),
-    ],
-)
-def test_a_word_that_would_harm_is_answered_with_what_it_means(
-    app: TaskQ, word: str, at_task: str, in_call: str
-) -> None:
-    """``expires`` lets jobs die unrun, and ``retry`` counts the first run, too."""
-    task: Any = app.task(name="mail.send")(mail)
-    with pytest.raises(UsageError) as refused:
-        app.task(**{word: 3})(mail)  # type: ignore[call-overload]
-    assert f"no option {word!r}: {at_task}" in str(refused.value)
-    if in_call:
-        with pytest.raises(UsageError) as refused:
-            task.options(**{word: 3})
-        assert f"no option {word!r}: {in_call}" in str(refused.value)
-
-
 def test_what_every_table_advises_exists_here() -> None:
     """Each option that is named is one of a task, of a call or of a log's."""
     known = {*TaskChoices.__annotations__, *OptionChanges.__annotations__, "give_up_on"}
@@ -426,44 +303,9 @@ def test_an_import_of_another_library_is_answered_where_it_stands() -> None:
         assert not hasattr(taskq, name)
 
 
-@pytest.mark.parametrize("address", ["redis://localhost:6379/0", "amqp://guest@h//", "sqs://aws/q"])
-def test_a_brokers_address_is_no_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"the log is a directory, and \w+: is an address"):
-        TaskQ(address)
-    app = TaskQ("redis-data")
-    with pytest.raises(UsageError, match="is an address"):
-        app.data_dir = address
-    monkeypatch.setenv("TASKQ_DATA_DIR", address)
-    with pytest.raises(UsageError, match="is an address"):
-        TaskQ()
-    assert not [*tmp_path.iterdir()]
-
-
-def test_a_task_without_an_app_or_with_self_is_told_what_to_write(app: TaskQ) -> None:
-    wrong: Any = TaskQ
-    for given, choices in (([mail], {}), ([], {"queue": "mail"})):
-        with pytest.raises(UsageError, match=r"a task needs an app: write app = TaskQ\("):
-            wrong.task(*given, **choices)
-    with pytest.raises(UsageError, match=r"write @app.task\(name='mail'\)"):
-        app.task("mail")  # type: ignore[call-overload]
-    with pytest.raises(UsageError, match=r"charge takes self, .* call current_job\(\) for"):
-        exec("@app.task\ndef charge(self, amount): ...", {"app": app, "__name__": "shop"})  # noqa: S102
-
-
 def test_a_first_parameter_that_arq_would_fill_in_is_told(app: TaskQ) -> None:
     def download(ctx: Any, url: str) -> None: ...
 
     with pytest.raises(InvalidCall, match=r"'url' .*missing.*current_job\(\)") as refused:
         app.task(name="download")(download).call("https://a.example")  # type: ignore[call-arg]
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("name", ["", 3, "a\nb"])
-def test_a_task_without_a_name_is_no_job(app: TaskQ, name: Any) -> None:
-    with pytest.raises(UsageError, match="task name"):
-        app.call_by_name(name)
-    with pytest.raises(UsageError, match="task name"):
-        app.enqueue_by_name_sync(name)

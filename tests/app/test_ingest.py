@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -88,14 +87,6 @@ async def test_a_position_comes_back_as_it_was_given(app: TaskQ, position: Any) 
 async def test_positions_of_dicts_are_compared_whatever_the_order_of_their_keys(app: TaskQ) -> None:
     await app.ingest("s", [], {"b": 1, "a": 2})
     await app.ingest("s", [], 1, after={"a": 2, "b": 1})
-
-
-@pytest.mark.parametrize("wrong", [object(), b"bytes", math.nan, {1, 2}, [math.inf], "\ud800"])
-async def test_a_position_that_is_no_json_is_refused(app: TaskQ, wrong: Any) -> None:
-    for position, after in ((wrong, 1), (1, wrong)):
-        with pytest.raises(UsageError, match=r"'s' is .*, it must be a JSON value"):
-            await app.ingest("s", [], position, after=after)
-    assert await app.sources() == []
 
 
 async def test_what_ingest_cannot_do_is_refused_and_names_the_remedy(app: TaskQ) -> None:

@@ -86,64 +86,6 @@ def test_one_attempt_implies_a_durable_claim(app: TaskQ) -> None:
     assert app.task(retry=retry.never())(plain).spec.flags & Flag.DURABLE_CLAIM
 
 
-@pytest.mark.parametrize(
-    ("choices", "message"),
-    [
-        ({"priority": 10}, "priority is 10, it must be 0"),
-        ({"priority": -1}, "priority is -1"),
-        ({"queue": ""}, "queue name '' has 0 bytes"),
-        ({"queue": "a\nb"}, "do not print"),
-        ({"name": "x" * 256}, "task name .* has 256 bytes"),
-        ({"retry": 0}, "retry is 0: give the number of attempts"),
-        ({"timeout": "soon"}, "timeout is 'soon'"),
-        ({"delay": -1}, "delay is -1"),
-        ({"expires": 0}, "expires is 0: it must be longer than nothing"),
-        ({"window": "1h"}, "window is given without a key"),
-        ({"window": 0, "key": str}, "window is 0"),
-        ({"key": "fixed"}, "give a function of the task's arguments"),
-        ({"headers": {"a": 1}}, "header 'a' is 1: names and values must be text"),
-        ({"headers": {"a": "x" * 40_000}}, "the headers has 40005 bytes"),
-        ({"headers": {"a": "\ud800"}}, "text that UTF-8 cannot write"),
-        ({"aliases": "old"}, "give a list of names"),
-        ({"aliases": [""]}, "task name '' has 0 bytes"),
-        ({"runs_in": "moon"}, 'it must be "thread", "process" or left out'),
-        ({"timeout": 5, "soft_timeout": 5}, "the soft one must be shorter"),
-        ({"soft_timeout": "soon"}, "soft_timeout is 'soon'"),
-        ({"qeue": "mail"}, "@task has no option 'qeue': did you mean 'queue'"),
-    ],
-)
-def test_a_wrong_option_fails_at_decoration_and_registers_nothing(
-    app: TaskQ, choices: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        app.task(**choices)(plain)
-    assert app.tasks == {}
-
-
-def test_what_is_no_function_is_no_task(app: TaskQ) -> None:
-    def generator() -> Any:
-        yield 1
-
-    async def async_generator() -> Any:
-        yield 1
-
-    async def coroutine() -> None: ...
-
-    for wrong, message in (
-        (5, "a task must be a function, got 5"),
-        (int, "a task must be a function"),
-        (generator, "cannot be a generator"),
-        (async_generator, "cannot be a generator"),
-        (app.task(name="t")(plain), "t is a task already"),
-        (lambda: 1, "give the task name="),
-    ):
-        with pytest.raises(UsageError, match=message):
-            app.task(wrong)  # type: ignore[arg-type]
-    for homeless in (coroutine, lambda: 1):
-        with pytest.raises(UsageError, match="move it to a module's top level"):
-            app.task(runs_in="process", name="t2")(homeless)
-
-
 def test_a_lambda_is_a_task_once_it_has_a_name(app: TaskQ) -> None:
     assert app.task(name="answer")(lambda: 42)() == 42
 
@@ -153,16 +95,6 @@ def test_a_task_inside_a_function_is_named_after_both(app: TaskQ) -> None:
     def inner() -> None: ...
 
     assert inner.name == f"{__name__}.test_a_task_inside_a_function_is_named_after_both.inner"
-
-
-def test_a_name_is_taken_once(app: TaskQ) -> None:
-    def other() -> None: ...
-
-    app.task(name="send", aliases=["old"])(plain)
-    for choices in ({"name": "send"}, {"name": "old"}, {"name": "new", "aliases": ["send"]}):
-        with pytest.raises(UsageError, match=r"is taken by .*\.plain: give one of the two another"):
-            app.task(**choices)(other)
-    assert set(app.tasks) == {"send", "old"}
 
 
 def test_a_module_may_be_loaded_again(app: TaskQ, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from taskq.core.records import Flag
 from taskq.errors import (
     CompressionUnavailable,
     PayloadTooLarge,
-    UsageError,
 )
 from taskq.extras import install_line
 from taskq.log.config import LogConfig
@@ -187,28 +186,6 @@ async def test_zstd_without_its_package_is_told_before_anything_is_written(
 @pytest.fixture
 def app_without_zstandard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"compress": "gzip"}, "compress is 'gzip', it must be one of none, zlib, zstd"),
-    ],
-)
-async def test_a_wrong_option_is_named(
-    log: TaskLog, tmp_path: Path, options: Any, message: str
-) -> None:
-    app = TaskQ(tmp_path / "other")
-
-    @app.task
-    async def work() -> None: ...
-
-    with pytest.raises(UsageError, match=message):
-        work.options(**options)
-    with pytest.raises(UsageError, match=message):
-        app.task(**options)(work.fn)
-    with pytest.raises(UsageError, match=message):
-        await log.put(TEXT, **options)
 
 
 # -- large ones ------------------------------------------------------------------------------------

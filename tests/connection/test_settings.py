@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from taskq import Durability, QueuePolicy, Shards, TaskLog, TaskQ
+from taskq import Durability, QueuePolicy, TaskQ
 from taskq.connection.logoptions import LogOptions, log_config
 from taskq.connection.settings import Settings, load_settings, settings_files
 from taskq.errors import LogError, TaskqError, UsageError
@@ -101,43 +101,6 @@ def test_dead_letters_have_limits_of_their_own(monkeypatch: pytest.MonkeyPatch) 
     assert policy.keep_dead_seconds == policy.keep_seconds
     given = TaskQ(keep_dead="never", queues={"mail": QueuePolicy(dead_max=7)})._connection.config
     assert (given.keep_dead_seconds, given.queues["mail"].dead_max) == (None, 7)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("DEAD_MAX", "-1", "dead_max is -1, it must be 0"),
-        ("KEEP_DEAD", "soon", r"keep_dead \(TASKQ_KEEP_DEAD\) is 'soon'"),
-        ("DURABILITY", "maybe", r"durability \(TASKQ_DURABILITY\) is 'maybe': .*'fsync'"),
-        ("INTERVAL", "soon", r"interval \(TASKQ_INTERVAL\) is 'soon': .*give seconds"),
-        ("EXCLUSIVE", "perhaps", r"exclusive \(TASKQ_EXCLUSIVE\) is 'perhaps'"),
-        ("SEGMENT_BYTES", "1", "segment_bytes is 1, it must be 65536 to"),
-        ("INTERVAL", "0", "must be above 0"),
-        ("MIN_FREE", "much", r"min_free \(TASKQ_MIN_FREE\) is 'much'"),
-        ("RESERVE", "-5", "reserve"),
-        ("COMPRESS", "gzip", r"compress \(TASKQ_COMPRESS\) is 'gzip': .*'none', 'zlib' or 'zstd'"),
-        ("DECOMPRESSED_BYTES_MAX", "0", "decompressed_bytes_max is 0, it must be above 0"),
-        ("QUEUES", '{"a": {"keap": 1}}', r"queues.a.keap \(TASKQ_QUEUES\) is 1: Extra inputs are"),
-        ("QUEUES", '{"a": {"compress": "x"}}', r"queues.a.compress \(TASKQ_QUEUES\) is 'x'"),
-    ],
-)
-def test_a_wrong_setting_is_named_with_its_variable(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
-) -> None:
-    monkeypatch.setenv(f"TASKQ_{name}", value)
-    with pytest.raises(UsageError, match=message):
-        TaskQ()
-
-
-def test_a_misspelt_setting_in_a_file_is_told(tmp_path: Path) -> None:
-    (tmp_path / "taskq.toml").write_text('durabilty = "os"\n')
-    with pytest.raises(
-        UsageError, match=r"taskq\.toml: there is no setting 'durabilty': did you mean 'durability'"
-    ):
-        TaskQ()
-    (tmp_path / "taskq.toml").write_text("keep 5\n")
-    with pytest.raises(UsageError, match=r"^taskq.toml is no TOML: .*line 1"):
-        TaskQ()
 
 
 def test_settings_of_other_programs_are_left_alone(
@@ -245,63 +208,7 @@ def test_the_hub_has_a_table_of_its_own_and_its_token_is_shown_to_nobody(
     assert "secret" not in repr(load_settings(None))
 
 
-@pytest.mark.parametrize("name", ["TASKQ_HUB_TOKENFILE", "TASKQ_HUB_URLS"])
-def test_a_mistyped_variable_of_the_hub_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(name, "x")
-    with pytest.raises(UsageError, match="did you mean TASKQ_HUB_"):
-        load_settings(None)
-
-
 DAY = 86_400.0
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"bogus": 1}, "there is no option 'bogus': the options are durability, "),
-        ({"durability": "maybe"}, "durability is 'maybe', it must be one of fsync, interval, os"),
-        ({"interval": "soon"}, "interval is 'soon': give seconds"),
-        ({"interval": 0}, "interval, lock_wait and segment_age must be above 0"),
-        ({"lock_wait": "soon"}, "lock_wait is 'soon': give seconds"),
-        ({"keep": "soon"}, "keep is 'soon': give seconds"),
-        ({"keep_dead": -1}, "keep_dead is -1: it must not be negative"),
-        ({"starvation": "x"}, "starvation is 'x': give seconds"),
-        ({"keep_bytes": "1MiB"}, "keep_bytes is '1MiB', it must be a whole number"),
-        ({"keep_segments": 1.5}, "keep_segments is 1.5, it must be a whole number"),
-        ({"keep_segments": 0}, "keep_segments is 0, it must be above 0"),
-        ({"reserve": 1.5}, "reserve is 1.5, it must be a whole number"),
-        ({"min_free": True}, "min_free is True, it must be a whole number"),
-        ({"dead_max": "x"}, "dead_max is 'x', it must be a whole number"),
-        ({"keys_max": None}, "keys_max is None, it must be a whole number"),
-        ({"segment_bytes": 10}, "segment_bytes is 10, it must be 65536 to "),
-        ({"upkeep": "no"}, "upkeep is 'no', it must be True or False"),
-        ({"exclusive": 1}, "exclusive is 1, it must be True or False"),
-        ({"name": b"x"}, "name is b'x', it must be text"),
-        ({"queues": ["a"]}, "queues is ['a']: give what is other in each, by their names"),
-        ({"queues": {5: {}}}, "queue name is 5, it must be text"),
-        ({"queues": {"a": 5}}, "queues['a'] is 5: give a QueuePolicy, or its options as a dict"),
-        ({"queues": {"a": {"kep": 5}}}, "queues['a'] has no option 'kep': did you mean 'keep'"),
-        ({"queues": {"a": {"keep": "x"}}}, "queues['a'] keep is 'x': give seconds"),
-        ({"queues": {"a": {"dead_max": 1.5}}}, "dead_max is 1.5, it must be a whole number"),
-    ],
-)
-async def test_a_wrong_option_is_refused_by_name(
-    tmp_path: Path, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError) as refused:
-        TaskLog.open(tmp_path / "log", **options)
-    assert str(refused.value).startswith(message)
-    assert not (tmp_path / "log").exists()
-
-
-@pytest.mark.parametrize("wrong", ["1d", -1, True, b""])
-def test_a_policy_is_checked_where_it_is_made(wrong: Any) -> None:
-    for name in ("keep_seconds", "keep_dead_seconds"):
-        with pytest.raises(UsageError, match=f"^{name} of a queue is "):
-            QueuePolicy(**{name: wrong})
 
 
 def test_a_queue_is_told_in_the_words_of_the_log(tmp_path: Path) -> None:
@@ -339,14 +246,6 @@ def test_an_argument_of_the_wrong_type_is_refused_or_taken_and_no_other_error(na
     for value in NONSENSE:
         with contextlib.suppress(TaskqError):
             TaskQ("data", **{name: value})
-
-
-@pytest.mark.parametrize("value", [5, 1.5, b"x", [], {}, object(), True, int])
-def test_a_directory_that_is_no_path_is_refused(value: Any) -> None:
-    with pytest.raises(UsageError, match=r"the log's directory is .*: give its path as text"):
-        TaskQ(value)
-    with pytest.raises(UsageError, match=r"shards are Shards\(directory|log's directory"):
-        TaskQ(shards=Shards(value))
 
 
 @pytest.mark.parametrize("name", Settings.model_fields)
@@ -634,14 +533,3 @@ def test_a_desktop_program_has_its_log_where_its_user_has_such_data(
     assert not app.data_dir.exists()
     with app:
         assert app.data_dir.is_dir()
-
-
-@pytest.mark.parametrize("name", ["", " ", "..", "a/b", "../x", "/etc", "a\0b"])
-def test_what_is_no_name_of_a_program_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="is no program's name"):
-        TaskQ.user_data(name)
-
-
-def test_a_desktop_programs_directory_is_not_chosen_twice(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"leave data_dir out, or write TaskQ\(data_dir\)"):
-        TaskQ.user_data("My App", data_dir=tmp_path)

@@ -88,25 +88,6 @@ def test_a_wrong_number_of_attempts_is_refused_with_what_is_right(value: Any) ->
         policy_of(value)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"attempts": -1}, "attempts is -1"),
-        ({"attempts": 65_536}, "attempts is 65536"),
-        ({"base": "soon"}, "base is 'soon'"),
-        ({"cap": -1}, "cap is -1"),
-        ({"factor": 0.5}, "factor is 0.5"),
-        ({"factor": float("inf")}, "factor is inf"),
-        ({"jitter": "some"}, 'it must be "none", "equal" or "full"'),
-    ],
-)
-def test_a_wrong_policy_is_refused_by_the_name_of_its_argument(
-    arguments: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        retry.exponential(**arguments)
-
-
 def test_signals_check_their_delay_and_are_no_errors_of_taskq() -> None:
     assert Snooze("2m").delay_ns == 120_000_000_000
     assert Retry().delay_ns is None
@@ -194,29 +175,6 @@ def test_a_decision_that_is_none_is_refused_with_what_would_be_one(wrong: Any) -
     policy = retry.fixed(decide=lambda *_: wrong)
     with pytest.raises(UsageError, match=r"decide gave .* for OSError: return Retry"):
         policy.wish(OSError(), 1)
-
-
-@pytest.mark.parametrize(
-    ("rules", "message"),
-    [
-        ({"retry_on": "OSError"}, "retry_on is 'OSError': give a class"),
-        ({"give_up_on": [OSError]}, "give_up_on is .*: give a class"),
-        ({"per_error": {"OSError": 1}}, "per_error is 'OSError': give a class"),
-        ({"per_error": {OSError: "soon"}}, r"per_error\[OSError\] is 'soon'"),
-        ({"per_error": {OSError: retry.fixed(max_age=1)}}, "has rules of its own"),
-        ({"decide": 5}, "decide is 5: give a function"),
-        ({"max_age": "-1s"}, "max_age is '-1s'"),
-        ({"delay_max": "x"}, "delay_max is 'x'"),
-        (
-            {"retry_for": OSError},
-            "there is no rule 'retry_for' for retries: did you mean",
-        ),
-    ],
-)
-@pytest.mark.parametrize("shape", [retry.fixed, retry.linear, retry.exponential])
-def test_a_wrong_rule_is_refused_by_name(shape: Any, rules: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        shape(**rules)
 
 
 @given(

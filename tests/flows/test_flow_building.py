@@ -9,7 +9,6 @@ import pytest
 
 from taskq import TaskQ, chain, chord, group
 from taskq.errors import (
-    InvalidCall,
     JobCancelled,
     JobFailed,
     JobNotFound,
@@ -76,19 +75,6 @@ async def test_a_flow_over_the_limit_is_refused(
     monkeypatch.setattr(flow, "TRANSACTION_BYTES_MAX", 100_000)
     with pytest.raises(PayloadTooLarge, match="the flow of 1500 jobs"):
         await parts.one.map(range(1_500)).enqueue()
-
-
-def test_wrong_parts_are_refused_where_they_are_written(parts: Parts) -> None:
-    with pytest.raises(InvalidCall, match="strict"):
-        parts.one.step(strict=True)  # type: ignore[call-arg]
-    with pytest.raises(UsageError, match="there is none with a name"):
-        parts.nothing.step()  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="got 5"):
-        group(5)  # type: ignore[call-overload]
-    with pytest.raises(UsageError, match="on_failure is 'never'"):
-        chord([parts.one.call(1)], parts.one.call(2), on_failure="never")  # type: ignore[call-overload]
-    with pytest.raises(UsageError, match="at least one part"):
-        chain()  # type: ignore[call-overload]
 
 
 def test_tasks_of_two_apps_are_a_flow_of_one_log_alone(parts: Parts, tmp_path: Path) -> None:

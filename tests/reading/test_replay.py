@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -71,22 +69,6 @@ async def test_only_jobs_that_are_over_are_replayed(log: TaskLog) -> None:
     # Neither the delay of the one nor the end of the other is repeated.
     assert views[ids["cancelled"]].due_ns == 0
     assert views[ids["expired"]].expires_ns == 0
-
-
-@pytest.mark.parametrize(
-    ("choice", "message"),
-    [
-        ({"state": "ready"}, "state is 'ready': only jobs that are over can be replayed"),
-        ({"state": ["dead", State.RUNNING]}, "state is 'running': only jobs that are over"),
-        ({"since": "soon"}, "since is 'soon'"),
-        ({"before": datetime(2024, 1, 1)}, "without a time zone"),  # noqa: DTZ001
-        ({"queue": ""}, "queue name '' has 0 bytes"),
-        ({"limit": 0}, "limit is 0, it must be 1 or more"),
-    ],
-)
-async def test_a_wrong_choice_is_named(log: TaskLog, choice: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        await log.replay(**choice)
 
 
 async def test_many_jobs_are_replayed_in_bounded_transactions(log: TaskLog) -> None:
@@ -226,26 +208,6 @@ async def test_who_waits_for_a_purged_job_is_told_that_there_is_none(tmp_path: P
         with pytest.raises(JobNotFound):
             await job.result(timeout=30)
         await log.close()
-
-
-@pytest.mark.parametrize(
-    ("filters", "message"),
-    [
-        ({"error": 5}, "error is 5"),
-        ({"error": re.compile(b"x")}, "error is re.compile"),
-        ({"since": "soon"}, "since is 'soon'"),
-        ({"before": datetime(2024, 1, 1)}, "without a time zone"),  # noqa: DTZ001 - that is wrong
-        ({"queu": "mail"}, "there is no filter 'queu'"),
-    ],
-)
-async def test_wrong_filters_are_refused_before_anything_is_done(
-    log: TaskLog, filters: Any, message: str
-) -> None:
-    await die(log, once())
-    for call in (log.dead.list, log.dead.count, log.dead.requeue_all, log.dead.purge_all):
-        with pytest.raises(UsageError, match=re.escape(message)):
-            await call(**filters)
-    assert await log.dead.count() == 1
 
 
 async def test_wrong_ids_and_limits_are_refused_before_anything_is_done(log: TaskLog) -> None:

@@ -205,29 +205,6 @@ async def test_a_job_that_nothing_is_known_of_passes_every_filter(log: TaskLog) 
     assert ("succeeded", "") in [(item.kind, item.queue) for item in result]
 
 
-@pytest.mark.parametrize(
-    ("choice", "message"),
-    [
-        ({"reader": "a", "from_lsn": 1}, "give one of reader, from_lsn and from_time"),
-        ({"from_lsn": 1, "from_time": datetime(2024, 1, 1, tzinfo=UTC)}, "give one of reader"),
-        ({"from_lsn": -1}, "from_lsn is -1: an lsn is a whole number, 0 or more"),
-        ({"from_lsn": "7"}, "from_lsn is '7': an lsn is a whole number, 0 or more"),
-        ({"from_time": datetime(2024, 1, 1)}, "from_time .* without a time zone"),  # noqa: DTZ001
-        ({"kinds": "died"}, "kinds is 'died': give a list of names"),
-        ({"kinds": ["died"]}, "there is no kind 'died': the kinds are enqueued, claimed"),
-        ({"queues": "mail"}, "queues is 'mail': give a list of names"),
-        ({"tasks": "send"}, "tasks is 'send': give a list of names"),
-        ({"on_damage": "ignore"}, 'on_damage is \'ignore\', it must be "raise" or "skip"'),
-        ({"reader": "a/b"}, "must not hold a /"),
-    ],
-)
-async def test_a_wrong_argument_is_named_at_once(
-    log: TaskLog, choice: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        log.stream(**choice)
-
-
 # -- the stream as an object -----------------------------------------------------------------------
 
 

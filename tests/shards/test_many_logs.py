@@ -23,7 +23,7 @@ import pytest
 from taskq import TaskQ, current_job, progress
 from taskq.app.logs import over
 from taskq.core.parsing import Tag
-from taskq.errors import JobCancelled, LogGone, UsageError
+from taskq.errors import JobCancelled, LogGone
 from taskq.log.config import LogConfig
 from taskq.log.store.store import open_store
 from taskq_workers.pool import LogPart, Worker
@@ -279,20 +279,6 @@ async def test_a_running_job_of_any_log_is_cancelled(tmp_path: Path) -> None:
         assert await job.cancel()
         with pytest.raises(JobCancelled):
             await job.result(timeout=10)
-
-
-@pytest.mark.parametrize(
-    "logs",
-    [
-        lambda _: [],
-        lambda path: [path / "a", path / "b" / ".." / "a"],
-        lambda path: {path / "a": 0},
-        str,
-    ],
-)
-def test_logs_that_mean_nothing_are_refused(tmp_path: Path, logs: Callable[[Path], Any]) -> None:
-    with pytest.raises(UsageError, match="log"):
-        TaskQ(tmp_path / "own").worker(logs=logs(tmp_path))
 
 
 @grows

@@ -50,18 +50,6 @@ def test_directories_are_named_as_the_seed_names_them(
     assert (names[0], names[-1], len(names)) == (first, last, 2**bits)
 
 
-@pytest.mark.parametrize("prefix", ["../escaped", "a/b", "a.b", "ä", "a\n", "a\0", "x" * 65])
-def test_a_prefix_that_could_leave_the_root_is_refused(prefix: str) -> None:
-    with pytest.raises(UsageError, match="prefix"):
-        Shards("root", prefix=prefix)
-
-
-@pytest.mark.parametrize("bits", [0, 11, -1])
-def test_bits_out_of_their_range_are_refused(bits: int) -> None:
-    with pytest.raises(UsageError, match="bits"):
-        Shards("root", bits=bits)
-
-
 def test_the_shard_of_a_key_never_changes(tmp_path: Path) -> None:
     """These are on disk: another number would look for keys where they are not."""
     app = sharded(tmp_path, bits=10)

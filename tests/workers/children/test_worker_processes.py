@@ -20,7 +20,7 @@ from taskq.app.context import JobContext, running_job
 from taskq.cli.main import main
 from taskq.core.model import LINES_BYTES_MAX
 from taskq.engine import kinds
-from taskq.errors import JobFailed, UsageError
+from taskq.errors import JobFailed
 from taskq.log.read.reader import LogReader
 from taskq_workers import JobFinished, Worker
 from taskq_workers.children import runner
@@ -123,21 +123,6 @@ async def test_no_more_children_run_than_the_limit(tmp_path: Path) -> None:
         assert len(pids(worker)) == 2
         go.touch()
         assert len({await job.result(SECONDS) for job in jobs}) <= 2
-
-
-@pytest.mark.usefixtures("log")
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"process_limit": 0}, "process_limit is 0"),
-        ({"max_jobs_per_child": 0}, "max_jobs_per_child is 0"),
-        ({"max_rss_per_child": "lots"}, "max_rss_per_child is 'lots'"),
-        ({"max_rss_per_child": 5}, "max_rss_per_child is 5, which is 5 bytes: a child process"),
-    ],
-)
-async def test_limits_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        Worker(app, **options)
 
 
 ENDED: list[JobFinished] = []
@@ -548,16 +533,6 @@ async def test_lines_outlive_the_compaction_of_a_dead_letter(tmp_path: Path) -> 
     runner = CliRunner().invoke(main, ["show", job.id, "-d", str(app.data_dir)])
     assert "logged by attempt 1\n" in runner.output
     assert "WARNING shop: the last word\n" in runner.output
-
-
-@pytest.mark.parametrize("size", [0, "65KiB", "much"])
-async def test_a_size_that_cannot_be_kept_is_refused_where_it_is_written(
-    app: TaskQ, size: int | str
-) -> None:
-    with pytest.raises(UsageError, match="keep_log is"):
-
-        @app.task(keep_log=size)
-        async def never() -> None: ...
 
 
 def kept(app: TaskQ, job_id: str) -> list[str]:

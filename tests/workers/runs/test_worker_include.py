@@ -166,24 +166,6 @@ def test_tasks_of_another_app_are_refused_instead_of_waiting_for_ever(
 
 @pytest.mark.usefixtures("clean_imports")
 @pytest.mark.parametrize(
-    ("include", "words"),
-    [
-        ("proj.tasks", r"include is one name, 'proj\.tasks': write include=\['proj\.tasks'\]"),
-        (["proj/tasks.py"], r"include: 'proj/tasks\.py' is no module's name: give it as it is"),
-        ([".tasks"], r"include: '\.tasks' is no module's name"),
-        ([b"tasks"], r"include: b'tasks' is no module's name"),
-        ([""], r"include: '' is no module's name"),
-    ],
-)
-def test_what_is_no_list_of_modules_is_refused_where_it_is_written(
-    include: Any, words: str
-) -> None:
-    with pytest.raises(UsageError, match=words):
-        TaskQ("data", include=include)
-
-
-@pytest.mark.usefixtures("clean_imports")
-@pytest.mark.parametrize(
     ("names", "words"),
     [
         (("proj.taskz",), "taskq: there is no module 'proj.taskz': did you mean 'proj.tasks'?\n"),

@@ -112,13 +112,6 @@ def test_a_key_function_sees_the_call_without_it(app: TaskQ) -> None:
     assert store.call(4).extras is not None
 
 
-def test_an_injected_parameter_that_arguments_could_fall_into_is_refused(app: TaskQ) -> None:
-    async def store(row: int, db: Inject[Database] = injected(), *rest: int) -> None: ...
-
-    with pytest.raises(UsageError, match=r"'db' is passed by its name: put it behind a \*"):
-        app.task(store)
-
-
 async def test_several_stack_and_a_later_one_may_take_of_the_earlier(app: TaskQ) -> None:
     """Entered in order, left in the opposite one; a tuple is several resources."""
     events: list[str] = []

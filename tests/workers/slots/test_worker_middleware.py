@@ -213,20 +213,6 @@ async def test_what_it_enqueues_joins_the_success_wherever_the_task_ran(afar: Ta
     assert sum(queue.succeeded for queue in stats.queues) == 3
 
 
-@pytest.mark.parametrize("kind", ["coroutine", "generator", "more"])
-def test_what_is_no_middleware_is_refused(app: TaskQ, kind: str) -> None:
-    async def coroutine(job: JobContext) -> None: ...
-
-    def generator(job: JobContext) -> Iterator[None]:
-        yield
-
-    async def more(job: JobContext, other: int) -> AsyncIterator[None]:
-        yield
-
-    with pytest.raises(UsageError, match=f"the middleware .*{kind}"):
-        app.middleware(locals()[kind])
-
-
 async def test_sentry_hears_of_a_failure_with_the_job_it_befell(app: TaskQ) -> None:
     sent: list[Any] = []
 

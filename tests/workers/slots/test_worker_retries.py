@@ -29,7 +29,7 @@ from taskq import (
 from taskq.core.errors import ResultGone
 from taskq.core.model import PAYLOAD_BYTES_MAX, SECOND_NS, State
 from taskq.core.records import Cause, Flag, Kind
-from taskq.errors import JobCancelled, JobFailed, UsageError
+from taskq.errors import JobCancelled, JobFailed
 from taskq.extras import install_line
 from taskq.flows import inputs
 from taskq.log.format.bodies import compress
@@ -271,12 +271,6 @@ async def test_an_on_dead_of_a_task_that_raises_stops_nothing(
             job = await fail.enqueue()
             await settled(job)
     assert f"the on_dead hook failed on job {job.id}" in caplog.text
-
-
-def test_a_name_is_no_on_dead_hook(app: TaskQ) -> None:
-    for wrong in ("clean_up", 5):
-        with pytest.raises(UsageError, match=r"on_dead is .*: give a function or a task"):
-            app.task(on_dead=wrong)(print)  # type: ignore[call-overload]
 
 
 def test_policies_of_two_apps_do_not_meet(tmp_path: Path) -> None:

@@ -1,0 +1,140 @@
+"""What Python code is refused with: ``refused.md``, line by line."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import taskq
+from taskq import TaskLog, TaskQ
+from taskq.errors import TaskqError
+from tests.terminal import matches
+
+DOCUMENT: Final = Path(__file__).with_name("refused.md").read_text()
+#: ``# TASKQ_NAME=text`` sets a variable for its line, ``# taskq.toml=text`` writes a file.
+PLACES: Final = re.compile(r"  # (\S+?)=(.*)$")
+MODULES: Final = ("app", "calls", "conditions", "durable", "errors", "retry", "values")
+
+
+def work(number: int = 0) -> int:
+    return number
+
+
+async def wait(number: int) -> int:
+    return number
+
+
+def send(to: str, count: int, *, tags: list[str] | None = None, urgent: bool = False) -> int:
+    return count
+
+
+def positional(a: int, /, b: int) -> None: ...
+
+
+def generator(*_: object) -> Iterator[int]:
+    yield 1
+
+
+async def async_generator(job: object, other: int) -> AsyncIterator[int]:
+    yield other
+
+
+async def coroutine(*_: object) -> None: ...
+
+
+async def wrong_place(
+    row: int, db: taskq.Inject[dict[str, str]] = taskq.injected(), *rest: int
+) -> None: ...
+
+
+class Plain:
+    """Nothing that pydantic could read."""
+
+    def send(self, to: str) -> None: ...
+
+
+def unreadable(value: Plain) -> None: ...
+
+
+class Shy:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+def names_here(folder: Path) -> dict[str, Any]:
+    """Return what a line may name: all that is public, an app with tasks, and a log beside it."""
+    names: dict[str, Any] = {
+        "UTC": UTC, "datetime": datetime, "math": math, "re": re,
+    }  # fmt: skip
+    for name in MODULES:
+        module = importlib.import_module(f"taskq.{name}")
+        names |= {one: getattr(module, one) for one in getattr(module, "__all__", ())}
+    names |= {name: getattr(taskq, name) for name in taskq.__all__}
+    names |= {
+        name: thing for name, thing in globals().items()
+        if getattr(thing, "__module__", "") == __name__
+    }  # fmt: skip
+    names["app"] = app = TaskQ(folder / "data", durability="os")
+    names["log"] = TaskLog.open(folder / "log", durability="os").__enter__()
+    names["mail"] = app.task(name="mail.send")(send)
+    names["failing"] = app.task(name="failing", key=lambda number: 1 / number)(work)
+    names["strict"] = app.task(name="strict")(positional)
+    names["limited"] = app.task(name="limited", concurrency=1)(work)
+    names["other"] = TaskQ(folder / "other").task(name="theirs")(work)
+    app.breaker("mail", failures=3)
+    return names
+
+
+def lines(document: str) -> Iterator[tuple[str, str]]:
+    """Yield what is typed, and what Python shows then."""
+    typed, shown = "", list[str]()
+    for line in (*document.splitlines(), "```"):
+        if line.startswith((">>> ", "```", "#")):
+            if typed:
+                yield typed, "\n".join(shown)
+            typed, shown = line.removeprefix(">>> ") if line.startswith(">>> ") else "", []
+        elif typed:
+            shown.append(line)
+
+
+def answer(typed: str, names: dict[str, Any]) -> str:
+    try:
+        exec(typed, names)  # noqa: S102 - our own lines
+    except (TaskqError, AttributeError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@pytest.mark.parametrize(
+    "section", DOCUMENT.split("\n## ")[1:], ids=lambda text: text.partition("\n")[0]
+)
+def test_wrong_code_is_refused_as_it_is_written_and_leaves_no_trace(
+    section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = names_here(tmp_path)
+    app, log = names["app"], names["log"]
+    try:
+        for typed, shown in lines(section):
+            known = set(app.tasks)
+            with monkeypatch.context() as patch:
+                for name, text in PLACES.findall(typed):
+                    if name.isupper():
+                        patch.setenv(name, text)
+                    else:
+                        Path(name).parent.mkdir(exist_ok=True)
+                        Path(name).write_text(text)
+                output = answer(typed, names).replace(str(tmp_path), "/home/you")
+            assert matches(output, shown), f"{typed}\n{output}"
+            assert set(app.tasks) == known, typed
+        assert not app.stats_sync().queues
+        assert not log.stats_sync().queues
+    finally:
+        app.close_sync()
+        log.close_sync()
