@@ -178,13 +178,15 @@ def noted(source: str, first: int) -> tuple[str, list[str]]:
         body = function.body[1:] if ast.get_docstring(function, clean=False) else function.body
         if not body:
             continue
-        at = min([body[0].lineno, *(one.lineno for one in getattr(body[0], "decorator_list", ()))])
+        at = min(
+            [body[0].lineno, *(item.lineno for item in getattr(body[0], "decorator_list", ()))]
+        )
         if at > function.lineno and not lines[at - 1][: body[0].col_offset].strip():
             number = first + len(names)
             call = f"_reach_seen[{number}] or _reach_enter({number})\n"
             inserts.append((at, " " * body[0].col_offset + call))
             names.append(name)
-    heads = [one for one in tree.body if not is_head(one)]
+    heads = [item for item in tree.body if not is_head(item)]
     if names:
         inserts.append((heads[0].lineno, f"from {NOTES} import enter as _reach_enter\n"))
         inserts.append((heads[0].lineno, f"from {NOTES} import seen as _reach_seen\n"))
@@ -216,11 +218,11 @@ def reach(copy: Path, folders: tuple[str, ...], processes: int) -> None:
     seconds: dict[str, float] = {}
     enters: dict[str, set[str]] = {}
     if folders and REACH.exists():
-        found = json.loads(REACH.read_text())
+        reached = json.loads(REACH.read_text())
         seconds = {
-            test: took for test, took in found["seconds"].items() if not test.startswith(folders)
+            test: took for test, took in reached["seconds"].items() if not test.startswith(folders)
         }
-        for name, tests in found["enters"].items():
+        for name, tests in reached["enters"].items():
             enters[name] = {test for test in tests if not test.startswith(folders)}
     for file in notes.iterdir():
         for line in file.read_text().splitlines():
@@ -240,11 +242,11 @@ class Reach:
     """What a run of ``--reach`` found."""
 
     def __init__(self) -> None:
-        found = json.loads(REACH.read_text())
-        self.seconds: dict[str, float] = found["seconds"]
+        reached = json.loads(REACH.read_text())
+        self.seconds: dict[str, float] = reached["seconds"]
         #: Lines move with each change: a function is known by its file and its name.
         self.enters: dict[str, set[str]] = {}
-        for name, tests in found["enters"].items():
+        for name, tests in reached["enters"].items():
             self.enters.setdefault(name.rpartition(":")[0], set()).update(tests)
         self._there = {test: is_there(test) for test in self.seconds}
 
@@ -254,7 +256,7 @@ class Reach:
         enters = self.enters.get(name, ())
         them = {test for test in enters if "::" in test}
         them |= {test for test in self.seconds if test.partition("::")[0] in enters}
-        right = [one for one in them if self._there.get(one) and self.seconds[one] >= 0]
+        right = [test for test in them if self._there.get(test) and self.seconds[test] >= 0]
         right.sort(key=lambda test: self.seconds[test])
         sums = itertools.accumulate(self.seconds[test] for test in right)
         return [test for test, sum_ in zip(right, sums, strict=True) if sum_ < SECONDS_MAX]
@@ -366,7 +368,7 @@ def of_ledger(rows: list[Row], killed_by: str) -> list[Mutant]:
     wanted = {row[:1] + row[2:4] for row in rows if row.verdict.startswith(killed_by)}
     paths = sorted({path for path, *_ in wanted if (ROOT / path).exists()})
     every = mutants_of(tuple(paths))
-    return [one for one in every if row_of(one, "")[:1] + row_of(one, "")[2:4] in wanted]
+    return [made for made in every if row_of(made, "")[:1] + row_of(made, "")[2:4] in wanted]
 
 
 @click.command()

@@ -75,7 +75,7 @@ def names_here(folder: Path) -> dict[str, Any]:
     }  # fmt: skip
     for name in MODULES:
         module = importlib.import_module(f"taskq.{name}")
-        names |= {one: getattr(module, one) for one in getattr(module, "__all__", ())}
+        names |= {thing: getattr(module, thing) for thing in getattr(module, "__all__", ())}
     names |= {name: getattr(taskq, name) for name in taskq.__all__}
     names |= {
         name: thing for name, thing in globals().items()
