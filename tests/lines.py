@@ -1,11 +1,7 @@
-"""Count the lines of this tree, by folder and by feature, beside those of a revision; its shape.
+"""Count the lines of this tree by folder, beside those of a revision; its shape.
 
-    python -m tests.lines [REVISION]
-    python -m tests.lines --house      rooms, and the rooms that each imports
-
-A feature is a list of patterns over paths, of every layer that it touches; a file counts for the
-first feature that names it, else for its folder alone. Uses of a feature in files of another idea
-are not counted.
+python -m tests.lines [REVISION]
+python -m tests.lines --house      rooms, and the rooms that each imports
 """
 
 from __future__ import annotations
@@ -13,7 +9,6 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
-import re
 import statistics
 import subprocess
 from collections import Counter
@@ -30,43 +25,6 @@ from tests.words import ROOT, statements, tree_of
 
 TREES: Final = ("taskq", "workers", "plugins", "examples", "tests")
 SOURCES: Final = sorted(path for tree in TREES[:-1] for path in (ROOT / tree).rglob("*.py"))
-#: A larger feature should justify its size.
-LARGE: Final = 2_000
-FEATURES: Final[dict[str, str]] = {
-    "hub: sync, outbox, copies": r"/hub/|/hub_|test_outbox|test_staying",
-    "pipeline: decode and tables": r"spark/(decode|tables|lake|source|run)|pipeline_(decode|lake"
-    r"|run|source|sql|jobs|stream|restored|rollups|erase|live|branches|breaks|independent)",
-    "pipeline: sink, bulk, backlog": r"spark/(sink|bulk|backlog)|pipeline_(sink|enqueue|backlog"
-    r"|replay)",
-    "pipeline: the rest": r"plugins/taskq_plugins/spark|tests/pipeline|pyspark_taskq",
-    "fleet of directories": r"/fleet",
-    "web page": r"/web/",
-    "top": r"/top/",
-    "Prometheus": r"/prometheus/",
-    "webhooks": r"webhook",
-    "large bodies": r"bodystore|bodies",
-    "index of segments": r"log/segments/(test_)?(index|looking)",
-    "compaction, retention": r"compact|retention|dead_keep|keeper|carr(y|ied)|sealing|endings",
-    "snapshots": r"snapshot|freeze|frozen\.py",
-    "backup, repair, verify": r"backup|repair|verify|salvage|excerpt|casefile",
-    "flows": r"flow|chord|shapes|cascade",
-    "schedules": r"schedul|tick",
-    "limits and rates": r"limits?(_|\b)|rates?(_|\b)|groups",
-    "retries": r"retr(y|ies)",
-    "dead letters": r"dead",
-    "dedup keys": r"dedup|keys|key_modes",
-    "children, processes of a worker": r"children|supervisor|executors|guard|leash|runner",
-    "gates: conditions, breakers": r"gates|condition|breaker|probes",
-    "streams and named readers": r"stream|readers?\b|named|follow|position|growth",
-    "shards": r"shards|many_logs",
-    "settings, options of a log": r"settings|logoptions|places|config",
-    "benchmarks": r"tests/bench/",
-}
-_PATTERNS: Final = {name: re.compile(pattern) for name, pattern in FEATURES.items()}
-
-
-def feature_of(path: str) -> str | None:
-    return next((name for name, pattern in _PATTERNS.items() if pattern.search(path)), None)
 
 
 def folder_of(path: str) -> str:
@@ -86,20 +44,18 @@ def counted(revision: str | None) -> dict[str, int]:
     return {path: int(lines) for path, lines in named if path.endswith(".py")}
 
 
-def summed(lines: dict[str, int]) -> tuple[Counter[str], Counter[str]]:
-    folders, features = Counter[str](), Counter[str]()
+def by_folder(lines: dict[str, int]) -> Counter[str]:
+    folders = Counter[str]()
     for path, count in lines.items():
         folders[folder_of(path)] += count
-        features[feature_of(path) or "everything else"] += count
-    return folders, features
+    return folders
 
 
-def shown(title: str, now: Counter[str], before: Counter[str] | None) -> Table:
-    table = Table("", "lines", *(["before"] if before is not None else []), title=title)
+def shown(now: Counter[str], before: Counter[str] | None) -> Table:
+    table = Table("", "lines", *(["before"] if before is not None else []), title="folder")
     for name, count in [*now.most_common(), ("all", now.total())]:
-        large = " *" if title == "feature" and LARGE < count < now.total() else ""
         was = [] if before is None else [f"{before.total() if name == 'all' else before[name]:,}"]
-        table.add_row(name + large, f"{count:,}", *was)
+        table.add_row(name, f"{count:,}", *was)
     return table
 
 
@@ -285,17 +241,16 @@ def _git(*arguments: str) -> str:
 @click.argument("revision", required=False)
 @click.option("--house", "as_house", is_flag=True, help="Rooms, and the rooms that each imports.")
 def main(revision: str | None, as_house: bool) -> None:
-    """Print the lines by folder and by feature, and the shape; * marks a large feature."""
+    """Print the lines by folder, and the shape."""
     if as_house:
         rooms = house()
         for room in reversed(rooms):
             click.echo(f"{room:<26}{'-> ' * bool(rooms[room])}{', '.join(sorted(rooms[room]))}")
         click.echo(f"{len(rooms)} rooms, each imports rooms below it only: no circle")
         return
-    now, before = summed(counted(None)), summed(counted(revision)) if revision else None
+    before = by_folder(counted(revision)) if revision else None
     console = Console()
-    for number, title in enumerate(("folder", "feature")):
-        console.print(shown(title, now[number], before[number] if before else None))
+    console.print(shown(by_folder(counted(None)), before))
     console.print(Shape().shown())
 
 

@@ -263,9 +263,9 @@ class Reach:
 
 
 def is_there(test: str) -> bool:
-    file, *names = test.split("::")
+    file, name = test.split("::")[:2]
     path = ROOT / file
-    return path.exists() and f"def {names[-1]}(" in path.read_text()
+    return path.exists() and re.search(rf"\b{name}\b", path.read_text()) is not None
 
 
 def killer(mutant: Mutant, copy: Path, known: Reach) -> str | None:

@@ -60,32 +60,6 @@ def entries(agenda: Agenda) -> int:
 # -- order ----------------------------------------------------------------------------------------
 
 
-def test_higher_priorities_go_first_and_the_oldest_of_one() -> None:
-    """Across queues and tasks: 9 before 8 … before 0, and within one by id alone."""
-    agenda = Agenda()
-    job = 0
-    for _ in range(3):
-        for priority in (0, 3, 9, 5):
-            for queue in ("mail", "default"):
-                for task in ("b", "a"):
-                    job += 1
-                    enqueue(agenda, lane_of(agenda, priority, queue, task), job)
-    order = [(-lane.priority, job) for job, _, _, lane, _ in agenda.order.take(100, None, None)]
-    assert len(order) == 48
-    assert order == sorted(order)
-
-
-def test_a_job_that_was_released_often_is_claimed_once() -> None:
-    agenda = Agenda()
-    enqueue(agenda, lane_of(agenda), 1, 2, 3)
-    for token in range(10, 30):
-        agenda.apply_claimed(2, token, 1, 7, 1)
-        agenda.apply_back(2, 0, 0, NOW)
-    assert agenda.order.next_ready(9, None) == [1, 2, 3]
-    assert claim(agenda) == [1, 2, 3]
-    assert claim(agenda) == []
-
-
 # -- time -----------------------------------------------------------------------------------------
 
 
@@ -101,20 +75,6 @@ def test_due_jobs_turn_ready_a_bounded_number_at_a_time() -> None:
     agenda.promote(NOW)
     assert (lane.ready, lane.scheduled) == (PROMOTE_MAX + 10, 0)
     assert agenda.next_due_ns() is None
-
-
-def test_a_backoff_counts_from_the_last_release() -> None:
-    """Two releases without a claim between (its record is damaged): the later one stands."""
-    agenda = Agenda()
-    enqueue(agenda, lane_of(agenda), 1)
-    assert claim(agenda) == [1]
-    agenda.apply_back(1, 1, NOW + 10, NOW)
-    agenda.apply_back(1, 2, NOW + 500, NOW)
-    agenda.promote(NOW + 499)
-    assert agenda.table.state(1) is State.SCHEDULED
-    agenda.promote(NOW + 500)
-    assert agenda.table.state(1) is State.READY
-    assert agenda.attempt(1) == 2
 
 
 def test_moments_beyond_all_bounds_are_kept_at_the_bound() -> None:
@@ -188,11 +148,6 @@ def bring_to(agenda: Agenda, state: State) -> None:
         claim(agenda)
     if state is State.DEAD:
         agenda.apply_ended(Kind.DEAD, 1)
-
-
-def test_the_location_of_an_unknown_job_is_an_error() -> None:
-    with pytest.raises(KeyError):
-        Agenda().location(5)
 
 
 @pytest.mark.parametrize("count", [RUN_MIN - 1, RUN_MIN, RUN_MIN + 1, 3 * RUN_MIN])

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pytest
 
-from taskq.core.errors import AppendFailed, DiskFull, JobNotFound, UsageError
+from taskq.core.errors import AppendFailed, DiskFull, JobNotFound
 from taskq.core.model import Extras, State
 from taskq.core.records import Kind
 from taskq.log.config import (
@@ -144,13 +144,6 @@ def test_unless_told_otherwise_a_small_disk_is_left_a_fiftieth_each(
     first.enqueue()
     assert first.committer.room.limit_bytes == limit
     assert reserve_size(world) == reserve
-
-
-def test_a_size_below_zero_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="min_free is -1"):
-        LogConfig(min_free_bytes=-1)
-    with pytest.raises(UsageError, match="reserve is -1"):
-        LogConfig(reserve_bytes=-1)
 
 
 def test_a_disk_that_cannot_be_asked_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
