@@ -316,7 +316,9 @@ def ingest(directory: Path, lines: int, step: int, seconds: float, seed: int) ->
     source, path = directory / "lines.txt", directory / "log"
     source.write_text("".join(f"line {number}\n" for number in range(lines)))
     while True:
-        with Child("ingest_file.py", source, path, chance.uniform(0, seconds), step) as child:
+        with Child(
+            "actors.py", "ingest_file", path, source, chance.uniform(0, seconds), step
+        ) as child:
             code = child.wait()
         if not code:
             return kills

@@ -137,7 +137,7 @@ def test_forking_at_any_moment_leaks_nothing(tmp_path: Path) -> None:
 
 
 def test_a_fork_while_logs_open_and_close_inherits_no_lock(tmp_path: Path) -> None:
-    with Child("fork_opening.py", tmp_path, 60) as parent:
+    with Child("actors.py", "fork_opening", tmp_path, 60) as parent:
         assert parent.expect("inherited") == "0"
         assert parent.wait() == 0
 

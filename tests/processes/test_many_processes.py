@@ -62,11 +62,14 @@ class Fleet:
         self.seconds = 0.0
         with ExitStack() as stack:
             workers = [
-                stack.enter_context(Child("claim_many.py", path, durability)) for _ in range(2)
+                stack.enter_context(Child("actors.py", "claim_many", path, durability))
+                for _ in range(2)
             ]
             share = jobs // PRODUCERS
             producers = [
-                stack.enter_context(Child("produce_many.py", path, durability, number, share))
+                stack.enter_context(
+                    Child("actors.py", "produce_many", path, durability, number, share)
+                )
                 for number in range(PRODUCERS)
             ]
             owners = [int(worker.expect("open")) for worker in workers]
@@ -156,7 +159,7 @@ def test_four_producers_and_two_workers_share_a_directory(
 def longest_waits(path: Path, durability: Durability, jobs: int) -> list[float]:
     with ExitStack() as stack:
         producers = [
-            stack.enter_context(Child("produce_many.py", path, durability, number, jobs))
+            stack.enter_context(Child("actors.py", "produce_many", path, durability, number, jobs))
             for number in range(PRODUCERS)
         ]
         for producer in producers:
@@ -206,7 +209,7 @@ def test_a_waiting_claim_gets_another_processs_job_at_once(
 ) -> None:
     store = open_here(tmp_path, durability)
     waits = []
-    with Child("answer.py", tmp_path, f"durability={durability}") as claimer:
+    with Child("actors.py", "answer", tmp_path, f"durability={durability}") as claimer:
         owner = int(claimer.expect("open"))
         for _ in range(ROUNDS):
             claimer.say("claim")
@@ -229,7 +232,7 @@ def test_who_was_alone_until_then_wakes_who_came(tmp_path: Path) -> None:
     eventually(lambda: writer.is_alone)
     for delivery in store.thread_port.claim(ClaimRequest(3)).result(10):
         store.thread_port.settle([Settlement(Kind.SUCCEEDED, delivery, b"")]).result(10)
-    with Child("answer.py", tmp_path) as claimer:
+    with Child("actors.py", "answer", tmp_path) as claimer:
         owner = int(claimer.expect("open"))
         claimer.say("claim")
         claimer.expect("waiting")
@@ -249,7 +252,7 @@ def test_whoever_waits_for_an_outcome_elsewhere_gets_it_at_once(
     store = open_here(tmp_path, durability)
     port = store.thread_port
     waits = []
-    with Child("answer.py", tmp_path, f"durability={durability}") as waiter:
+    with Child("actors.py", "answer", tmp_path, f"durability={durability}") as waiter:
         owner = int(waiter.expect("open"))
         for _ in range(ROUNDS):
             job = put(store, b"x")
@@ -272,7 +275,7 @@ def test_a_job_that_was_settled_before_anyone_asked_is_told_at_once(tmp_path: Pa
     job = put(store, b"x")
     [delivery] = port.claim(ClaimRequest(1)).result(10)
     port.settle([Settlement(Kind.SUCCEEDED, delivery, b"done")]).result(10)
-    with Child("answer.py", tmp_path) as waiter:
+    with Child("actors.py", "answer", tmp_path) as waiter:
         waiter.say(f"outcome {job}")
         assert waiter.expect("outcome").endswith(" done")
         waiter.say(f"outcome {job + 1}")
@@ -285,7 +288,7 @@ def test_a_job_that_was_settled_before_anyone_asked_is_told_at_once(tmp_path: Pa
 def test_a_due_job_wakes_a_waiting_claim_without_help(tmp_path: Path) -> None:
     store = open_here(tmp_path)
     delay_ns, waits = SECOND_NS // 20, []
-    with Child("answer.py", tmp_path) as claimer:
+    with Child("actors.py", "answer", tmp_path) as claimer:
         claimer.expect("open")
         for _ in range(DUE_ROUNDS):
             claimer.say("claim")
@@ -303,7 +306,7 @@ def test_every_waiting_process_gets_its_share(tmp_path: Path) -> None:
     """One transaction with a job for each of six sleepers, in one process or another."""
     store = open_here(tmp_path)
     with ExitStack() as stack:
-        claimers = [stack.enter_context(Child("answer.py", tmp_path)) for _ in range(6)]
+        claimers = [stack.enter_context(Child("actors.py", "answer", tmp_path)) for _ in range(6)]
         for claimer in claimers:
             owner = int(claimer.expect("open"))
             claimer.say("claim")
@@ -324,7 +327,9 @@ def test_waiting_costs_no_cpu(tmp_path: Path, beside: str) -> None:
     [delivery] = store.thread_port.claim(ClaimRequest(1)).result(10)
     if beside == "nothing":
         store.thread_port.settle([Settlement(Kind.SUCCEEDED, delivery)]).result(10)
-    with Child("idle.py", tmp_path, 2, delivery.job if beside == "an outcome" else 0) as waiter:
+    with Child(
+        "actors.py", "idle", tmp_path, 2, delivery.job if beside == "an outcome" else 0
+    ) as waiter:
         share = float(waiter.expect("share"))
     print(f"waiting beside {beside}: {share:.2%} of a core")  # noqa: T201 - a figure
     assert share < IDLE_SHARE_MAX
@@ -354,7 +359,7 @@ def test_a_stream_is_woken_by_what_another_process_writes(
     """Within 10 ms at the median, from before the enqueue to the record in hand, on disk."""
     store = open_here(tmp_path, durability)
     waits = []
-    with Child("follow_log.py", tmp_path, "-", durability.value) as follower:
+    with Child("actors.py", "follow_log", tmp_path, "-", durability.value) as follower:
         owner = int(follower.expect("open"))
         for _ in range(FOLLOW_ROUNDS):
             eventually(lambda: follows(tmp_path, owner))
@@ -369,7 +374,7 @@ def test_what_nobody_syncs_is_synced_for_the_stream(tmp_path: Path) -> None:
     """A claim waits for no fsync, so the process that made it makes none."""
     store = open_here(tmp_path, Durability.FSYNC)
     put(store, b"x")
-    with Child("follow_log.py", tmp_path, "-", "fsync") as follower:
+    with Child("actors.py", "follow_log", tmp_path, "-", "fsync") as follower:
         owner = int(follower.expect("open"))
         assert told(follower)[1] == "enqueued"
         eventually(lambda: follows(tmp_path, owner))
@@ -383,7 +388,7 @@ def test_waiting_for_the_log_to_grow_costs_no_cpu(tmp_path: Path) -> None:
     """Nothing is polled: a stream that waits for two seconds uses under 1 % of a core."""
     store = open_here(tmp_path)
     put(store, b"x")
-    with Child("follow_log.py", tmp_path, "-", "os", "idle", 2) as follower:
+    with Child("actors.py", "follow_log", tmp_path, "-", "os", 2) as follower:
         share = float(follower.expect("share"))
     print(f"waiting: {share:.2%} of a core")  # noqa: T201 - a figure
     assert share < IDLE_SHARE_MAX
@@ -393,15 +398,15 @@ def test_waiting_for_the_log_to_grow_costs_no_cpu(tmp_path: Path) -> None:
 def test_a_second_process_is_refused_the_name_and_told_who_has_it(tmp_path: Path) -> None:
     store = open_here(tmp_path)
     put(store, b"x")
-    with Child("follow_log.py", tmp_path, "billing", "os") as first:
+    with Child("actors.py", "follow_log", tmp_path, "billing", "os") as first:
         told(first)
-        with Child("follow_log.py", tmp_path, "billing", "os") as second:
+        with Child("actors.py", "follow_log", tmp_path, "billing", "os") as second:
             error = second.expect("error")
         assert error.startswith("ReaderBusy")
         assert f"process {first.pid} reads under the name 'billing'" in error
         first.kill()
         # The name is free the moment its holder is gone.
-        with Child("follow_log.py", tmp_path, "billing", "os") as third:
+        with Child("actors.py", "follow_log", tmp_path, "billing", "os") as third:
             put(store, b"x")
             while told(third)[0] < 2:
                 pass
@@ -416,7 +421,7 @@ def test_a_reader_that_is_killed_loses_nothing_and_repeats_little(tmp_path: Path
     seen: list[int] = []
     jobs = 0
     for _ in range(some(3, 5)):
-        with Child("follow_log.py", tmp_path, "billing", "os") as reader:
+        with Child("actors.py", "follow_log", tmp_path, "billing", "os") as reader:
             for _ in range(2):
                 store.thread_port.enqueue_many(items).result(20)
                 jobs += BATCH
@@ -431,7 +436,7 @@ def test_a_reader_that_is_killed_loses_nothing_and_repeats_little(tmp_path: Path
     records = log_records(tmp_path)
     expected = {record.lsn for record in records}
     last = max(expected)
-    with Child("follow_log.py", tmp_path, "billing", "os") as reader:
+    with Child("actors.py", "follow_log", tmp_path, "billing", "os") as reader:
         while seen[-1] < last:
             seen.append(told(reader)[0])
     assert set(seen) == expected
@@ -510,7 +515,9 @@ def race(
     new: Counter[str] = Counter()
     with ExitStack() as stack:
         racers = [
-            stack.enter_context(Child("race_keys.py", path, durability, keys, THREADS, conflict))
+            stack.enter_context(
+                Child("actors.py", "race_keys", path, durability, keys, THREADS, conflict)
+            )
             for _ in range(PROCESSES)
         ]
         for racer in racers:

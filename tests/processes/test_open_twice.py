@@ -78,7 +78,7 @@ def test_a_log_can_be_opened_again_after_close(tmp_path: Path) -> None:
 
 def test_processes_that_open_at_once_make_one_log(tmp_path: Path) -> None:
     """A fresh directory and five processes: one log id, and ids that differ."""
-    children = [Child("answer.py", tmp_path) for _ in range(5)]
+    children = [Child("actors.py", "answer", tmp_path) for _ in range(5)]
     try:
         for child in children:
             child.expect("open")
@@ -101,11 +101,11 @@ def test_a_process_may_be_killed_at_any_step_of_its_life(tmp_path: Path, how: st
 
 def test_exclusive_keeps_others_out_at_once_and_names_the_holder(tmp_path: Path) -> None:
     """Another process's open fails without waiting; after the holder's close it succeeds."""
-    with Child("answer.py", tmp_path, "exclusive=True") as holder:
+    with Child("actors.py", "answer", tmp_path, "exclusive=True") as holder:
         holder.expect("open")
         holder.say("enqueue x")
         assert holder.expect("enqueued") == "1"
-        with Child("answer.py", tmp_path) as other:
+        with Child("actors.py", "answer", tmp_path) as other:
             refusal = other.expect("refused", seconds=5)
             assert refusal.startswith("LogLocked: ")
             assert f"process {holder.pid} " in refusal
@@ -125,7 +125,7 @@ def test_exclusive_is_so_from_the_first_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def join_slowly(*given: Any) -> LocalPeers:
-        with Child("answer.py", tmp_path) as other:
+        with Child("actors.py", "answer", tmp_path) as other:
             assert other.expect("refused", seconds=5).startswith("LogLocked: ")
         return LocalPeers(*given)
 
@@ -166,18 +166,21 @@ def test_two_threads_may_close_at_once(tmp_path: Path) -> None:
 
 
 def test_a_killed_exclusive_holder_keeps_nobody_out(tmp_path: Path) -> None:
-    with Child("answer.py", tmp_path, "exclusive=True") as holder:
+    with Child("actors.py", "answer", tmp_path, "exclusive=True") as holder:
         holder.expect("open")
         holder.process.kill()
         holder.rest()  # its end is seen, but it is not reaped
-        with Child("answer.py", tmp_path) as first, Child("answer.py", tmp_path) as second:
+        with (
+            Child("actors.py", "answer", tmp_path) as first,
+            Child("actors.py", "answer", tmp_path) as second,
+        ):
             first.expect("open")
             second.expect("open")
 
 
 def test_exclusive_waits_for_nobody_who_came_first(tmp_path: Path) -> None:
     """Taking a log for oneself while another has it open shuts that one out, with a clear error."""
-    with Child("answer.py", tmp_path, "lock_wait_seconds=0.5") as earlier:
+    with Child("actors.py", "answer", tmp_path, "lock_wait_seconds=0.5") as earlier:
         earlier.expect("open")
         config = LogConfig(durability=Durability.OS, exclusive=True)
         store = open_store(str(tmp_path), config)
@@ -195,7 +198,7 @@ def test_looking_at_the_owners_keeps_them_alive(tmp_path: Path) -> None:
     [view] = reader.owners()
     assert view.owner == store.owner
     assert view.alive
-    with Child("owners.py", tmp_path) as other:
+    with Child("actors.py", "owners", tmp_path) as other:
         assert other.line() == f"{store.owner} True"
     store.close()
 

@@ -143,9 +143,9 @@ def test_a_signal_handler_may_poke_in_the_middle_of_a_poke(tmp_path: Path) -> No
 
 def test_waking_a_killed_sleeper_harms_nobody(tmp_path: Path) -> None:
     """Also in a program that asked for death by SIGPIPE, as tools that print to pipes do."""
-    with Child("sigpipe.py", tmp_path) as producer:
+    with Child("actors.py", "sigpipe", tmp_path) as producer:
         producer.expect("open")
-        with Child("answer.py", tmp_path) as claimer:
+        with Child("actors.py", "answer", tmp_path) as claimer:
             owner = int(claimer.expect("open"))
             claimer.say("claim")
             eventually(lambda: board(tmp_path)[owner] == INTEREST_READY)
@@ -162,7 +162,7 @@ def test_waking_a_killed_sleeper_harms_nobody(tmp_path: Path) -> None:
 def test_the_killed_leave_nothing_behind_for_long(tmp_path: Path) -> None:
     """Their files go and their places on the board are used again."""
     for _ in range(5):
-        with Child("answer.py", tmp_path) as child:
+        with Child("actors.py", "answer", tmp_path) as child:
             child.expect("open")
             child.kill()
     store = open_here(tmp_path)

@@ -64,7 +64,7 @@ def test_a_process_stopped_inside_the_lock_is_named_to_the_others(
     store = open_impatient(tmp_path)
     port = store.thread_port
     put(store, b"first")
-    with Child("stop.py", tmp_path, place) as stopped:
+    with Child("actors.py", "stop", tmp_path, place) as stopped:
         stopped.expect("inside")
         eventually(lambda: stopped.state() == "T")
         began = time.monotonic()
@@ -79,7 +79,9 @@ def test_a_process_stopped_inside_the_lock_is_named_to_the_others(
         readable = [b"first", b"stopped"] if place == "after" else [b"first"]
         assert bodies(tmp_path) in ([b"first"], readable)
         assert LogReader.open(str(tmp_path)).verify().damage == ()
-        with Child("answer.py", tmp_path, f"lock_wait_seconds={LIMIT_SECONDS}") as newcomer:
+        with Child(
+            "actors.py", "answer", tmp_path, f"lock_wait_seconds={LIMIT_SECONDS}"
+        ) as newcomer:
             refusal = newcomer.expect("refused", PATIENCE_SECONDS)
             assert f"process {stopped.pid} (stopped" in refusal
         stopped.send(signal.SIGCONT)
@@ -94,9 +96,9 @@ def test_a_process_stopped_inside_the_lock_is_named_to_the_others(
 
 def test_a_process_stopped_at_the_turnstile_is_named_to_the_others(tmp_path: Path) -> None:
     store = open_impatient(tmp_path)
-    with Child("stop.py", tmp_path, "turnstile") as next_in_line:
+    with Child("actors.py", "stop", tmp_path, "turnstile") as next_in_line:
         next_in_line.expect("open")
-        with Child("stop.py", tmp_path, "before") as holder:
+        with Child("actors.py", "stop", tmp_path, "before") as holder:
             holder.expect("inside")
             eventually(lambda: holder.state() == "T")
             next_in_line.say("go")
@@ -143,7 +145,7 @@ def test_settlements_and_claims_outlive_a_long_wait(tmp_path: Path) -> None:
     port = store.thread_port
     first, second = put(store, b"first"), put(store, b"second")
     [delivery] = port.claim(ClaimRequest(1)).result(10)
-    with Child("stop.py", tmp_path, "before") as stopped:
+    with Child("actors.py", "stop", tmp_path, "before") as stopped:
         stopped.expect("inside")
         errors: list[TaskqError] = []
         claim: Pending[list[Delivery]] = port.claim(ClaimRequest(1))
@@ -166,7 +168,7 @@ def test_settlements_and_claims_outlive_a_long_wait(tmp_path: Path) -> None:
 def test_a_claim_with_a_time_limit_does_not_wait_for_the_lock_for_ever(tmp_path: Path) -> None:
     store = open_impatient(tmp_path)
     port = store.thread_port
-    with Child("stop.py", tmp_path, "before", "waits") as stopped:
+    with Child("actors.py", "stop", tmp_path, "before", "waits") as stopped:
         stopped.expect("open")
         moment = store.steady_ns() + SECOND_NS
         before: Pending[list[Delivery]] = port.claim(ClaimRequest(1, wait_until_ns=moment))
@@ -192,7 +194,7 @@ def test_close_answers_everything_though_the_lock_is_not_to_be_had(tmp_path: Pat
     idle: Pending[list[Delivery]] = port.claim(ClaimRequest(1, frozenset({"empty"})))
     outcome = port.outcome(job)
     assert port.view(job).result(10)
-    with Child("stop.py", tmp_path, "before") as stopped:
+    with Child("actors.py", "stop", tmp_path, "before") as stopped:
         stopped.expect("inside")
         claim: Pending[list[Delivery]] = port.claim(ClaimRequest(1))
         sent = [port.enqueue(SPEC, b"refused") for _ in range(3)]
@@ -213,9 +215,9 @@ def test_close_answers_everything_though_the_lock_is_not_to_be_had(tmp_path: Pat
 
 
 def test_a_process_ends_though_the_lock_is_not_to_be_had(tmp_path: Path) -> None:
-    with Child("answer.py", tmp_path, f"lock_wait_seconds={LIMIT_SECONDS}") as child:
+    with Child("actors.py", "answer", tmp_path, f"lock_wait_seconds={LIMIT_SECONDS}") as child:
         child.expect("open")
-        with Child("stop.py", tmp_path, "before") as stopped:
+        with Child("actors.py", "stop", tmp_path, "before") as stopped:
             stopped.expect("inside")
             child.say("enqueue refused")
             assert child.expect("error").startswith("LogLocked")
@@ -226,7 +228,7 @@ def test_a_process_ends_though_the_lock_is_not_to_be_had(tmp_path: Path) -> None
 def test_ctrl_z_stops_a_process_between_two_batches(tmp_path: Path) -> None:
     """So that a producer put to sleep by its user never keeps the lock from the others."""
     store = open_impatient(tmp_path)
-    with Child("ctrl_z.py", tmp_path) as child:
+    with Child("actors.py", "ctrl_z", tmp_path) as child:
         child.expect("ready")
         for number in range(20):
             put(store, b"beside")
@@ -444,7 +446,7 @@ def test_a_claim_cancelled_between_look_and_answer_gives_its_job_back(tmp_path: 
 
 @pytest.mark.parametrize("durability", ["fsync", "interval", "os"])
 def test_leaving_without_close_loses_nothing_acknowledged(tmp_path: Path, durability: str) -> None:
-    with Child("answer.py", tmp_path, f"durability={durability}") as child:
+    with Child("actors.py", "answer", tmp_path, f"durability={durability}") as child:
         child.expect("open")
         for number in range(3):
             child.say(f"enqueue {number}")

@@ -1,0 +1,406 @@
+"""Processes that each do one thing to a log, and tell of it in lines.
+
+Usage: actors.py NAME DIRECTORY ARGUMENT...     (NAME is a function below, and so are its arguments)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from taskq import Put, TaskLog
+from taskq.core.errors import DuplicateKey, TaskqError
+from taskq.core.model import SECOND_NS, Conflict, Durability, Extras
+from taskq.core.records import Kind
+from taskq.log.config import LogConfig
+from taskq.log.format.codec import FRAME_MAGIC_BYTES
+from taskq.log.machine.threads import Pending
+from taskq.log.read.reader import LogReader
+from taskq.log.requests import ClaimRequest, Delivery, Duplicate, EnqueueSpec, Settlement
+from taskq.log.store.store import Store, open_store
+
+SPEC = EnqueueSpec()
+PRIORITIES = [EnqueueSpec(priority=priority) for priority in (3, 5, 7)]
+CLAIMED_AT_A_TIME, ENQUEUED_AT_A_TIME = 32, 64
+
+
+def tell(text: str) -> None:
+    os.write(1, f"{text}\n".encode())
+
+
+def opened(path: str, durability: str = "os", **options: Any) -> Store:
+    return open_store(path, LogConfig(durability=Durability(durability), **options))
+
+
+def ago(body: str) -> int:
+    """Return the age of a body that is a moment, in nanoseconds."""
+    return time.monotonic_ns() - int(body) if body.isdecimal() else 0
+
+
+def cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def tell_waits(store: Store) -> None:
+    tell(f"longest {store._open.writer.waits.largest / 1e9:.6f} {store.batches}")
+
+
+# -- one that obeys lines --------------------------------------------------------------------------
+
+
+class Session:
+    """A process's requests to the log."""
+
+    def __init__(self, store: Store) -> None:
+        self.port = store.thread_port
+        self.held: list[Delivery] = []
+
+    def enqueue(self, body: str) -> None:
+        tell(f"enqueued {self.port.enqueue(SPEC, body.encode()).result()}")
+
+    def claim(self, count: str = "1") -> None:
+        future: Pending[list[Delivery]] = self.port.claim(ClaimRequest(int(count)))
+        tell("waiting")
+        for delivery in future.result():
+            body = delivery.payload.decode()
+            tell(f"claimed {delivery.job} {delivery.attempt} {ago(body)} {body}")
+            self.held.append(delivery)
+
+    def settle(self) -> None:
+        done = [Settlement(Kind.SUCCEEDED, job) for job in self.held]
+        self.held = []
+        tell(f"settled {self.port.settle(done).result()}")
+
+    def outcome(self, lsn: str) -> None:
+        future = self.port.outcome(int(lsn))
+        tell("waiting")
+        result = future.result()
+        body = (result.body or b"").decode()
+        tell(f"outcome {result.state.name} {ago(body)} {body}")
+
+
+def answer(path: str, *options: str) -> None:
+    """Obey lines: enqueue BODY | claim | settle | outcome LSN | close | exit.
+
+    OPTION=VALUE are of LogConfig.
+    """
+    values: dict[str, Any] = dict(option.split("=") for option in options)
+    if "lock_wait_seconds" in values:
+        values["lock_wait_seconds"] = float(values["lock_wait_seconds"])
+    values["exclusive"] = values.get("exclusive") == "True"
+    try:
+        store = opened(path, **values)
+    except TaskqError as error:
+        tell(f"refused {type(error).__name__}: {error}")
+        return
+    tell(f"open {store.owner}")
+    session = Session(store)
+    for line in sys.stdin:
+        word, *operands = line.split()
+        if word == "exit":
+            return
+        try:
+            if word == "close":
+                store.close()
+                tell("closed")
+            else:
+                getattr(session, word)(*operands)
+        except TaskqError as error:
+            tell(f"error {type(error).__name__}: {error}")
+
+
+# -- many jobs -------------------------------------------------------------------------------------
+
+
+def claim_many(path: str, durability: str) -> None:
+    """Claim and settle jobs until a line comes; tell the counts and the longest lock wait."""
+    asyncio.run(_claim_many(path, durability))
+
+
+async def _claim_many(path: str, durability: str) -> None:
+    store, stop = opened(path, durability), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def wait_for_line() -> None:
+        sys.stdin.readline()
+        loop.call_soon_threadsafe(stop.set)
+
+    def complain(item: Settlement, error: TaskqError) -> None:
+        tell(f"refused {item.delivery.job} {error}")
+
+    threading.Thread(target=wait_for_line, daemon=True).start()
+    tell(f"open {store.owner}")
+    port = store.port()
+    stopping = asyncio.ensure_future(stop.wait())
+    while not stop.is_set():
+        claim = port.claim(ClaimRequest(CLAIMED_AT_A_TIME))
+        await asyncio.wait((claim, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not claim.done():
+            claim.cancel()
+            break
+        ends = [Settlement(Kind.SUCCEEDED, delivery) for delivery in claim.result()]
+        port.settle_soon(ends, complain)
+        tell(f"done {len(ends)}")
+    tell_waits(store)
+    await asyncio.to_thread(store.close)
+
+
+def produce_many(path: str, durability: str, name: str, count: str) -> None:
+    """Enqueue jobs of three priorities once a line comes; tell the longest wait for the lock."""
+
+    async def produce(number_of_jobs: int) -> None:
+        port = store.port()
+        for start in range(0, number_of_jobs, ENQUEUED_AT_A_TIME):
+            numbers = range(start, min(start + ENQUEUED_AT_A_TIME, number_of_jobs))
+            bodies = {number: f"{name}:{number}".encode() for number in numbers}
+            sent = [port.enqueue(PRIORITIES[n % 3], body) for n, body in bodies.items()]
+            lsns = await asyncio.gather(*sent)
+            assert lsns == sorted(lsns), "one producer's jobs are numbered in its order"
+
+    store = opened(path, durability)
+    tell("open")
+    sys.stdin.readline()
+    asyncio.run(produce(int(count)))
+    tell_waits(store)
+    store.close()
+
+
+def race_keys(
+    path: str, durability: str, count: str, threads: str, conflict: str = "first"
+) -> None:
+    """Race others for keys once a line comes; tell for each key "new LSN" or "duplicate LSN".
+
+    Every thread enqueues every key once, each in an order of its own.
+    """
+
+    def race(order: list[str]) -> None:
+        extras = {key: Extras(key=key.encode(), on_conflict=Conflict(conflict)) for key in order}
+        futures = [(key, store.thread_port.enqueue(SPEC, b"x", extras[key])) for key in order]
+        for key, future in futures:
+            try:
+                result = future.result()
+            except DuplicateKey as error:
+                lines.append(f"duplicate {key} {error.job_id.rpartition('-')[2]}")
+                continue
+            if isinstance(result, Duplicate):
+                lines.append(f"duplicate {key} {result.lsn}")
+            else:
+                lines.append(f"new {key} {result}")
+
+    store = opened(path, durability)
+    keys = [f"key-{number}" for number in range(int(count))]
+    lines: list[str] = []
+    orders = [random.sample(keys, len(keys)) for _ in range(int(threads))]
+    racers = [threading.Thread(target=race, args=(order,)) for order in orders]
+    tell("open")
+    sys.stdin.readline()
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    tell("\n".join([*lines, "finished"]))
+    store.close()
+
+
+def ingest_file(path: str, source: str, seconds: str, step: str = "50") -> None:
+    """Ingest the lines of a file, each as a job of bytes, and die within so many seconds.
+
+    SIGALRM ends it as kill -9 does, at any instruction; 0 SECONDS: it comes to its end.
+    """
+    with TaskLog.open(path) as log, open(source, "rb") as file:  # noqa: PTH123 - tells its place
+        signal.setitimer(signal.ITIMER_REAL, float(seconds))
+        done = log.position_sync("lines")
+        file.seek(done or 0)
+        while lines := [line for line in (file.readline() for _ in range(int(step))) if line]:
+            jobs = [Put(payload=line.rstrip()) for line in lines]
+            log.ingest_sync("lines", jobs, file.tell(), after=done)
+            done = file.tell()
+
+
+# -- some that wait --------------------------------------------------------------------------------
+
+
+def idle(path: str, seconds: str, lsn: str) -> None:
+    """Wait for a job that does not come; tell the share of a core that this took.
+
+    LSN: of a job whose outcome is waited for, too; 0: none.
+    """
+    store = opened(path)
+    port = store.thread_port
+    assert port.claim(ClaimRequest(1, wait_until_ns=store.steady_ns())).result() == []
+    if int(lsn):
+        port.outcome(int(lsn))
+    before = cpu_seconds()
+    until = store.steady_ns() + int(float(seconds) * SECOND_NS)
+    assert port.claim(ClaimRequest(1, wait_until_ns=until)).result() == []
+    tell(f"share {(cpu_seconds() - before) / float(seconds)}")
+    store.close()
+
+
+def follow_log(path: str, reader: str, durability: str, seconds: str = "") -> None:
+    """Stream a log, and tell of each record: its lsn, kind, and age by its payload.
+
+    READER "-": none. With SECONDS it reads the one record that is there, waits for another, and
+    tells the share of a core that this took.
+    """
+    try:
+        asyncio.run(_follow_log(path, reader, durability, seconds))
+    except TaskqError as error:
+        tell(f"error {type(error).__name__}: {error}")
+
+
+async def _follow_log(path: str, reader: str, durability: str, seconds: str) -> None:
+    async with TaskLog.open(path, durability=durability) as log:
+        if seconds:
+            records = aiter(log.stream())
+            await anext(records)
+            before = cpu_seconds()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(anext(records), float(seconds))
+            tell(f"share {(cpu_seconds() - before) / float(seconds)}")
+            return
+        tell(f"open {log._connection.store().owner}")
+        async for record in log.stream(reader=None if reader == "-" else reader):
+            tell(f"record {record.lsn} {record.kind} {ago((record.payload or b'').decode())}")
+
+
+def owners(path: str) -> None:
+    """Tell the live owners of a log."""
+    for view in LogReader.open(path).owners():
+        tell(f"{view.owner} {view.alive}")
+
+
+# -- some that are stopped -------------------------------------------------------------------------
+
+
+def sigpipe(path: str) -> None:
+    """Enqueue a job for each line, and die of SIGPIPE, as command line tools choose to."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    store = opened(path)
+    tell("open")
+    for _ in sys.stdin:
+        tell(f"enqueued {store.thread_port.enqueue(SPEC, b'0').result()}")
+
+
+def ctrl_z(path: str) -> None:
+    """Enqueue without end; Ctrl-Z (SIGTSTP) stops the process only between two batches."""
+    store = opened(path)
+
+    def produce() -> None:
+        while True:
+            store.thread_port.enqueue(SPEC, b"x" * 1_000).result()
+
+    signal.signal(signal.SIGTSTP, lambda *_: store.between_batches(_stop_this_thread))
+    signalled, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    for _ in range(4):
+        threading.Thread(target=produce, daemon=True).start()
+    tell("ready")
+    while os.read(signalled, 1):
+        pass
+
+
+def _stop_this_thread() -> None:
+    # A signal to the process may take effect some instructions later, in another thread.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+
+
+def stop(path: str, place: str, waits: str = "") -> None:
+    """Stop oneself (SIGSTOP) at a given place, and tell the jobs' lsns after the continuation.
+
+    before, half, after: while the storage thread holds the writer lock, and its frame is not,
+    partly or wholly written. turnstile: while it is the next in line for the lock. With WAITS it
+    says "open", and goes on after a line.
+    """
+    store = opened(path)
+
+    def stop_here() -> None:
+        tell("inside")
+        _stop_this_thread()
+
+    if place == "turnstile":
+        _stop_in_line(store, stop_here)
+    else:
+        _stop_in_write(store, {"before": 0.0, "half": 0.5, "after": 1.0}[place], stop_here)
+    if waits or place == "turnstile":
+        tell("open")
+        sys.stdin.readline()
+    for body in (b"stopped", b"later"):
+        tell(f"enqueued {store.thread_port.enqueue(SPEC, body).result()}")
+    store.close()
+
+
+def _stop_in_write(store: Store, share: float, stop_here: Callable[[], None]) -> None:
+    disk = store._open.journal.disk
+    write = disk.write
+
+    def write_and_stop(descriptor: int, data: bytes, offset: int) -> int:
+        if data[:4] != FRAME_MAGIC_BYTES:
+            return write(descriptor, data, offset)
+        disk.write = write  # type: ignore[method-assign]
+        size = int(len(data) * share)
+        if size:
+            write(descriptor, data[:size], offset)
+        stop_here()
+        return size + (write(descriptor, data[size:], offset + size) if size < len(data) else 0)
+
+    disk.write = write_and_stop  # type: ignore[method-assign]
+
+
+def _stop_in_line(store: Store, stop_here: Callable[[], None]) -> None:
+    """Stop as soon as the wait for the lock begins, which another process holds."""
+    writer = store._open.writer
+    on_wait = writer.on_wait
+
+    def wait_and_stop() -> None:
+        writer.on_wait = on_wait
+        stop_here()
+
+    writer.on_wait = wait_and_stop
+
+
+def fork_opening(path: str, children: str) -> None:
+    """Fork while other threads open and close logs; tell the lock files that children inherit."""
+    is_over = threading.Event()
+
+    def open_and_close(name: str) -> None:
+        while not is_over.is_set():
+            opened(name).close()
+
+    def inherited() -> int:
+        names = []
+        for entry in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):
+                names.append(entry.readlink().name)
+        return sum(name.endswith(".lock") for name in names)
+
+    paths = [f"{path}/{number}" for number in range(3)]
+    threads = [threading.Thread(target=open_and_close, args=(name,)) for name in paths]
+    for thread in threads:
+        thread.start()
+    result = 0
+    for _ in range(int(children)):
+        child = os.fork()
+        if not child:
+            os._exit(min(inherited(), 100))
+        result += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    tell(f"inherited {result}")
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])
