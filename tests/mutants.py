@@ -19,20 +19,28 @@ this file killed.
 from __future__ import annotations
 
 import ast
+import contextlib
 import itertools
 import json
 import os
 import random
 import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import anyio
 import click
+import hypothesis
+import pydantic
 import pytest
+import rich.console
 
 from taskq.core.values import NamedTuple
 
@@ -56,6 +64,9 @@ CPU_SECONDS: Final = 300
 TEST_SECONDS: Final = 40
 NOTES: Final = "tests.reach"
 SOURCES: Final = ("taskq", "workers", "plugins")
+#: Imported once, for all runs of pytest.
+SHARED: Final = (anyio, hypothesis, pydantic, rich.console)
+QUIETLY: Final = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
 _OTHER: Final[dict[type[ast.AST], str]] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
     ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is",
@@ -214,7 +225,7 @@ def reach(copy: Path, folders: tuple[str, ...], processes: int) -> None:
     notes = copy / "build/reach"
     notes.mkdir(parents=True)
     how = ("-p", NOTES, "-n", str(processes), "--dist", "loadgroup")
-    click.echo(run(copy, *how, *folders, notes=notes).stdout[-1_000:])
+    click.echo(run(copy, *how, *folders, notes=notes)[1][-1_000:])
     seconds: dict[str, float] = {}
     enters: dict[str, set[str]] = {}
     if folders and REACH.exists():
@@ -227,7 +238,7 @@ def reach(copy: Path, folders: tuple[str, ...], processes: int) -> None:
     for file in notes.iterdir():
         for line in file.read_text().splitlines():
             test, taken, numbers = line.split("\t")
-            test = test.partition("[")[0]
+            test = re.split(r"[\[@]", test)[0]
             if test and "::" in test:
                 worst = min(float(taken), seconds.get(test, 0))
                 seconds[test] = worst if worst < 0 else seconds.get(test, 0) + float(taken)
@@ -291,25 +302,45 @@ def killer(mutant: Mutant, copy: Path, known: Reach) -> str | None:
 
 def failure(copy: Path, *tests: str) -> str | None:
     """Return the first of these tests that fails, None if all pass."""
-    done = run(copy, "-x", "--timeout", str(TEST_SECONDS), *tests)
-    if done.returncode in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:
+    code, output = run(copy, "-x", "--timeout", str(TEST_SECONDS), *tests)
+    if code in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:
         return None
-    failed = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - |$)", done.stdout, re.MULTILINE)
-    return failed[1] if failed else f"exit {done.returncode} of {len(tests)} tests"
+    failed = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - |$)", output, re.MULTILINE)
+    if failed is None and code == pytest.ExitCode.USAGE_ERROR:
+        raise RuntimeError(output[-1_000:])
+    return failed[1] if failed else f"exit {code} of {len(tests)} tests"
 
 
-def run(copy: Path, *arguments: str, notes: Path | None = None) -> subprocess.CompletedProcess[str]:
-    paths = [str(copy / folder) for folder in ("", "workers", "plugins")]
-    limit = f"ulimit -t {CPU_SECONDS}; " if notes is None else ""
-    command = ["sh", "-c", f'{limit}exec "$@"', "sh", sys.executable, "-m", "pytest", *arguments]
-    return subprocess.run(
-        command,
-        cwd=copy,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "REACH_FOLDER": str(notes or "")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def run(copy: Path, *arguments: str, notes: Path | None = None) -> tuple[int, str]:
+    """Run pytest in a fork of this process, which has the imports that take longest."""
+    output = copy.with_name("output")
+    child = os.fork()
+    if not child:
+        paths = [str(copy / folder) for folder in ("", "workers", "plugins")]
+        os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "REACH_FOLDER": str(notes or "")}
+        sys.path[:0] = paths
+        for name in [name for name in sys.modules if re.match(r"taskq|tests\b", name)]:
+            del sys.modules[name]
+        os.chdir(copy)
+        os.setpgid(0, 0)
+        with output.open("wb") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        if notes is None:
+            resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+        code = 1
+        try:
+            code = pytest.main([*QUIETLY, *arguments])
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # what a test left at work
+    return code, output.read_text(errors="replace")
 
 
 # -- the ledger ------------------------------------------------------------------------------------
