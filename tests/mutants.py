@@ -331,7 +331,7 @@ def run(copy: Path, *arguments: str, notes: Path | None = None) -> tuple[int, st
         code = 1
         try:
             code = pytest.main([*QUIETLY, *arguments])
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - shown, and the fork ends
             traceback.print_exc()
         finally:
             sys.stdout.flush()
