@@ -51,6 +51,8 @@ class ArgumentCodec:
         #: of the parameters that anything may be in
         looks = {name: loose.look_for(schema) for name, schema in schemas.items()}
         self._looks = {name: look for name, look in looks.items() if look}
+        self._is_simple = signature.plain and not (self._looks or self._loses)
+        self._validate: Callable[[dict[str, Any]], dict[str, Any]] = validator.validate_python
         self.encode: Callable[[tuple[Any, ...], dict[str, Any]], bytes]
         self.decode: Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]]
         if signature.plain:
@@ -60,6 +62,11 @@ class ArgumentCodec:
 
     def validated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the call's values by parameter name, as their annotations have them."""
+        if not kwargs and self._is_simple and len(args) == len(self.signature.names):
+            try:
+                return self._validate(dict(zip(self.signature.names, args, strict=True)))
+            except ValueError:
+                pass  # the slow path words the error
         return self._checked(self.signature.bind(args, kwargs))
 
     def _checked(self, values: dict[str, Any]) -> dict[str, Any]:

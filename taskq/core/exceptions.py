@@ -94,6 +94,12 @@ def find_error(error: BaseException, *kinds: type[T]) -> T | None:
 
     If several are equally near, the first kind counts.
     """
+    if not issubclass(type(error), BaseExceptionGroup):  # the common case, without any list
+        for kind in kinds:
+            if is_a(error, kind):
+                return error
+        if _CAUSE.__get__(error) is None:
+            return None
     for generation in generations(error):
         for kind in kinds:
             for item in generation:

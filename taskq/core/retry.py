@@ -282,11 +282,8 @@ class RetryPolicy:
         if is_a(wish, Discard):
             return Die(str(wish), exhausted=False)
         if wish is not None and is_a(wish, Retry):
-            decision = self._after(self._own_policy(wish) or self, attempt, limit, draw)
             delay_ns = getattr(wish, "delay_ns", None)
-            if delay_ns is None or isinstance(decision, Die):
-                return decision
-            return RetryAfter(self.bounded_ns(delay_ns) / SECOND_NS)
+            return self._after(self._own_policy(wish) or self, attempt, limit, draw, delay_ns)
         decisions = [self._judge(item, attempt, limit, draw) for item in failures(error)]
         return max(decisions, key=_finality)
 
@@ -296,11 +293,20 @@ class RetryPolicy:
             return Die(f"{names_of(type(error))[1]} is not retried", exhausted=False)
         return self._after(own, attempt, limit, draw)
 
-    def _after(self, own: RetryPolicy, attempt: int, limit: int, draw: float) -> Decision:
+    def _after(
+        self,
+        own: RetryPolicy,
+        attempt: int,
+        limit: int,
+        draw: float,
+        asked_ns: int | None = None,
+    ) -> Decision:
         if own.attempts and own is not self:
             limit = min(limit or own.attempts, own.attempts)
         if limit and attempt >= limit:
             return Die(f"attempt {attempt} of {limit} failed")
+        if asked_ns is not None:
+            return RetryAfter(self.bounded_ns(asked_ns) / SECOND_NS)
         return RetryAfter(own.delay_seconds(attempt, draw))
 
     def bounded_ns(self, delay_ns: int) -> int:

@@ -63,14 +63,19 @@ def summary(error: BaseException) -> str:
     Each type once: their number and order differ between attempts that failed alike.
     """
     kinds: dict[str, BaseException] = {}
-    for item in failures(error):
+    leaves = failures(error)
+    if len(leaves) == 1:
+        return _said_by(_name(leaves[0]), leaves[0])
+    for item in leaves:
         kinds.setdefault(_name(item), item)
     names = sorted(kinds)
-    parts = []
-    for name in names[:KINDS_MAX]:
-        message = _message(kinds[name]).strip().partition("\n")[0]
-        parts.append(f"{name}: {message}" if message else name)
+    parts = [_said_by(name, kinds[name]) for name in names[:KINDS_MAX]]
     return "; ".join(parts) + "; ..." * (len(names) > KINDS_MAX)
+
+
+def _said_by(name: str, error: BaseException) -> str:
+    message = _message(error).strip().partition("\n")[0]
+    return f"{name}: {message}" if message else name
 
 
 def _name(error: BaseException) -> str:
