@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 #: Version of the C sources in this folder, which hold the same number; raised with each change.
-VERSION: Final = 10
+VERSION: Final = 11
 #: Results of ``run_jobs`` without a job: no job is left, the loop must turn, the slot has ended.
 EMPTY, TURN, SPOILT = 0, 1, 2
 

@@ -52,7 +52,7 @@ def take(
     line: list[Any], room: int, record_bytes: int, /
 ) -> tuple[list[Any], list[bytes], list[Any]] | None: ...
 def born_records(
-    tail: bytes, bodies: Sequence[bytes], lsn: int, location: int, /
+    tail: bytes | list[bytes], bodies: Sequence[bytes], lsn: int, location: int, /
 ) -> tuple[list[bytes], bytes, int] | None: ...
 def plain_records(
     head: bytes, attempts: Sequence[int], jobs: Sequence[int], last: Sequence[int] | int, /

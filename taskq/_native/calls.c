@@ -74,14 +74,16 @@ answer_pair(State *names, PyObject *pair)
     Py_XDECREF(result);
     if (is_done != 0) return is_done < 0 ? -1 : 0;
     if (PyLong_CheckExact(value)) return answer(names, future, value);
-    result = PyObject_CallMethodOneArg(future, names->set_exception, value);
+    int is_error = PyExceptionInstance_Check(value); /* else what a job with options became */
+    result = PyObject_CallMethodOneArg(
+        future, is_error ? names->set_exception : names->set_result, value);
     Py_XDECREF(result);
     return result == NULL ? -1 : 0;
 }
 
 /* answer_all(pairs) -> None
 
-   Answers each (future, lsn or error) that an iterator gives; those behind one that raises are left
+   Answers each (future, lsn, error or other value) that an iterator gives; those behind one that raises are left
    in it. */
 PyObject *
 taskq_answer_all(PyObject *module, PyObject *pairs)

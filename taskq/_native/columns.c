@@ -135,16 +135,21 @@ new_record(const State *state, PyObject *tail, PyObject *body, uint32_t size, ui
 }
 
 /* Fill ``records`` and ``places``; returns where the last ends, 0 with an error set, or without one
-   if Python is to do it. */
+   if Python is to do it. ``tails``: of all, or a column. */
 static uint64_t
-fill_born(const State *state, PyObject *tail, PyObject *bodies, uint64_t lsn, uint64_t location,
+fill_born(const State *state, PyObject *tails, PyObject *bodies, uint64_t lsn, uint64_t location,
           PyObject *records, char *places)
 {
-    Py_ssize_t before = PyBytes_GET_SIZE(tail), count = PyList_GET_SIZE(records);
+    Py_ssize_t count = PyList_GET_SIZE(records);
 
     for (Py_ssize_t number = 0; number < count; number++) {
+        PyObject *tail = PyBytes_CheckExact(tails) ? tails : item(tails, number);
         PyObject *body = item(bodies, number);
-        if (body == NULL || !PyBytes_CheckExact(body)) return 0;
+        if (tail == NULL || !PyBytes_CheckExact(tail) || PyBytes_GET_SIZE(tail) > UINT16_MAX
+            || body == NULL || !PyBytes_CheckExact(body)) {
+            return 0;
+        }
+        Py_ssize_t before = PyBytes_GET_SIZE(tail);
         Py_ssize_t most = (Py_ssize_t)INT32_MAX - LENGTH_BYTES - CRC_BYTES - before;
         if (PyBytes_GET_SIZE(body) > most) return 0;
         uint32_t size = (uint32_t)(LENGTH_BYTES + before + PyBytes_GET_SIZE(body) + CRC_BYTES);
@@ -157,8 +162,8 @@ fill_born(const State *state, PyObject *tail, PyObject *bodies, uint64_t lsn, ui
     return location;
 }
 
-/* born_records(tail, bodies, lsn, location) -> (records, locations as in an array("Q"), end) or
-   None */
+/* born_records(tail or tails, bodies, lsn, location) -> (records, locations as in an array("Q"),
+   end) or None */
 PyObject *
 taskq_born_records(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
@@ -166,8 +171,9 @@ taskq_born_records(PyObject *module, PyObject *const *args, Py_ssize_t count)
 
     if (!is_call("born_records", count, 4)) return NULL;
     PyObject *tail = args[0], *bodies = args[1];
-    if (!PyBytes_CheckExact(tail) || PyBytes_GET_SIZE(tail) > UINT16_MAX
-        || !(PyList_CheckExact(bodies) || PyTuple_CheckExact(bodies)) || !get_number(args[2], &lsn)
+    if (!(PyList_CheckExact(bodies) || PyTuple_CheckExact(bodies))
+        || !(PyBytes_CheckExact(tail) || is_column(tail, Py_SIZE(bodies)))
+        || !get_number(args[2], &lsn)
         || !get_number(args[3], &location)) {
         Py_RETURN_NONE;
     }

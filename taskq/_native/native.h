@@ -18,7 +18,7 @@
 
 /* Raised by hand whenever what these files do, or what Python gives them, changes. A build whose
    number is not that of ``taskq/_native/__init__.py`` is of other sources, and is not used. */
-#define TASKQ_NATIVE_VERSION 10
+#define TASKQ_NATIVE_VERSION 11
 /* Version and digest of these files, for reports; build.py sets it. */
 #ifndef TASKQ_NATIVE_BUILD
 #define TASKQ_NATIVE_BUILD "unknown"

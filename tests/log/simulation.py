@@ -34,7 +34,7 @@ from taskq.core.records import Cause, Flag, Kind
 from taskq.core.sources import Move
 from taskq.log.commit.answers import NOWAIT
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.decide.enqueue import Run
+from taskq.log.decide.enqueue import Run, paired
 from taskq.log.decide.steps import NewSignal, NewStep
 from taskq.log.format.codec import FLAGS_AT
 from taskq.log.read.jobs import JobFilter
@@ -569,15 +569,23 @@ class Simulation(Snapshooting, Care):
     def _enqueue_run(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
         count = self.chance.choice((1, 3, 12, 30))
         specs = sorted(self.chance.choices(_SPECS, k=count), key=_SPECS.index)
-        items = [(spec, self._item()[1], None) for spec in specs]
+        items = [self._in_line(spec, *self._item()[1:]) for spec in specs]
         futures: list[Future[Any]] = [Future() for _ in items]
         for item, future in zip(items, futures, strict=True):
             if self.chance.random() < 0.05:
                 future.cancel()
             else:
                 self.pending.append((process, future, partial(self._enqueued, item)))
-        run = Run(specs, [body for _, body, _ in items], futures)
+        kinds = [(extras and (spec, extras)) or spec for spec, _, extras in items]
+        run = Run(kinds, [body for _, body, _ in items], futures)
         return Op.ENQUEUE_RUN, run, lambda _: None
+
+    def _in_line(
+        self, spec: EnqueueSpec, body: bytes, extras: Extras | None
+    ) -> tuple[EnqueueSpec, bytes, Extras | None]:
+        """Half of the jobs without options, as they come in turns of one loop."""
+        is_odd = self.chance.random() < 0.5 and isinstance(paired(spec, extras), tuple)
+        return spec, body, extras if is_odd else None
 
     def _enqueue_many(self, _: Process) -> tuple[Op, Any, Callable[[Any], None]]:
         items = [self._item() for _ in range(self.chance.choice((2, 3, 8)))]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
+
+import pytest
 
 from taskq.calls.call import Options, make_call
 from taskq.core.controls import values_of
@@ -29,6 +33,7 @@ from taskq.log.format.frames import segment_name
 from taskq.log.format.record import Record
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import WriterLock
+from taskq.log.machine import peers
 from taskq.log.read.selection import waiting_job
 from taskq.log.requests import (
     ClaimRequest,
@@ -56,6 +61,17 @@ PATH: Final = "/srv/data"
 PLAIN: Final = EnqueueSpec(task="mail.send")
 #: Uses its disk up: a test that wants a reserve asks for it.
 SMALL: Final = LogConfig(segment_bytes=SEGMENT_BYTES_MIN, min_free_bytes=0, reserve_bytes=0)
+
+
+@contextmanager
+def fixed_ids() -> Iterator[None]:
+    """Let what is random or of a process be the same in every log, until the block is left."""
+    numbers = itertools.count(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=7))
+        patch.setattr(os, "urandom", lambda size: bytes([next(numbers) % 250 + 1]) * size)
+        patch.setattr(peers, "_now_ns", lambda: 1)
+        yield
 
 
 class Cut:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.native.conftest import Choose
 
 #: Raise both versions (``native.h``, ``taskq/_native/__init__.py``) before you change this.
-SOURCES: Final = (10, "41f082bdedb6f91f")
+SOURCES: Final = (11, "3cb8cb4a60c8b762")
 TELL: Final = "from taskq import _native; print(_native.language())"
 #: Uses the extension of a path, or says that an interpreter does not get it.
 USE: Final = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice, repeat
@@ -115,8 +116,31 @@ class Agenda:
         self, first: int, locations: Sequence[int], lane: lanes.Lane, meta: int
     ) -> None:
         self.table.extend(first, locations, lane.number, meta | READY)
-        lane.push_run(first, len(locations))
-        lane.ready += len(locations)
+        self._enter_fresh(lane, first, len(locations))
+
+    def apply_enqueued_groups(
+        self,
+        first: int,
+        locations: Sequence[int],
+        groups: list[tuple[lanes.Lane, int, int, int, bool]],
+    ) -> None:
+        """Add jobs from ``first`` on: (lane, meta, count, due_ns or 0, is_wall) of each group."""
+        numbers, metas = array("I"), array("I")
+        for lane, meta, count, due_ns, _ in groups:
+            numbers.extend((lane.number,) * count)
+            metas.extend((meta | (SCHEDULED if due_ns else READY),) * count)
+        self.table.extend(first, locations, numbers, metas)
+        for lane, _, count, due_ns, is_wall in groups:
+            if due_ns:
+                lane.scheduled += count
+                self.note_scheduled(first, due_ns, is_wall)
+            else:
+                self._enter_fresh(lane, first, count)
+            first += count
+
+    def _enter_fresh(self, lane: lanes.Lane, first: int, count: int) -> None:
+        lane.push_run(first, count)
+        lane.ready += count
         if lane.ready and not lane.blocked:
             self.queues.open(lane)
 

@@ -85,8 +85,17 @@ class JobTable:
         chunk.live += 1
         self.live += 1
 
-    def extend(self, first: int, locations: Sequence[int], lane: int, meta: int) -> None:
-        """Append jobs with ids from ``first`` on, one for each location, in one go."""
+    def extend(
+        self,
+        first: int,
+        locations: Sequence[int],
+        lanes: array[int] | int,
+        metas: array[int] | int,
+    ) -> None:
+        """Append jobs with ids from ``first`` on, one for each location, in one go.
+
+        A lane or meta that is a number is that of all.
+        """
         done = 0
         while done < len(locations):
             chunk = self._last
@@ -98,8 +107,11 @@ class JobTable:
             end = used + count
             chunk.ids[used:end] = array("Q", range(first + done, first + done + count))
             chunk.locations[used:end] = array("Q", locations[done : done + count])
-            chunk.lanes[used:end] = array("I", (lane,)) * count
-            chunk.metas[used:end] = array("I", (meta,)) * count
+            for column, given in ((chunk.lanes, lanes), (chunk.metas, metas)):
+                if isinstance(given, int):
+                    column[used:end] = array("I", (given,)) * count
+                else:
+                    column[used:end] = given[done : done + count]
             chunk.used = end
             chunk.live += count
             done += count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any, Final
 
 from taskq.core.errors import (
@@ -109,6 +110,7 @@ _log: Final = Reporter("taskq")
 #: written; each batch looks by itself.
 LOOK_AROUND_NS: Final = SECOND_NS
 _ENQUEUE: Final = int(Op.ENQUEUE)
+_ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)
 _CLAIM: Final = int(Op.CLAIM)
 _OUTCOME: Final = int(Op.OUTCOME)
 _FOLLOW: Final = int(Op.FOLLOW)
@@ -117,6 +119,10 @@ _AGENDA: Final = int(Trait.AGENDA)
 _KEYS: Final = int(Trait.KEYS)
 _AT_ONCE: Final = ops_that(Trait.AT_ONCE)
 _AFTER: Final = ops_that(Trait.AFTER)
+
+
+def _is_mixed(request: Request) -> bool:
+    return request[0] == _ENQUEUE_RUN and bool(request[3].extras)
 
 
 class Committer:
@@ -348,7 +354,9 @@ class Committer:
         waiting = self.waiters.take_claims()
         rest: list[Request] = []
         held: list[Request] = []
-        for request in (*requests, *waiting):
+        # Jobs without a key need not wait for those with one.
+        parts = [parted([asked]) if _is_mixed(asked) else [asked] for asked in requests]
+        for request in (*chain.from_iterable(parts), *waiting):
             op, _, future, operand = request
             if op == _ENQUEUE and operand[2] is None:
                 rest.append(request)

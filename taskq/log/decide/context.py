@@ -272,6 +272,9 @@ class BatchNeeds:
         self.ops.add(op)
         if op == _ENQUEUE_RUN:
             self.size += operand.size
+            for extras in operand.extras:
+                self.size += extras_size(extras)
+                self._look(extras)
             return
         if op == _ENQUEUE:
             spec, body, extras = operand

@@ -5,16 +5,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, repeat
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, cast
 
 import taskq._native as native
-from taskq.core.errors import DuplicateKey, LogDamaged
+from taskq.core.errors import DuplicateKey, LogDamaged, TaskqError
 from taskq.core.flows import needs_of
 from taskq.core.folds.dedup import key_hash
 from taskq.core.folds.jobtable import META_EXPIRES
 from taskq.core.kinds import CANCEL
 from taskq.core.model import WAITING_STATES, Conflict, Extras
-from taskq.core.records import PACKED, Cause, Flag
+from taskq.core.records import PACKED, PACKED_MIN, Cause, Flag
 from taskq.log.format import codec
 from taskq.log.format.flows import FLOW_FLAG, check_size, encode_part
 from taskq.log.format.options import encode_extras, encode_replaces, enqueue_extras, queue_of
@@ -23,6 +23,7 @@ from taskq.log.requests import Duplicate, EnqueueSpec, Item, Plain
 from taskq.log.state.fold import enqueued_meta
 
 if TYPE_CHECKING:
+    from taskq.core.folds.lanes import Lane
     from taskq.log.decide import context, ends
 
 #: About what a record takes besides its payload.
@@ -31,28 +32,52 @@ _RECORD_BYTES: Final = 48
 LINE_WIDTH: Final = 3
 
 
+#: Of a job in a line: with its options, if it has some.
+Spec: TypeAlias = EnqueueSpec | tuple[EnqueueSpec, Extras]
+_PAIRED_BYTES_MAX: Final = 256
+
+
+def paired(spec: EnqueueSpec, extras: Extras | None) -> Spec | None:
+    """Return what stands for a job in a line; None if it is to go by itself."""
+    if spec.flags >= PACKED_MIN:
+        return None
+    if extras is None:
+        return spec
+    size = len(extras.key or b"") + len(extras.concurrency_key)
+    is_small = not extras.headers and extras.flow is None and size <= _PAIRED_BYTES_MAX
+    return (spec, extras) if is_small else None
+
+
 class Run:
-    """Jobs without options, and their callers' futures; behaves like a future itself.
+    """Jobs of one turn of a loop, and their callers' futures; behaves like a future itself.
 
     Most batches are the jobs of one task, from callers of one event loop who each await their
     answer. Taken as columns they cost a tenth of single requests, so they stay together from the
     mailbox to the answers, and part only where one of them may harm the others.
 
     Attributes:
-        specs, bodies, futures: one of each for each job.
+        specs, bodies, futures: one of each for each job; of a job with options (spec, extras).
         size: about how many bytes they add to the log.
+        is_alike: whether all have one spec, and no options.
+        extras: options of jobs that have some.
         steps_waiters: whether futures keep their callbacks where ``answer`` looks for them.
     """
 
     steps_waiters: ClassVar[bool] = True
 
-    __slots__ = ("bodies", "futures", "size", "specs")
+    __slots__ = ("bodies", "extras", "futures", "is_alike", "size", "specs")
 
-    def __init__(self, specs: list[EnqueueSpec], bodies: list[bytes], futures: list[Any]) -> None:
+    def __init__(self, specs: Sequence[Spec], bodies: list[bytes], futures: list[Any]) -> None:
         self.specs = specs
         self.bodies = bodies
         self.futures = futures
         self.size = sum(map(len, bodies)) + _RECORD_BYTES * len(bodies)
+        self.is_alike = not specs or (
+            type(specs[0]) is not tuple and specs.count(specs[0]) == len(specs)
+        )
+        self.extras = (
+            [] if self.is_alike else [spec[1] for spec in specs if isinstance(spec, tuple)]
+        )
 
     def drop_withdrawn(self) -> None:
         """Leave out the jobs whose callers gave up in time."""
@@ -61,7 +86,7 @@ class Run:
         self.bodies = [self.bodies[number] for number in left]
         self.futures = [self.futures[number] for number in left]
 
-    def by_spec(self) -> Iterator[tuple[EnqueueSpec, list[bytes]]]:
+    def by_spec(self) -> Iterator[tuple[Spec, list[bytes]]]:
         """Yield the bodies of the jobs that stand side by side and have the same spec."""
         start, specs = 0, self.specs
         for end in range(1, len(specs) + 1):
@@ -76,9 +101,9 @@ class Run:
     def done(self) -> bool:
         return all(future.done() for future in self.futures)
 
-    def set_result(self, lsns: Iterable[int]) -> None:
-        """Answer each caller with the lsn of its job; on the turn of a loop."""
-        self._answer(zip(self.futures, lsns, strict=True))
+    def set_result(self, values: Iterable[int | Duplicate | TaskqError]) -> None:
+        """Answer each caller: mostly with the lsn of its job; on the turn of a loop."""
+        self._answer(zip(self.futures, values, strict=True))
 
     def set_exception(self, error: BaseException) -> None:
         self._answer(zip(self.futures, repeat(error)))
@@ -92,8 +117,10 @@ class Run:
                     continue
                 if type(value) is int:
                     answer(future, value)
-                else:
+                elif isinstance(value, Exception):
                     future.set_exception(value)
+                else:
+                    future.set_result(value)
         except BaseException:
             # A task that was stepped here ends the program; the others get their answers still.
             self.futures[0].get_loop().call_soon(self._answer, left)
@@ -203,6 +230,12 @@ class Keys:
             count = sum(self._holder(batch, wish) is None for wish in places.values())
         if count:
             self.check_room(batch, count)
+
+    def is_free(self, batch: context.Batch, wanted: Wanted) -> bool:
+        """Return whether nobody may hold the key, and there is room for one more."""
+        dedup = self._context.dedup
+        is_held = next(dedup.holders(wanted.hashed, batch.time_ns), None) is not None
+        return not is_held and dedup.size < self._keys_max
 
     def check_room(self, batch: context.Batch, count: int) -> None:
         self._context.dedup.check_room(batch.time_ns, count, self._keys_max)
@@ -314,6 +347,36 @@ class Prepared:
         )  # fmt: skip
 
 
+class Rows:
+    """New jobs of a batch that are not written yet, one after the other.
+
+    Attributes:
+        groups: jobs side by side: (lane, meta, count, when they are due or 0, is that wall time).
+        expiries: (job, moment, is that wall time).
+        start, end: location of the first, and of the next one.
+    """
+
+    __slots__ = (
+        "bodies", "end", "expiries", "groups", "has_keys", "lsn", "now_ns", "start", "tails",
+    )  # fmt: skip
+
+    def __init__(self, batch: context.Batch) -> None:
+        self.tails: list[bytes] = []
+        self.bodies: list[bytes] = []
+        self.groups: list[tuple[Lane, int, int, int, bool]] = []
+        self.expiries: list[tuple[int, int, bool]] = []
+        self.has_keys = False
+        self.lsn, self.now_ns = batch.lsn, batch.time_ns
+        self.start = self.end = batch.where + batch.size
+
+    def add(self, tail: bytes, bodies: list[bytes]) -> None:
+        count = len(bodies)
+        self.tails += [tail] * count
+        self.bodies += bodies
+        self.lsn += count
+        self.end += (len(tail) + codec.CRC_SIZE + codec.LENGTH.size) * count + sum(map(len, bodies))
+
+
 class Enqueues:
     """The enqueues of one process."""
 
@@ -380,16 +443,83 @@ class Enqueues:
         batch.interest |= INTEREST_READY
         return lsn
 
-    def run(self, batch: context.Batch, run: Run) -> range:
+    def run(self, batch: context.Batch, run: Run) -> Sequence[int | Duplicate | TaskqError]:
         if any(future.done() for future in run.futures):
             run.drop_withdrawn()
-        first, specs = batch.lsn, run.specs
-        if specs and specs.count(specs[0]) == len(specs):  # nearly always
-            self.enqueue_run(batch, specs[0], run.bodies)
-        else:
-            for spec, bodies in run.by_spec():
-                self.enqueue_run(batch, spec, bodies)
+        if not run.is_alike:
+            return self._mixed(batch, run)
+        first = batch.lsn
+        if run.specs:
+            self.enqueue_run(batch, cast("EnqueueSpec", run.specs[0]), run.bodies)
         return range(first, batch.lsn)
+
+    def _mixed(self, batch: context.Batch, run: Run) -> list[int | Duplicate | TaskqError]:
+        """Enqueue jobs of several specs, some with options, in one go as far as that goes."""
+        answers: list[int | Duplicate | TaskqError] = []
+        rows = Rows(batch)
+        for spec, bodies in run.by_spec():
+            if not isinstance(spec, tuple):
+                answers += self._row(rows, spec, bodies)
+                continue
+            plain, extras = spec
+            try:
+                ready = Prepared(plain, extras, batch.time_ns)
+                wanted = ready.wanted
+                if wanted is not None and not self._keys.is_free(batch, wanted):
+                    # The holder may be one of these rows, or be cancelled.
+                    self._write(batch, rows)
+                    rows = Rows(batch)
+                    answers += self.many(batch, [(plain, bodies[0], extras)])
+                    rows = Rows(batch)
+                    continue
+            except TaskqError as error:
+                answers.append(error)
+                continue
+            if wanted is not None:
+                rows.has_keys = True
+                self._keys.take(batch, wanted, rows.lsn, rows.end)
+            answers += self._row(rows, plain, bodies, ready)
+        self._write(batch, rows)
+        return answers
+
+    def _row(
+        self, rows: Rows, spec: EnqueueSpec, bodies: list[bytes], ready: Prepared | None = None
+    ) -> range:
+        agenda = self._facets.agenda
+        lsn, tail = rows.lsn, spec.tail if ready is None else ready.tail(0, rows.lsn)
+        if agenda is not None:
+            if ready is None:
+                lane = agenda.queues.lane(spec.priority, spec.lane_key)
+                group = lane, enqueued_meta(spec.flags), len(bodies), 0, False
+            else:
+                lane = agenda.queues.lane(spec.priority, spec.lane_key + ready.concurrency_key)
+                meta = enqueued_meta(ready.flags) | (META_EXPIRES if ready.expires_ns else 0)
+                due_ns = ready.due_ns if ready.due_ns > rows.now_ns else 0
+                group = lane, meta, 1, due_ns, ready.is_wall
+                if ready.expires_ns:
+                    rows.expiries.append((lsn, ready.expires_ns, ready.expires_is_wall))
+            rows.groups.append(group)
+        rows.add(tail, bodies)
+        return range(lsn, rows.lsn)
+
+    def _write(self, batch: context.Batch, rows: Rows) -> None:
+        if not rows.bodies:
+            return
+        first = batch.lsn
+        records, locations, end = codec.born_records(rows.tails, rows.bodies, first, rows.start)
+        agenda = self._facets.agenda
+        if agenda is not None:
+            agenda.apply_enqueued_groups(first, locations, rows.groups)
+            for expiry in rows.expiries:
+                agenda.apply_expiry(*expiry)
+        if agenda is not None or rows.has_keys:
+            self._recent.records.update(zip(range(first, rows.lsn), records, strict=True))
+            self._recent.size += end - rows.start
+        batch.parts += records
+        batch.lsn = rows.lsn
+        batch.size += end - rows.start
+        batch.payload_size += sum(map(len, rows.bodies))
+        batch.interest |= INTEREST_READY
 
     def enqueue_run(self, batch: context.Batch, spec: EnqueueSpec, bodies: Sequence[bytes]) -> int:
         """Enqueue plain jobs of one spec in one go; return the first one's lsn.

@@ -6,6 +6,7 @@ import struct
 import zlib
 from array import array
 from collections.abc import Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 import taskq._native as native
@@ -396,21 +397,22 @@ def encode_checked(tail: bytes, body: bytes, lsn: int) -> bytes:
 
 
 def born_records(
-    tail: bytes, bodies: Sequence[bytes], lsn: int, location: int
+    tail: bytes | list[bytes], bodies: Sequence[bytes], lsn: int, location: int
 ) -> tuple[list[bytes], array[int], int]:
-    """Return the enqueue records of plain jobs from ``lsn`` on, where each stands, and their end.
+    """Return the enqueue records of jobs from ``lsn`` on, where each stands, and their end.
 
-    ``tail`` is what they have between their length and their body.
+    ``tail`` is what they have between their length and their body, all the same or each its own.
     """
     if native.is_on:
         made = native.plain.born_records(tail, bodies, lsn, location)
         if made is not None:
             return made[0], array("Q", made[1]), made[2]
-    extra, pack, crc = len(tail) + 8, pack_length, crc32
+    pack, crc = pack_length, crc32
+    tails = repeat(tail) if isinstance(tail, bytes) else tail
     whole: list[bytes] = []
     locations: list[int] = []
-    for body in bodies:
-        record = pack(extra + len(body)) + tail + body
+    for before, body in zip(tails, bodies, strict=False):
+        record = pack(len(before) + len(body) + 8) + before + body
         record += pack(crc(record, lsn & 0xFFFFFFFF))
         whole.append(record)
         locations.append(location)

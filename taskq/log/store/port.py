@@ -22,7 +22,7 @@ from taskq.core.records import PACKED_MIN, Cause
 from taskq.core.views import LogStats
 from taskq.log import requests
 from taskq.log.config import MAILBOX_MAX
-from taskq.log.decide.enqueue import LINE_WIDTH, Run, answer, together
+from taskq.log.decide.enqueue import LINE_WIDTH, Run, answer, paired, together
 from taskq.log.format.flows import Stepped
 from taskq.log.machine.system import system
 from taskq.log.machine.threads import Pending, Reporter, errands, refuse_inside
@@ -494,13 +494,14 @@ class LoopPort(_Port[_Future[Any]]):
         if not mailbox.usable:
             raise mailbox.closed()
         future: _Future[int | requests.Duplicate] = _Future(loop=self.loop)
-        if extras is None and spec.flags < PACKED_MIN:
+        kind = spec if extras is None and spec.flags < PACKED_MIN else paired(spec, extras)
+        if kind is not None:
             line = self._line
-            is_alone = mailbox.asleep and mailbox.serves_loops and not line
+            is_alone = kind is spec and mailbox.asleep and mailbox.serves_loops and not line
             if is_alone and self._lone.try_commit((spec, body, None), future):
                 return self._lone.answered(future)
             # One step, as the interpreter has it; see ``runs.take``.
-            line += (spec, body, future)
+            line += (kind, body, future)
             if len(line) != LINE_WIDTH:
                 return future  # the first in the line has asked for all
             self._requests.append((_ENQUEUE_RUN, self, None, line))

@@ -28,7 +28,7 @@ import taskq.log
 from taskq import TaskQ
 from taskq.connection.blocking import blocking
 from taskq.core.errors import LogClosed, OutcomeUnknown, UsageError
-from taskq.core.model import Durability, Extras
+from taskq.core.model import Conflict, Durability, Extras
 from taskq.core.records import Flag, Kind
 from taskq.log.commit.committer import Committer
 from taskq.log.config import BATCH_BYTES_MAX, MAILBOX_MAX, LogConfig
@@ -44,6 +44,7 @@ from taskq.log.store.port import LoopPort, ThreadPort
 from taskq.log.store.store import Store, open_store
 from taskq.log.store.thread import StorageThread
 from tests.effort import ended, every, grows, within
+from tests.log.world import World, fixed_ids
 from tests.processes.harness import eventually, log_records
 
 SPEC: Final = EnqueueSpec()
@@ -925,6 +926,41 @@ def test_jobs_are_decided_by_spec_in_their_order() -> None:
     parts = list(run.by_spec())
     assert [spec for spec, _ in parts] == [MAIL, SMS, MAIL, SMS]
     assert [part for _, part in parts] == [[b"0", b"1"], [b"2"], [b"3"], [b"4", b"5"]]
+
+
+ODD: Final = (
+    Extras(key=b"a"), Extras(due_ns=5), Extras(key=b"a"), Extras(expires_ns=10**18), None,
+    Extras(key=b"a", on_conflict=Conflict.REPLACE), Extras(key=b""), Extras(key=b"b"),
+    Extras(key=b"b", on_conflict=Conflict.RAISE), Extras(due_ns=2**60, due_is_wall=True),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("folds", ["none", "agenda"])
+def test_jobs_with_options_are_written_among_plain_ones_as_they_are_one_by_one(folds: str) -> None:
+    """Records, answers and what is claimed then are the same."""
+    kinds = [ODD[number // 3 % len(ODD)] if number % 3 == 0 else None for number in range(60)]
+    specs = [(MAIL, SMS)[number % 7 == 0] for number in range(60)]
+    outcomes = []
+    for is_line in (False, True):
+        with fixed_ids():
+            world = World()
+            process = world.process()
+        if folds == "agenda":
+            process.send(Op.CLAIM, ClaimRequest(count=1))
+        items = [(spec, b"%d" % at, kinds[at]) for at, spec in enumerate(specs)]
+        callers: list[Any] = [futures.Future() for _ in items]
+        line = [(extras and (spec, extras)) or spec for spec, _, extras in items]
+        run = Run(line, [body for _, body, _ in items], callers)
+        requests: list[Any] = [
+            (Op.ENQUEUE, None, *pair) for pair in zip(callers, items, strict=True)
+        ]
+        process.commit([(Op.ENQUEUE_RUN, None, run, run)] if is_line else requests)
+        process.sync()
+        answers = [future.exception() or future.result() for future in callers]
+        got = process.send(Op.CLAIM, ClaimRequest(count=100)).result()
+        log = [world.machine.content(path) for path in world.segments()]
+        outcomes.append(([*map(str, answers)], [str(item.job) for item in got], log))
+    assert outcomes[0] == outcomes[1]
 
 
 def test_a_caller_that_gave_up_in_time_leaves_no_job(tmp_path: Path) -> None:
