@@ -102,12 +102,14 @@ def pytest_runtest_makereport(
         paths = [str(entry.path) for entry in call.excinfo.traceback]
         ours = [path for path in paths if path.startswith(_ROOT)]
         lacks = _LACKING.search(str(call.excinfo.value))
-        if lacks and ours and ours[-1].startswith(f"{_ROOT}tests{os.sep}"):
+        is_task = f'File "{_ROOT}tests{os.sep}' in str(call.excinfo.value)  # of a failed job
+        is_tests = is_task or (bool(ours) and ours[-1].startswith(f"{_ROOT}tests{os.sep}"))
+        if lacks and is_tests:
             report.outcome = "skipped"
             name = next(filter(None, lacks.groups())).replace(
                 "File not found", "a program of POSIX"
             )
-            report.longrepr = (ours[-1], 0, f"Skipped: asks for {name}")
+            report.longrepr = (item.nodeid, 0, f"Skipped: asks for {name}")
     return report
 
 

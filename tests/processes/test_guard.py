@@ -19,6 +19,7 @@ import pytest
 from taskq import JobHandle, TaskQ
 from taskq.core.model import State
 from taskq.core.records import Kind
+from taskq.log.machine.system import system
 from taskq_workers import WorkerThread
 from tests.processes.harness import SCRIPTS, Child, eventually, log_records
 from tests.processes.test_kill_matrix import view
@@ -36,12 +37,7 @@ def ready_pids(guard: Child, count: int) -> set[int]:
     return {int(guard.expect("worker process").split()[0]) for _ in range(count)}
 
 
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+alive = system.lives
 
 
 def run_stop(path: Path, *which: str) -> subprocess.CompletedProcess[str]:

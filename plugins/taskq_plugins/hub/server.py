@@ -734,7 +734,7 @@ def keep_memory() -> None:
     ``MALLOC_…`` variables of the user stay in force.
     """
     if not any(name.startswith("MALLOC_") for name in os.environ):
-        with contextlib.suppress(AttributeError, OSError):  # it is the GNU library's
+        with contextlib.suppress(AttributeError, OSError, TypeError):  # it is the GNU library's
             library = ctypes.CDLL(None)
             for parameter, value in _MALLOC.items():
                 library.mallopt(parameter, value)

@@ -64,6 +64,7 @@ _close_handle: Final = _function("CloseHandle", _BOOL, _HANDLE)
 _read_file: Final = _function("ReadFile", _BOOL, _HANDLE, _BYTES, _DWORD, _COUNT, _PLACE)
 _write_file: Final = _function("WriteFile", _BOOL, _HANDLE, _BYTES, _DWORD, _COUNT, _PLACE)
 _flush_file: Final = _function("FlushFileBuffers", _BOOL, _HANDLE)
+_reopen_file: Final = _function("ReOpenFile", _HANDLE, _HANDLE, _DWORD, _DWORD, _DWORD)
 _lock_file: Final = _function("LockFileEx", _BOOL, _HANDLE, _DWORD, _DWORD, _DWORD, _DWORD, _PLACE)
 _unlock_file: Final = _function("UnlockFileEx", _BOOL, _HANDLE, _DWORD, _DWORD, _DWORD, _PLACE)
 _create_event: Final = _function("CreateEventW", _HANDLE, _BYTES, _BOOL, _BOOL, _TEXT)
@@ -243,10 +244,21 @@ def touch(pace: Pace, path: str) -> None:
 
 
 def sync(pace: Pace, descriptor: int) -> None:
-    """Write a file to the platter."""
+    """Write a file to the platter, also one that was opened for reading."""
     del pace
-    if not _flush_file(msvcrt.get_osfhandle(descriptor)):
+    handle = msvcrt.get_osfhandle(descriptor)
+    if _flush_file(handle):
+        return
+    if _last_error() != _DENIED:
         raise _failed()
+    writing = _reopen_file(handle, _WRITE, _SHARE_ALL, 0)
+    if writing == _BAD_HANDLE:
+        raise _failed()
+    try:
+        if not _flush_file(writing):
+            raise _failed()
+    finally:
+        _close_handle(writing)
 
 
 def sync_directory(path: str) -> None:

@@ -21,6 +21,7 @@ from taskq.cli.main import main
 from taskq.core.model import LINES_BYTES_MAX
 from taskq.engine import kinds
 from taskq.errors import JobFailed
+from taskq.log.machine.system import system
 from taskq.log.read.reader import LogReader
 from taskq_workers import JobFinished, Worker
 from taskq_workers.children import runner
@@ -52,12 +53,7 @@ def pids(worker: Worker) -> list[int]:
     return processes.pids
 
 
-def is_there(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+is_there = system.lives
 
 
 async def pid_in(path: Path) -> int:
