@@ -429,6 +429,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "parent" / "data"
 
 
+@pytest.mark.posix("a directory with open files stays there")
 @pytest.mark.parametrize("take", _TAKEN.values(), ids=_TAKEN)
 @pytest.mark.parametrize("exclusive", [False, True])
 async def test_once_the_files_are_gone_no_call_is_answered_as_if_they_were_there(
@@ -451,6 +452,7 @@ async def test_once_the_files_are_gone_no_call_is_answered_as_if_they_were_there
     assert set(_all(path)) <= set(before), "nothing is made where the log was"
 
 
+@pytest.mark.posix("a directory with open files stays there")
 @pytest.mark.parametrize("take", _TAKEN.values(), ids=_TAKEN)
 async def test_who_only_waits_is_told_within_a_second_or_so(
     path: Path, take: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
@@ -488,6 +490,7 @@ async def test_a_process_that_others_must_take_for_dead_notices_in_a_second(path
     await app.close()
 
 
+@pytest.mark.posix("a directory with open files stays there")
 @pytest.mark.parametrize("has_lock_file", [False, True])
 def test_who_looks_from_outside_is_told_too(path: Path, *, has_lock_file: bool) -> None:
     with TaskQ(path) as app:

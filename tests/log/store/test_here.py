@@ -121,6 +121,7 @@ def test_a_thread_that_blocks_commits_for_itself(
     assert (committers, is_done) == ([thread], True)
 
 
+@pytest.mark.posix("loops have no channel to commit by themselves")
 @pytest.mark.parametrize("durability", list(Durability))
 def test_a_loop_commits_for_itself_where_no_answer_waits_for_the_disk(
     stores: Callable[[LogConfig], Store],
@@ -142,6 +143,7 @@ def test_a_loop_commits_for_itself_where_no_answer_waits_for_the_disk(
     assert (committers == [thread]) == (durability is not Durability.FSYNC)
 
 
+@pytest.mark.posix("loops have no channel to commit by themselves")
 def test_a_loop_leaves_a_slow_disk_to_the_storage_thread(
     stores: Callable[[LogConfig], Store], committers: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
