@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         nearest,
         parse_json,
         rather,
+        size_bytes,
         whole,
     )
     from taskq.core.retry import wish_in
@@ -68,6 +69,7 @@ __all__ = [
     "rather",
     "seconds",
     "set_causes",
+    "size_bytes",
     "spoken",
     "text_of",
     "whole",
@@ -85,7 +87,9 @@ _HOMES: Final = {
         "PAYLOAD_BYTES_MAX PRIORITY_MAX REASON_BYTES_MAX SECOND_NS "
         "TIME_NS_MAX TRANSACTION_BYTES_MAX"
     ),
-    "taskq.core.parsing": "check_name checked_queues listed nearest parse_json rather whole",
+    "taskq.core.parsing": (
+        "check_name checked_queues listed nearest parse_json rather size_bytes whole"
+    ),
     "taskq.core.retry": "wish_in",
     "taskq.core.values": "NamedTuple dataclass",
 }

@@ -738,6 +738,29 @@ class TaskQ(holder.LogHolder):
         self.hooks.add_death_hook(hook, tasks)
         return hook
 
+    def alert(
+        self, *, when: Callable[..., str], to: Callable[..., object], name: str | None = None
+    ) -> None:
+        """Tell people once when a condition begins, and once when it is over.
+
+        ``app.alert(when=alerts.no_worker("1m"), to=alerts.mail("ops@example.com"))``
+
+        Conditions and targets are in ``taskq_plugins.alerts``, or functions of your own. Workers of
+        the app watch every ten seconds, and so does ``taskq alerts MODULE:APP``. Of all these
+        processes one tells.
+
+        Args:
+            when: returns what is wrong, in a sentence, or "".
+            to: gets an ``Alert``; may be async.
+            name: of the alert, its condition's unless given.
+
+        Raises:
+            UsageError: one of them is wrong, or the name is taken.
+        """
+        import importlib  # noqa: PLC0415 - few apps have alerts
+
+        importlib.import_module("taskq_plugins.alerts").declare(self, when, to, name)
+
     def on_step(self, hook: StepHook) -> StepHook:
         """Call ``def note(done)`` with each ``durable.StepDone`` of jobs that workers here run.
 

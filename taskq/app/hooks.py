@@ -17,7 +17,7 @@ from taskq.core.errors import UsageError
 from taskq.core.values import NamedTuple
 
 if TYPE_CHECKING:
-    from taskq.app.app import DeathCall
+    from taskq.app.app import DeathCall, TaskQ
     from taskq.conditions.breakers import BreakerRule
 
     AroundFunction: TypeAlias = Callable[..., AsyncIterator[Any] | AbstractAsyncContextManager[Any]]
@@ -112,6 +112,8 @@ class Hooks:
         steps: functions for finished steps.
         breakers: by the names of their queues.
         schedules: tasks enqueued by the clock.
+        alerts: what is told of the log, by name.
+        services: makers of what runs beside each log of a worker, by name.
     """
 
     def __init__(self, include: Iterable[str] = ()) -> None:
@@ -124,6 +126,8 @@ class Hooks:
         self.steps: Declared[Callable[[StepDone], object]] = Declared()
         self.breakers: dict[str, BreakerRule] = {}
         self.schedules = Planned()
+        self.alerts: dict[str, Any] = {}
+        self.services: dict[str, Callable[[TaskQ], Any]] = {}
         self._breaker_origins: dict[str, Origin] = {}
 
     @property

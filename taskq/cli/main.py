@@ -100,6 +100,7 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "stats": ("jobs", "Count the jobs of each queue by state."),
         "workers": ("jobs", "List the processes that have the task log open."),
         "health": ("upkeep", "Tell by the exit code whether jobs are worked on."),
+        "alerts": ("taskq_plugins.alerts", "Watch an app's alerts, and send messages."),
         "top": ("taskq_plugins.top.command", "Show what goes on, live on a terminal."),
         "metrics": (
             "taskq_plugins.prometheus.command",

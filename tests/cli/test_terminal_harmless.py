@@ -256,6 +256,7 @@ ROWS: Final[dict[str, Row]] = {
     "stats": d("stats"),
     "workers": d("workers"),
     "health": quiet(d("health")),
+    "alerts": quiet((lambda _: ("alerts", f"{APP}:app", "--once"), True)),
     "check": (lambda _: ("check", f"{APP}:app"), True),
     "top": (lambda place: ("top", place.log, "--once"), True),
     "metrics": d("metrics"),

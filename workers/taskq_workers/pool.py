@@ -634,6 +634,7 @@ class Worker:
             )
             self._deaths.append(DeathHooks(part.app, self._on_dead))
             part.beside += [self._deaths[-1], gates.probes]
+            part.beside += [make(part.app) for make in self.app.hooks.services.values()]
             part.services.append(gates)
             if self._warns:
                 part.services.append(watches.StrayWatch(part.app, self.queues))

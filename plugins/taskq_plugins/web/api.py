@@ -153,7 +153,7 @@ class Acts:
         changed = await self._log.limit(asked.name, concurrency=asked.concurrency, rate=asked.rate)
         return {"task": asked.name, "changed": changed}
 
-    async def set_slots(self, asked: asking.Slots) -> dict[str, Any]:
+    async def set_slots(self, asked: asking.SlotsRequest) -> dict[str, Any]:
         changed = await self._log.set_slots(asked.count, worker=asked.worker)
         return {"slots": asked.count, "changed": changed}
 
@@ -420,7 +420,7 @@ def _orders(acts: Acts) -> tuple[Endpoint, ...]:
         Endpoint("POST", "/api/tasks/{name}/limit", "limit_task", "Limit a task at run time.",
                  ask.TaskLimits, acts.limit_task),
         Endpoint("POST", "/api/slots", "set_slots", "Let workers run so many jobs at a time.",
-                 ask.Slots, acts.set_slots),
+                 ask.SlotsRequest, acts.set_slots),
         Endpoint("POST", "/api/schedules/{name}/remove", "remove_schedule", "Take it away again.",
                  ask.OneName, acts.remove_schedule),
         # After the others, since a name may hold a slash.

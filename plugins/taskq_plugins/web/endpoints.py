@@ -148,13 +148,13 @@ class OneName(Asked):
 
 
 class TaskLimits(OneName):
-    """Limits of a task, in place of what its code says; without any, the code's hold again."""
+    """Limits of a task, in place of what its code says; with none, the code's own hold again."""
 
     concurrency: int | None = Field(None, description="Jobs at a time; 0 for no limit.")
     rate: str | None = Field(None, max_length=50, description='Such as "10/s", or "none".')
 
 
-class Slots(Asked):
+class SlotsRequest(Asked):
     """Jobs that workers run at a time."""
 
     count: int | None = Field(None, description="None: as they were started.")

@@ -201,7 +201,7 @@ def _paused_tasks(
 
 def _alerts(controls: Mapping[str, Mapping[str, Any]]) -> Iterator[Remark]:
     for name, state in controls.items():
-        if name.startswith(ALERT):
+        if name.startswith(ALERT) and state.get("phase") != "seen":
             text = state.get("text") or "it stands"
             yield Remark("bad", f"Alert {name.removeprefix(ALERT)}: {text}")
 

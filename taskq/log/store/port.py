@@ -8,7 +8,7 @@ import typing
 from asyncio import AbstractEventLoop
 from asyncio import Future as _Future
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
 from contextvars import ContextVar, copy_context
 from functools import partial
@@ -394,6 +394,19 @@ class _Port(Generic[F]):
         return self._act(Op.CONTROL, change, f"change {change.name} {changes}"[:_WHAT_MAX])
 
     @_request
+    def alerts(self) -> Sent[tuple[float, tuple[float, ...], dict[str, dict[str, object]]]]:
+        """Return the log's time, how long ago each dead letter died, and alerts by name."""
+        return self._send(Op.LOOK, (_alerts, Trait.AGENDA))
+
+    @_request
+    def set_alert(
+        self, name: str, before: Mapping[str, object], after: Mapping[str, object]
+    ) -> Sent[bool]:
+        """Change an alert if it is as it was before; empty: there is none."""
+        changes = {**dict.fromkeys(before), **after}
+        return self._send(Op.CONTROL, controls.Change(controls.ALERT + name, changes, before))
+
+    @_request
     def slots_wished(self, owner: int) -> Sent[int | None]:
         """Return how many slots a process is to have; None: as it was started."""
         return self._send(Op.LOOK, (lambda sight: _slots_of(sight, owner), Trait.AGENDA))
@@ -746,3 +759,14 @@ def _call(on_error: Callable[[Any, Any], None], item: object, error: object) -> 
 def _slots_of(sight: LogView, owner: int) -> int | None:
     known = sight.facets.need_agenda().controls
     return controls.slots_wished(controls.value_of(known, controls.SLOTS), owner)
+
+
+def _alerts(sight: LogView) -> tuple[float, tuple[float, ...], dict[str, dict[str, object]]]:
+    agenda, now = sight.facets.need_agenda(), sight.journal.clock.wall_ns() / model.SECOND_NS
+    deaths = tuple(now - chunk.metas[at] for chunk, at in agenda.dead)
+    known: dict[str, dict[str, object]] = {
+        name.removeprefix(controls.ALERT): dict(state)
+        for name, state in controls.values_of(agenda.controls).items()
+        if name.startswith(controls.ALERT)
+    }
+    return now, deaths, known

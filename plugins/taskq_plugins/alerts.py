@@ -1,0 +1,342 @@
+"""Alerts: a condition of a log that begins and ends, sent to people by mail, HTTP or a function.
+
+Every worker of the app watches, and so does ``taskq alerts APP``, which also notices that no worker
+lives. The state of an alert is in the log. A process changes it only if it is as it was found, so
+one process sends the beginning, and one the end. If that process is killed meanwhile, or cannot
+reach the receiver, another sends after ``LEASE_SECONDS``: each message is sent at least once, and
+twice only if the sender was killed just after the receiver took it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import shutil
+import smtplib
+import urllib.request
+from collections.abc import Awaitable, Callable
+from email.message import EmailMessage
+from typing import Any, Final, Protocol
+
+import anyio
+import click
+from anyio.abc import TaskStatus
+
+from taskq import TaskQ, engine, errors, hooks, values, views
+from taskq.cli import render
+from taskq_plugins.webhooks import _checked_url, key_of, signed
+
+#: Between two looks.
+LOOK_SECONDS: Final = 10.0
+#: How long one process may take to send, before another sends.
+LEASE_SECONDS: Final = 60.0
+_SEND_SECONDS: Final = 15.0
+_TEXT_MAX: Final = 500
+#: While a process sends.
+_SENDING: Final = ("begins", "ends")
+_log: Final = logging.getLogger("taskq.alerts")
+
+
+@values.dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """A message to people.
+
+    Attributes:
+        name: of the alert.
+        text: one sentence; at the end, what it said at the beginning.
+        is_over: whether the condition holds no more.
+        directory: of the log.
+        since: when the condition was first seen, in seconds since 1970.
+    """
+
+    name: str
+    text: str
+    is_over: bool
+    directory: str
+    since: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the same as a document of JSON."""
+        fields = ("name", "text", "is_over", "directory", "since")
+        return {field: getattr(self, field) for field in fields}
+
+    def __str__(self) -> str:
+        return f"{'over' if self.is_over else 'alert'} {self.name}: {self.text}"
+
+
+class Sight(values.NamedTuple):
+    """Facts for conditions: counts, live workers, how long ago each letter died, free bytes."""
+
+    stats: views.LogStats
+    workers: int
+    deaths: tuple[float, ...]
+    free_bytes: int
+
+
+#: Sends an alert to people.
+Target = Callable[[Alert], object]
+
+
+class AlertCondition(Protocol):
+    """Condition of an alert: a function with these attributes.
+
+    Attributes:
+        name: of the alert, unless it is given another.
+        for_seconds: how long it must hold.
+    """
+
+    name: str
+    for_seconds: float
+
+    def __call__(self, sight: Sight) -> str:
+        """Return what is wrong, in a sentence; "" if nothing is."""
+
+
+class _When:
+    def __init__(self, name: str, holds: Callable[[Sight], str], for_seconds: float = 0.0) -> None:
+        self.name, self.for_seconds, self._holds = name, for_seconds, holds
+
+    def __call__(self, sight: Sight) -> str:
+        return self._holds(sight)
+
+
+def no_worker(span: values.Duration = "1m") -> AlertCondition:
+    """Hold once no worker has lived for this long; ``taskq alerts`` must watch then."""
+    seconds = values.seconds(span, "no_worker")
+    return _When("no worker", lambda sight: "" if sight.workers else "no worker lives", seconds)
+
+
+def oldest_job(span: values.Duration, *, queue: str | None = None) -> AlertCondition:
+    """Hold while a ready job has waited for longer, in a queue or in any."""
+    most = values.seconds(span, "oldest_job")
+
+    def holds(sight: Sight) -> str:
+        waits = {
+            each.queue: each.oldest_ready_seconds or 0.0
+            for each in sight.stats.queues
+            if queue in (None, each.queue) and not each.paused
+        }
+        longest = max(waits, key=waits.__getitem__, default="")
+        if waits.get(longest, 0.0) <= most:
+            return ""
+        return f"a job of queue {longest} has waited for {waits[longest]:,.0f} s"
+
+    return _When("oldest job" + (f" of {queue}" if queue else ""), holds)
+
+
+def dead_letters(count: int, within: values.Duration = "5m") -> AlertCondition:
+    """Hold while at least ``count`` jobs died within this time and are dead."""
+    most, seconds = values.whole(count, "dead_letters"), values.seconds(within, "within")
+    if most < 1:
+        raise errors.UsageError(f"dead_letters is {most}, it must be at least 1")
+
+    def holds(sight: Sight) -> str:
+        died = sum(ago <= seconds for ago in sight.deaths)
+        return f"{died:,} jobs died within {seconds:g} s" if died >= most else ""
+
+    return _When("dead letters", holds)
+
+
+def disk_low(free: int | str) -> AlertCondition:
+    """Hold while less is free on the log's disk: bytes, or "2GB"."""
+    least = values.size_bytes(free, "disk_low")
+
+    def holds(sight: Sight) -> str:
+        return f"{sight.free_bytes:,} bytes are free" if sight.free_bytes < least else ""
+
+    return _When("disk low", holds)
+
+
+def webhook(url: str, secret: str = "") -> Target:
+    """Post alerts as JSON, signed by `Standard Webhooks <https://www.standardwebhooks.com>`_.
+
+    Args:
+        url: https, or this machine.
+        secret: ``whsec_…`` as for ``Webhooks``; unsigned without.
+    """
+    url, key = _checked_url(url), key_of(secret) if secret else b""
+
+    def post(alert: Alert) -> None:
+        body = json.dumps({"type": "alert", "data": alert.as_dict()}).encode()
+        about = f"alert-{alert.name}-{alert.since:.0f}-{alert.is_over:d}"
+        headers = {"content-type": "application/json", "webhook-id": about}
+        if key:
+            import time  # noqa: PLC0415 - the receiver's clock is real, whatever the log's is
+
+            headers = signed(key, about, int(time.time()), body)
+        request = urllib.request.Request(url, body, headers)  # noqa: S310 - checked above
+        with urllib.request.urlopen(request, timeout=_SEND_SECONDS):  # noqa: S310 - likewise
+            """It took it; else it raised."""
+
+    return post
+
+
+def mail(
+    to: str,
+    *,
+    server: str = "localhost:25",
+    sender: str = "taskq@localhost",
+    login: tuple[str, str] | None = None,
+) -> Target:
+    """Mail alerts by SMTP.
+
+    Args:
+        to: the address, or several with commas.
+        server: HOST:PORT; encrypted by STARTTLS if there is a login.
+        sender: the address that it comes from.
+        login: name and password.
+    """
+    host, _, port = server.rpartition(":")
+    if not host or not port.isdecimal():
+        raise errors.UsageError(f"mail(server={server!r:.60}): write host:port")
+
+    def send(alert: Alert) -> None:
+        message = EmailMessage()
+        message["To"], message["From"] = to, sender
+        message["Subject"] = str(alert).replace("\n", " ")[:200]
+        message.set_content(f"{alert}\n\nlog: {alert.directory}\n")
+        with smtplib.SMTP(host, int(port), timeout=_SEND_SECONDS) as line:
+            if login is not None:
+                line.starttls()
+                line.login(*login)
+            line.send_message(message)
+
+    return send
+
+
+class _Rule(values.NamedTuple):
+    name: str
+    when: AlertCondition
+    to: Target
+
+
+def declare(app: TaskQ, when: AlertCondition, to: Target, name: str | None) -> None:
+    """See ``TaskQ.alert``."""
+    rules = app.hooks.alerts
+    rule = _Rule(str(name or getattr(when, "name", "")), when, to)
+    if not (rule.name and all(map(callable, rule[1:]))):
+        raise errors.UsageError(
+            "app.alert(when=, to=) takes a condition such as alerts.no_worker() and a target such "
+            "as alerts.mail(...), each a function; give one of your own name="
+        )
+    values.check_name("the alert's name", rule.name)
+    if rule.name in rules:
+        raise errors.UsageError(f"there are two alerts named {rule.name!r}: give one a name=")
+    rules[rule.name] = rule
+    app.hooks.services["alerts"] = Watch
+
+
+class Watch:
+    """Watches the alerts of an app in one log; a service of its workers."""
+
+    def __init__(self, app: TaskQ, *, look_seconds: float = LOOK_SECONDS) -> None:
+        self._app, self._look_seconds = app, look_seconds
+        self._rules: dict[str, _Rule] = app.hooks.alerts
+
+    async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
+        """Look every ten seconds, until cancelled."""
+        task_status.started()
+        while True:
+            await anyio.sleep(self._look_seconds)
+            try:
+                await self.look(store)
+            except errors.TaskqError as error:
+                _log.warning("alerts were not looked at: %s", error)
+
+    async def look(self, store: engine.Store) -> list[Alert]:
+        """Look once, and send alerts that begin or are over; return the alerts sent here."""
+        port = store.port()
+        now, deaths, known = await port.alerts()
+        sight = Sight(
+            await port.stats(),
+            len(await hooks.off_loop(store.live_workers)),
+            deaths,
+            (await hooks.off_loop(shutil.disk_usage, self._app.data_dir)).free,
+        )
+        sent: list[Alert] = []
+        for rule in list(self._rules.values()):
+            try:
+                text = rule.when(sight)
+            except Exception:  # noqa: BLE001 - it may be the user's
+                _log.exception("the condition of alert %s failed", rule.name)
+                continue
+            sent += await self._judge(port, rule, text, known.get(rule.name, {}), now)
+        return sent
+
+    async def _judge(
+        self, port: engine.LoopPort, rule: _Rule, text: str, before: dict[str, Any], now: float
+    ) -> list[Alert]:
+        after = _step(getattr(rule.when, "for_seconds", 0.0), text[:_TEXT_MAX], before, now)
+        if after is None or not await port.set_alert(rule.name, before, after):
+            return []  # another process was faster
+        if after.get("phase") not in _SENDING:
+            return []
+        is_over = after["phase"] == "ends"
+        alert = Alert(
+            name=rule.name, text=after["text"], is_over=is_over,
+            directory=str(self._app.data_dir), since=after["since"],
+        )  # fmt: skip
+        try:
+            await _send(rule.to, alert)
+        except Exception as error:  # noqa: BLE001 - it is the user's code, or their network
+            _log.warning("alert %s was not sent, and is again in a minute: %s", rule.name, error)
+            return []
+        stands = {"phase": "stands", "since": alert.since, "text": alert.text}
+        await port.set_alert(rule.name, after, {} if is_over else stands)
+        return [alert]
+
+
+def _step(
+    for_seconds: float, text: str, state: dict[str, Any], now: float
+) -> dict[str, Any] | None:
+    """Return the next state of an alert, empty for none; None if it stays as it is.
+
+    "seen" lasts for ``for_seconds``, "begins" and "ends" while a process sends, "stands" between.
+    """
+    phase, since, until = state.get("phase"), state.get("since", now), now + LEASE_SECONDS
+    if phase in _SENDING:
+        return None if state["until"] > now else {**state, "until": until}
+    if phase == "stands":
+        return None if text else {**state, "phase": "ends", "until": until}
+    if not text:
+        return {} if state else None
+    if now - since < for_seconds:
+        return None if state else {"phase": "seen", "since": now}
+    return {"phase": "begins", "since": since, "text": text, "until": until}
+
+
+async def _send(to: Target, alert: Alert) -> None:
+    sent = to(alert) if inspect.iscoroutinefunction(to) else await hooks.off_loop(to, alert)
+    if isinstance(sent, Awaitable):
+        await sent
+
+
+@click.command()
+@click.argument("target", metavar="MODULE:APP")
+@click.option("--once", is_flag=True, help="Look once and end, for cron.")
+def alerts(target: str, once: bool) -> None:
+    """Watch the alerts of an app, besides its workers, and send messages.
+
+    It needs no worker, so it notices that none lives: run it as a service, or with --once from
+    cron. However many processes watch, one of them sends.
+    """
+    from taskq import extras  # noqa: PLC0415 - help must not import the log
+
+    app: TaskQ = extras.workers().load_app(target)
+    if not app.hooks.alerts:
+        raise errors.UsageError(f"{target} has no alert: declare one with app.alert(when=, to=)")
+
+    async def work() -> None:
+        async with app:
+            watches = [(log, Watch(log)) for log in app.logs()]
+            while True:
+                for log, watch in watches:
+                    for alert in await watch.look(log.store()):
+                        render.echo(str(alert))
+                if once:
+                    return
+                await asyncio.sleep(LOOK_SECONDS)
+
+    asyncio.run(work())

@@ -1,0 +1,284 @@
+"""Alerts are told once when they begin and once when they are over, whoever watches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import smtplib
+import threading
+from collections.abc import Callable, Iterator
+from email.message import EmailMessage
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any, Final, Self
+
+import pytest
+
+from taskq import Discard, TaskQ
+from taskq.core.errors import UsageError
+from taskq.testing.sandbox import FakeClock, use_clock
+from taskq_plugins import alerts
+from taskq_plugins.alerts import LEASE_SECONDS, Alert, Sight, Watch
+from taskq_plugins.webhooks import is_genuine, key_of
+from tests.cli.helpers import taskq
+
+SECRET: Final = "whsec_" + "a" * 32
+
+
+class Post:
+    """An app with one alert and several watchers, on a log whose clock stands still."""
+
+    def __init__(self, path: Path, when: Any, to: Any = None, name: str | None = None) -> None:
+        self.clock = FakeClock(1_000_000_000)
+        self.app = TaskQ(path, upkeep=False)
+        use_clock(self.app, self.clock)
+        self.told: list[tuple[bool, str]] = []
+        self.app.alert(when=when, to=to or self.hear, name=name)
+        self.watches = [Watch(self.app), Watch(self.app)]
+
+        @self.app.task(name="work", queue="q")
+        def work(fails: bool) -> None:
+            if fails:
+                raise Discard("no")
+
+        self.work = work
+
+    def hear(self, alert: Alert) -> None:
+        self.told.append((alert.is_over, alert.name))
+
+    async def look(self, seconds: float = 0) -> list[tuple[bool, str]]:
+        """Let all watchers look at once; return what was told by that."""
+        self.clock.advance(seconds)
+        self.told.clear()
+        await asyncio.gather(*(watch.look(self.app.store()) for watch in self.watches))
+        return list(self.told)
+
+
+async def _dead(post: Post) -> Callable[[], Any]:
+    jobs = await post.work.enqueue_many([(True,)] * 3)
+    await post.app.worker(burst=True).run()
+    return lambda: post.app.dead.purge_many([job.id for job in jobs])
+
+
+async def _old(post: Post) -> Callable[[], Any]:
+    await post.work.enqueue(False)
+    post.clock.advance(700)
+    return lambda: post.app.worker(burst=True).run()
+
+
+async def _workerless(post: Post) -> Callable[[], Any]:
+    assert await post.look() == [], "it must hold for a minute"
+    post.clock.advance(61)
+    worker = post.app.worker()
+
+    async def start() -> None:
+        await worker.start()
+        post.stop = worker.stop  # type: ignore[attr-defined]
+
+    return start
+
+
+async def _full(post: Post) -> Callable[[], Any]:
+    async def freed() -> None:
+        post.app.hooks.alerts["disk low"] = post.app.hooks.alerts["disk low"]._replace(
+            when=alerts.disk_low(1)
+        )
+
+    return freed
+
+
+KINDS: Final[dict[str, tuple[Callable[[], Any], Callable[[Post], Any]]]] = {
+    "dead letters": (lambda: alerts.dead_letters(3, within="5m"), _dead),
+    "oldest job": (lambda: alerts.oldest_job("10m"), _old),
+    "no worker": (lambda: alerts.no_worker("1m"), _workerless),
+    "disk low": (lambda: alerts.disk_low(2**60), _full),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_each_kind_is_told_once_when_it_begins_and_once_when_it_is_over(
+    tmp_path: Path, kind: str
+) -> None:
+    when, begin = KINDS[kind]
+    post = Post(tmp_path, when())
+    async with post.app:
+        if kind != "no worker":
+            assert await post.look() == [(False, kind)] * (kind == "disk low")
+        end = await begin(post)
+        if kind != "disk low":
+            assert await post.look() == [(False, kind)]
+        assert await post.look(90) == []
+        standing = await post.app._read(lambda reader: reader.standing())
+        assert any(text.startswith(f"Alert {kind}: ") for _, text in standing.remarks)
+        await end()
+        assert await post.look() == [(True, kind)]
+        assert await post.look(90) == []
+        assert await post.app.controls() == {}
+        if kind == "no worker":
+            await post.stop()  # type: ignore[attr-defined]
+
+
+async def test_a_burst_that_is_long_ago_is_over(tmp_path: Path) -> None:
+    post = Post(tmp_path, alerts.dead_letters(3, within="5m"))
+    async with post.app:
+        await _dead(post)
+        assert await post.look() == [(False, "dead letters")]
+        assert await post.look(301) == [(True, "dead letters")]
+
+
+async def test_what_is_over_within_its_time_is_not_told(tmp_path: Path) -> None:
+    post = Post(tmp_path, alerts.no_worker("1m"))
+    async with post.app:
+        assert await post.look() == []
+        async with post.app.worker():
+            assert await post.look(61) == []
+        assert await post.look(1) == []
+        assert await post.look(59) == []
+        assert await post.look(1) == [(False, "no worker")]
+
+
+@pytest.mark.parametrize("over", [False, True])
+async def test_a_teller_that_was_killed_or_could_not_is_followed_by_another(
+    tmp_path: Path, over: bool
+) -> None:
+    wrong, fails = ["bad"], [False]
+
+    async def tell(alert: Alert) -> None:
+        if fails[0]:
+            raise OSError("the mail server is away")
+        post.hear(alert)
+
+    post = Post(tmp_path, lambda _: wrong[0], tell, "mine")
+    async with post.app:
+        if over:
+            assert await post.look() == [(False, "mine")]
+            wrong[0] = ""
+        fails[0] = True
+        assert await post.look() == []
+        fails[0] = False
+        assert await post.look(LEASE_SECONDS - 1) == [], "its teller may still be at it"
+        assert await post.look(1) == [(over, "mine")]
+        assert await post.look(90) == []
+
+
+async def test_a_kill_in_the_midst_of_telling_loses_nothing(tmp_path: Path) -> None:
+    class Killed(BaseException):
+        """The process is gone here."""
+
+    def die(_: Alert) -> None:
+        raise Killed
+
+    post = Post(tmp_path, lambda _: "bad", die, "mine")
+    async with post.app:
+        with pytest.raises(Killed):
+            await post.watches[0].look(post.app.store())
+    after = Post(tmp_path, lambda _: "bad", name="mine")
+    after.clock.advance(LEASE_SECONDS)
+    async with after.app:
+        assert await after.look() == [(False, "mine")]
+
+
+async def test_a_condition_that_fails_keeps_no_other_from_being_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_: Sight) -> str:
+        raise RuntimeError("no")
+
+    post = Post(tmp_path, broken, name="broken")
+    post.app.alert(when=lambda _: "bad", to=post.hear, name="good")
+    async with post.app:
+        assert await post.look() == [(False, "good")]
+    assert "the condition of alert broken failed" in caplog.text
+
+
+def test_what_is_no_alert_is_refused(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path)
+    app.alert(when=alerts.no_worker(), to=print)
+    wrong: list[tuple[Any, Any, str | None]] = [
+        (alerts.no_worker(), print, None), (lambda _: "", print, None), (1, print, "x"),
+        (alerts.no_worker(), 1, "x"),
+    ]  # fmt: skip
+    for when, to, name in wrong:
+        with pytest.raises(UsageError):
+            app.alert(when=when, to=to, name=name)
+    for make in (lambda: alerts.dead_letters(0), lambda: alerts.mail("a@b.c", server="x"),
+                 lambda: alerts.webhook("http://example.com")):  # fmt: skip
+        with pytest.raises(UsageError):
+            make()
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, list[tuple[dict[str, str], bytes]]]]:
+    got: list[tuple[dict[str, str], bytes]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            got.append(({name.lower(): value for name, value in self.headers.items()}, body))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{http.server_port}/", got
+        http.shutdown()
+        thread.join()
+
+
+ALERT: Final = Alert(name="a", text="bad", is_over=True, directory="/d", since=5.0)
+
+
+def test_a_webhook_is_signed_and_a_mail_says_it_all(
+    server: tuple[str, list[tuple[dict[str, str], bytes]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, got = server
+    alerts.webhook(url, SECRET)(ALERT)
+    ((headers, body),) = got
+    assert json.loads(body) == {"type": "alert", "data": ALERT.as_dict()}
+    assert is_genuine(key_of(SECRET), headers, body, float(headers["webhook-timestamp"]))
+    sent: list[Any] = []
+
+    class Line:
+        def __init__(self, host: str, port: int, timeout: float) -> None:
+            sent.append((host, port))
+            assert timeout > 0
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def starttls(self) -> None:
+            sent.append("tls")
+
+        def login(self, *login: str) -> None:
+            sent.append(login)
+
+        def send_message(self, message: EmailMessage) -> None:
+            sent.append((message["To"], message["Subject"], message.get_content()))
+
+    monkeypatch.setattr(smtplib, "SMTP", Line)
+    alerts.mail("ops@example.com", server="mx:587", login=("me", "pw"))(ALERT)
+    body_text = "over a: bad\n\nlog: /d\n"
+    assert sent == [
+        ("mx", 587), "tls", ("me", "pw"), ("ops@example.com", "over a: bad", body_text),
+    ]  # fmt: skip
+
+
+def test_a_cron_line_tells_without_any_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "watched.py").write_text(
+        "from taskq import TaskQ\n"
+        "app = TaskQ('data')\n"
+        "app.alert(when=lambda sight: '' if sight.workers else 'none', to=print, name='none')\n"
+        "empty = TaskQ('data')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    done = taskq("alerts", "watched:app", "--once")
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "alert none: none")
+    assert taskq("alerts", "watched:app", "--once").stdout == ""
+    assert taskq("alerts", "watched:empty", "--once").exit_code != 0
