@@ -61,6 +61,8 @@ COMMANDS: Final[dict[str, tuple[str, str, bool]]] = {
     "signal": (WHOLE, "{job} go", True),
     "pause": (WHOLE, "mail", True),
     "resume": (WHOLE, "mail", True),
+    "limit": (WHOLE, "t --rate 5/s", True),
+    "slots": (WHOLE, "3", True),
     "dead requeue": (WHOLE, "{dead}", True),
     "dead purge": (WHOLE, "--all --yes", True),
     "cancel": (WHOLE, "{job}", True),
@@ -75,6 +77,8 @@ COMMANDS: Final[dict[str, tuple[str, str, bool]]] = {
     "sync": (NONE, "", False),
     "reader seek": (ONE, "billing end", True),
     "reader forget": (ONE, "billing", True),
+    "schedules add": (ONE, "nightly t --every 1h", True),
+    "schedules remove": (ONE, "nightly", False),
     "schedules pause": (ONE, "nightly", False),  # no such shard
     "schedules resume": (ONE, "nightly", False),
     "schedules reset": (ONE, "nightly", False),
@@ -166,7 +170,8 @@ def test_a_command_works_on_one_of_them(name: str, other: Path, tmp_path: Path) 
 
 #: Commands of an app: its log does not matter.
 APP: Final = frozenset({
-    "breaker", "call_by_name", "connection", "cron", "data_dir", "every", "lifespan", "logs",
+    "acting", "alert", "breaker", "call_by_name", "connection", "cron", "data_dir", "every",
+    "lifespan", "logs",
     "middleware", "name", "on_dead", "on_step", "over", "run_worker", "schedule", "settings",
     "task", "tasks", "user_data", "worker", "worker_thread",
 })  # fmt: skip
@@ -182,8 +187,9 @@ BY_ID: Final[dict[str, dict[str, Any]]] = {
     "signal": {"name": "go"},
 }  # fmt: skip
 #: It is of all logs.
-ALL: Final[dict[str, dict[str, str]]] = {
+ALL: Final[dict[str, dict[str, Any]]] = {
     "open": {}, "stats": {}, "pause": {"queue": "mail"}, "resume": {"queue": "mail"},
+    "limit": {"task": "t"}, "set_slots": {"count": None}, "controls": {},
     "cancel_many": {"queue": "mail"}, "dead": {}, "sources": {},
     "close": {},
 }  # fmt: skip

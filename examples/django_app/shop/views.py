@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from django.db import transaction
@@ -11,6 +10,7 @@ from django.views.decorators.http import require_GET, require_POST
 
 from taskq import State
 from taskq.errors import JobNotFound, UsageError
+from taskq_plugins.django import enqueue_on_commit
 
 from .models import Order
 from .tasks import app, send_receipt
@@ -39,14 +39,10 @@ def buy(request: HttpRequest) -> JsonResponse:
 
 def _store(email: str, item: str, jobs: list[JobHandle[str]]) -> Order:
     order: Order = Order.objects.create(email=email, item=item)
-    transaction.on_commit(partial(_enqueue, order.pk, jobs))
+    enqueue_on_commit(send_receipt.call(order.pk), then=jobs.append)
     if item == SOLD_OUT:
         raise SoldOut(f"{item}: sold out")
     return order
-
-
-def _enqueue(order_id: int, jobs: list[JobHandle[str]]) -> None:
-    jobs.append(send_receipt.enqueue_sync(order_id))
 
 
 @require_GET

@@ -1,0 +1,68 @@
+"""Sentry: each failed attempt of a job is an event, with the job's id, task and attempt.
+
+::
+
+    import sentry_sdk
+    from taskq_plugins.sentry import report_to_sentry
+
+    sentry_sdk.init(dsn="https://…")
+    report_to_sentry(app)
+
+Arguments of jobs are not sent, since they may hold secrets. Jobs in child processes are reported by
+their worker. The SDK is imported with a worker's first job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+from taskq import DeadLetter, Discard, JobContext, Retry, Snooze, TaskQ
+
+#: Deaths that no attempt has reported: the process was killed, or did not extend its claim.
+_UNSEEN: Final = frozenset({"worker lost", "lease over"})
+
+
+def report_to_sentry(app: TaskQ, *, retries: bool = True) -> None:
+    """Report what fails in workers of the app. Call it before they start.
+
+    ``Retry``, ``Snooze`` and ``Discard`` are wishes of the task, and no failures.
+
+    Args:
+        app: whose jobs.
+        retries: whether attempts that others follow are reported; else only the last.
+    """
+
+    async def sentry(job: JobContext) -> AsyncIterator[None]:
+        import sentry_sdk  # noqa: PLC0415 - an app that only enqueues need not have it
+
+        with sentry_sdk.isolation_scope() as scope:
+            scope.set_transaction_name(job.task)
+            scope.set_tag("taskq.task", job.task)
+            scope.set_tag("taskq.queue", job.queue)
+            scope.set_context("taskq", {
+                "job_id": job.id, "attempt": job.attempt, "attempts_max": job.attempts_max,
+            })  # fmt: skip
+            try:
+                yield
+            except (Retry, Snooze, Discard):
+                raise
+            except Exception as error:
+                is_last = 0 < job.attempts_max <= job.attempt
+                if retries or is_last:
+                    sentry_sdk.capture_exception(error)
+                raise
+
+    def lost(letter: DeadLetter) -> None:
+        if letter.cause not in _UNSEEN:
+            return
+        import sentry_sdk  # noqa: PLC0415 - as above
+
+        with sentry_sdk.isolation_scope() as scope:
+            scope.set_tag("taskq.task", letter.task)
+            scope.set_context("taskq", {"job_id": letter.job_id, "attempt": letter.attempt})
+            first = letter.reason.partition("\n")[0]
+            sentry_sdk.capture_message(f"{letter.task} is dead: {first}", level="error")
+
+    app.middleware(sentry)
+    app.on_dead(lost)
