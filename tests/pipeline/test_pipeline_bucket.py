@@ -19,7 +19,7 @@ from taskq_plugins.spark.lake.errors import LakeConflict
 from taskq_plugins.spark.lake.store import DERIVED, Lake, LakeWriter
 from tests.cli.helpers import taskq, taskq_json
 from tests.pipeline.kit import do_steps, live, run, table_rows
-from tests.programs import run_python
+from tests.programs import free_port, run_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -146,9 +146,15 @@ def test_a_run_that_was_killed_is_finished_by_another_machine(
     assert table_rows(LAKE) == table_rows(tmp_path / "lake")
 
 
-def test_what_a_store_lacks_or_refuses_is_said(tmp_path: Path, store: S3Store) -> None:
+def test_what_a_store_lacks_or_refuses_is_said_before_java_starts(
+    tmp_path: Path, store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown = taskq("pipeline", "status", "--lake", LAKE)
     assert (shown.exit_code, f"{LAKE}: is not a lake" in shown.stderr) == (1, True)
-    words = ("--journals", tmp_path, "--lake", "s3://no-such-bucket/lake")
-    shown = taskq("pipeline", "run", *words)
-    assert (shown.exit_code, "Traceback" in shown.output) == (1, False)
+    for bucket, said in (
+        ("no-such-bucket", "bucket does not exist"),
+        ("lakes", "error sending request"),
+    ):
+        shown = taskq("pipeline", "run", "--journals", tmp_path, "--lake", f"s3://{bucket}/lake")
+        assert (shown.exit_code, said in shown.stderr, shown.stderr.count("\n")) == (1, True, 1)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")

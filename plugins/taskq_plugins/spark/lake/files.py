@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import dataset, fs, parquet
 
-from taskq_plugins.spark.lake.errors import LakeBusy, LakeDamaged, LakeDiskError
+from taskq_plugins.spark.lake.errors import LakeBusy, LakeDamaged, LakeDiskError, LakeError
 
 if TYPE_CHECKING:
     from deltalake.transaction import AddAction, RemoveAction
@@ -50,6 +51,7 @@ _NAMES: Final = frozenset({"device", "task", "state"})
 #: Maximal loss of a bound that is cut to the millisecond.
 _ROUNDED_UP: Final = timedelta(microseconds=999)
 _RETRY: Final[Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=15)}
+_PROBE: Final[Any] = {"max_retries": 1, "retry_timeout": timedelta(seconds=3)}
 
 Ranges = dict[str, tuple[Any, Any]]
 
@@ -57,6 +59,23 @@ Ranges = dict[str, tuple[Any, Any]]
 def is_address(lake: str | Path) -> bool:
     """Return whether a lake is in object storage, as ``s3://bucket/lake`` is."""
     return "://" in str(lake)
+
+
+def check_store(uri: str) -> None:
+    """Raise LakeError within seconds if a bucket is missing, or refuses or does not answer."""
+    import obstore  # noqa: PLC0415 - for object storage only
+    from obstore.exceptions import BaseError  # noqa: PLC0415
+    from obstore.store import from_url  # noqa: PLC0415
+
+    try:
+        next(iter(obstore.list(from_url(uri, retry_config=_PROBE), chunk_size=1)), None)
+    except BaseError as error:
+        said = str(error).strip().partition("\n")[0].rpartition(" - ")[2]
+        reason = "".join(re.findall(r"<Message>(.*?)</Message>", str(error), re.DOTALL)[:1]) or said
+        raise LakeError(
+            f"{uri}: the store refuses, or does not answer ({reason:.300}): check the name of the "
+            f"bucket, endpoint and credentials (AWS_… in the environment)"
+        ) from error
 
 
 def sync(path: Path) -> None:

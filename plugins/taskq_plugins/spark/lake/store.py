@@ -43,6 +43,7 @@ from taskq_plugins.spark.lake.files import (
     REPLAY_OF,
     DataFile,
     Folder,
+    check_store,
     indexed,
     is_address,
     sync,
@@ -121,6 +122,8 @@ class Lake:
     def open(cls, path: str | Path, *, create: bool = False) -> Lake:
         """Open the lake in a directory or at an address; ``create`` makes a missing one."""
         lake = cls(path)
+        if is_address(path):
+            check_store(lake.path)
         if not create:
             if not lake.tables():
                 raise LakeError(
