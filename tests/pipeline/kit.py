@@ -283,9 +283,8 @@ def _no_steps(_spark: object, writer: Any, batch: batches._Batch) -> None:
 
 SECOND: Final = 1_000_000_000
 HOUR: Final = 3_600 * SECOND
-#: 2024-05-01, 12:00 UTC, and its number of hours since 1970.
+#: 2024-05-01, 12:00 UTC.
 NOON: Final = 1_714_564_800 * SECOND
-NOON_HOUR: Final = NOON // HOUR
 
 
 def job(number: int, /, **shown: Any) -> dict[str, Any]:
@@ -347,21 +346,6 @@ def tables(spark: SparkSession, **rows: Iterable[dict[str, Any]]) -> dict[str, D
         name: spark.createDataFrame(pa.Table.from_pylist(list(rows.get(name, ())), schema))
         for name, schema in schemas.items()
     }
-
-
-def rollup_hour(
-    spark: SparkSession, frames: dict[str, DataFrame], hours: Iterable[int] | None = None
-) -> pa.Table:
-    """Return the rollups of such rows, by default of all hours."""
-    from pyspark.sql import functions as sql  # noqa: PLC0415 - 1 s to import
-
-    from taskq_plugins.spark.tables import queries  # noqa: PLC0415
-
-    jobs, attempts = (frames[name].withColumn("sign", sql.lit(1)) for name in ("jobs", "attempts"))
-    events = spark.sql(queries.EVENTS, jobs=jobs, attempts=attempts)
-    if hours is not None:
-        events = events.where(sql.col("hour").isin(list(hours)))
-    return spark.sql(queries.ROLLUP_HOUR, events=events).toArrow()
 
 
 SEGMENT_BYTES = 64 * 1024
