@@ -156,21 +156,10 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.12g}") if isinstance(value, float) else value
 
 
-def check_lake(
-    path: Path, written: dict[tuple[str, int], Row], journals: Path, *names: str
-) -> None:
-    """Hold a lake against all records that were written, and its tables against plain Python.
-
-    Args:
-        path: of the lake.
-        written: by log and lsn.
-        journals: the logs.
-        names: of the tables.
-    """
-    lake, outside = Lake.open(path), pipeline.outside_of(look(journals))
-    rows = {name: lake.dataset(name).to_table().to_pylist() for name in ("records", *names)}
+def check_records(path: Path, written: dict[tuple[str, int], Row]) -> None:
+    """Hold the records of a lake against all that were written, by log and lsn."""
     lsns: dict[str, list[int]] = {}
-    for row in rows["records"]:
+    for row in Lake.open(path).dataset("records").to_table().to_pylist():
         if row["kind"] != "break":
             wanted = written[row["log_id"], row["lsn"]] | {"device": row["device"]}
             assert wanted == {name: row[name] for name in READ.names}
@@ -178,6 +167,12 @@ def check_lake(
     for log_id, own in lsns.items():
         every = [lsn for log, lsn in written if log == log_id and lsn <= max(own)]
         assert sorted(own) == sorted(every), log_id
+
+
+def check_tables(path: Path, journals: Path, *names: str) -> None:
+    """Hold tables of a lake against plain Python over its records."""
+    lake, outside = Lake.open(path), pipeline.outside_of(look(journals))
+    rows = {name: lake.dataset(name).to_table().to_pylist() for name in ("records", *names)}
     lineage = lineage_of(positions_of(lake))
     made = plain_tables(rows["records"], lineage, outside.segments, outside.declared)
     for name in names:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 HOUR: Final = 3_600 * 10**9
 _STATES: Final = {
+    "requeued": "ready",
     "enqueued": "ready",
     "claimed": "running",
     "retried": "ready",
@@ -152,22 +153,24 @@ def _job(events: Rows, now_ns: int) -> Row:
     ended = last if last["kind"] in _ENDS else None
     settled_ns = ended["ts_ns"] if ended else None
     tries = [_attempt(events, claim, end) for claim, end in _attempts(events)]
-    reasons = [row for row in events[1:] if row["value"] and row["kind"] != "succeeded"]
-    reason = reasons[-1] if reasons and last["kind"] != "succeeded" else None
+    fresh = {"succeeded", "requeued"}
+    telling = [row for row in events[1:] if row["value"] or row["kind"] in fresh][-1:]
+    reason = next((row for row in telling if row["kind"] not in fresh), None)
     due_ns = last["due_ns"] if last["due_ns"] and last["due_ns"] > now_ns else None
     state = _STATES.get(last["kind"], last["kind"])
     plain = ("device", "log_id", "job_id", "job", "queue", "task", "priority", "attempts_max",
              "key", "headers", "epoch")  # fmt: skip
     return {name: born[name] for name in plain} | {
         "state": "scheduled" if due_ns else state,
-        "attempt": last["attempt"] if len(events) > 1 else 0,
+        "attempt": 0 if last["kind"] in {"enqueued", "requeued"} else last["attempt"],
         "enqueued_at": moment(born["ts_ns"]), "enqueued_ns": born["ts_ns"], "due_ns": due_ns,
         "expires_ns": None, "first_started_ns": tries[0]["started_ns"] if tries else None,
         "settled_ns": settled_ns, "settled_at": moment(settled_ns),
         "payload": born["value"],
         "result": last["value"] if last["kind"] == "succeeded" else None,
         "reason": reason and reason["value"].decode(), "stores_result": not born["flags"] & 2,
-        "replay_of": None, "continued_in": None, "enqueued_in": born["writer"],
+        "replay_of": dict(born["headers"] or ()).get("replay_of"), "continued_in": None,
+        "enqueued_in": born["writer"],
         "settled_in": ended and ended["writer"], "attempts": tries,
         "is_over": state in _OVER, "date": day(born["ts_ns"]),
     }  # fmt: skip
@@ -175,7 +178,7 @@ def _job(events: Rows, now_ns: int) -> Row:
 
 def _attempts(events: Rows) -> list[tuple[Row, Row | None]]:
     return [
-        (row, after if after and after["kind"] not in {"claimed", "purged"} else None)
+        (row, after if after and after["kind"] not in {"claimed", "purged", "requeued"} else None)
         for row, after in pairwise([*events, None])
         if row and row["kind"] == "claimed"
     ]
@@ -183,8 +186,10 @@ def _attempts(events: Rows) -> list[tuple[Row, Row | None]]:
 
 def _attempt(events: Rows, claim: Row, end: Row | None) -> Row:
     before = events[events.index(claim) - 1]
-    since = None if before["kind"] == "claimed" else max(before["ts_ns"], before["due_ns"] or 0)
-    was_lost = end is not None and end["cause"] == "owner_lost"
+    since = None if before["kind"] == "claimed" else before["ts_ns"]
+    if since is not None and before["kind"] != "requeued":
+        since = max(since, before["due_ns"] or 0)
+    was_lost = end is not None and (end["kind"], end["cause"]) == ("released", "owner_lost")
     return {
         "number": claim["attempt"],
         "owner": claim["owner"],

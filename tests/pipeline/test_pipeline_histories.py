@@ -29,7 +29,16 @@ from taskq_plugins.spark.run.pipeline import RunOptions
 from tests.effort import grows, some, spread
 from tests.fleet.made_logs import SECOND, MadeLog, claimed, damage, enqueued, succeeded
 from tests.pipeline import plain
-from tests.pipeline.kit import Follower, check_lake, folded_rows, listed, no_spark, run, table_rows
+from tests.pipeline.kit import (
+    Follower,
+    check_records,
+    check_tables,
+    folded_rows,
+    listed,
+    no_spark,
+    run,
+    table_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -233,7 +242,8 @@ def test_tables_depend_neither_on_sizes_nor_on_numbers_of_batches(
     read(700)
     if Lake.open(tmp_path / "small", create=True).has("jobs"):
         for name in ("small", "large"):
-            check_lake(tmp_path / name, fleet.records(), tmp_path / "hub", "jobs", "attempts")
+            check_records(tmp_path / name, fleet.records())
+            check_tables(tmp_path / name, tmp_path / "hub", "jobs", "attempts")
 
 
 @pytest.mark.slow
@@ -250,8 +260,8 @@ def test_each_table_that_spark_fills_is_that_of_a_plain_fold(
             fleet.act()
         size = chance.choice([4_000, 20_000, UNLIMITED])
         assert not run(spark, tmp_path / "hub", tmp_path / "lake", max_bytes=size).problems
-    tables = ("jobs", "attempts", "steps", *DERIVED)
-    check_lake(tmp_path / "lake", fleet.records(), tmp_path / "hub", *tables)
+    check_records(tmp_path / "lake", fleet.records())
+    check_tables(tmp_path / "lake", tmp_path / "hub", "jobs", "attempts", "steps", *DERIVED)
 
 
 def test_what_two_logs_share_is_counted_once(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from taskq_plugins.spark.lake.state import positions_of
 from taskq_plugins.spark.lake.store import DERIVED, Lake
 from taskq_plugins.spark.source.logs import look
 from tests.bench.harness import family
-from tests.pipeline.kit import check_lake, run
+from tests.pipeline.kit import check_records, check_tables, run
 from tests.pipeline.test_pipeline_histories import Fleet
 
 if TYPE_CHECKING:
@@ -156,5 +156,5 @@ def test_after_kills_amid_changes_of_the_logs_each_row_is_that_of_a_plain_fold(
     for log_id, log in look(tmp_path / "hub").logs.items():
         is_read = at.get(log_id, 0) >= log.latest.lsn or log.latest.place == log.earliest.place
         assert is_read or log.log.device in problems or log_id in problems
-    tables = ("jobs", "attempts", "steps", *DERIVED)
-    check_lake(tmp_path / "lake", fleet.records(), tmp_path / "hub", *tables)
+    check_records(tmp_path / "lake", fleet.records())
+    check_tables(tmp_path / "lake", tmp_path / "hub", "jobs", "attempts", "steps", *DERIVED)
