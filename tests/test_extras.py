@@ -66,7 +66,7 @@ def test_each_package_of_the_pipeline_is_told_with_its_extra() -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "import taskq_plugins.spark.tables.fold, taskq_plugins.spark.sql",
+        "import taskq_plugins.spark.log_tables, taskq_plugins.spark.sql",
         "import taskq.arrow.decoder, taskq.cli.commands.parquet",
     ],
 )

@@ -17,23 +17,23 @@ from taskq.log.format import codec
 from taskq.log.read.reader import open_journal
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
-from taskq_plugins import fleet
-from taskq_plugins.fleet import FleetError, LogTwice, Mark
+from taskq_plugins.fleet import inventory, places
 from taskq_plugins.fleet.inventory import SegmentFile
+from taskq_plugins.fleet.places import FleetError, LogTwice, Mark
 from tests.fleet.made_logs import SKIP, MadeLog, damage, enqueued
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq_plugins.fleet import LogPlace
+    from taskq_plugins.fleet.places import LogPlace
 
 
 def durable_mark(log: LogPlace) -> Mark:
-    return fleet.durable_end(log, fleet.segments(log)).mark
+    return inventory.durable_end(log, inventory.segments(log)).mark
 
 
 def only(path: Path) -> LogPlace:
-    (log,) = fleet.find_logs(path)
+    (log,) = places.find_logs(path)
     return log
 
 
@@ -66,7 +66,7 @@ def test_logs_are_found_beside_other_things_and_below_devices(tmp_path: Path) ->
     MadeLog(tmp_path / "_old")
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("no log")
-    result = fleet.find_logs(tmp_path)
+    result = places.find_logs(tmp_path)
     assert [(log.device, log.log_id) for log in result[:2]] == [("a", str(old)), ("a", str(new))]
     assert [log.device for log in result] == ["a", "a", "b"]
 
@@ -74,7 +74,7 @@ def test_logs_are_found_beside_other_things_and_below_devices(tmp_path: Path) ->
 def test_devices_are_chosen_by_name_or_log_id(tmp_path: Path) -> None:
     made = [MadeLog(tmp_path / name) for name in ("a", "b", "c")]
     chosen = frozenset({"b", str(made[2].log_id)})
-    assert [log.device for log in fleet.find_logs(tmp_path, chosen)] == ["b", "c"]
+    assert [log.device for log in places.find_logs(tmp_path, chosen)] == ["b", "c"]
 
 
 def test_links_are_not_followed_so_that_nothing_outside_is_read(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_links_are_not_followed_so_that_nothing_outside_is_read(tmp_path: Path) 
     inside = tmp_path / "hub"
     MadeLog(inside / "a")
     (inside / "b").symlink_to(outside.path)
-    assert [log.device for log in fleet.find_logs(inside)] == ["a"]
+    assert [log.device for log in places.find_logs(inside)] == ["a"]
 
 
 def test_a_name_that_is_no_text_is_shown_by_its_bytes_and_still_read(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_copy_that_is_the_beginning_of_the_log_gives_way(tmp_path: Path) -> No
         made.enqueue(3)
         if old == "shorter":
             made.rotate()
-    assert [log.device for log in fleet.find_logs(tmp_path)] == ["new"]
+    assert [log.device for log in places.find_logs(tmp_path)] == ["new"]
 
 
 def test_a_copied_log_that_went_on_is_an_error_that_names_both_directories(tmp_path: Path) -> None:
@@ -110,9 +110,9 @@ def test_a_copied_log_that_went_on_is_an_error_that_names_both_directories(tmp_p
     made.enqueue()
     MadeLog(tmp_path / "b", made.log_id).enqueue(2)
     with pytest.raises(LogTwice, match=r"/a and in .*/b") as caught:
-        fleet.find_logs(tmp_path)
+        places.find_logs(tmp_path)
     assert caught.value.log_id == str(made.log_id)
-    assert [log.device for log in fleet.find_logs(tmp_path, frozenset({"b"}))] == ["b"]
+    assert [log.device for log in places.find_logs(tmp_path, frozenset({"b"}))] == ["b"]
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"format": 9, "log_id": "x", "created_ns": 1}'])
@@ -123,11 +123,11 @@ def test_an_identity_that_does_not_read_is_named_and_can_be_left_out(
     bad = MadeLog(tmp_path / "bad")
     (bad.path / "taskq.json").write_text(content)
     with pytest.raises(FormatError, match=r"bad/taskq.json"):
-        fleet.find_logs(tmp_path)
+        places.find_logs(tmp_path)
     problems: list[LogError] = []
     assert [
         log.device
-        for log in fleet.find_logs(tmp_path, on_problem=lambda error, _: problems.append(error))
+        for log in places.find_logs(tmp_path, on_problem=lambda error, _: problems.append(error))
     ] == ["good"]
     assert len(problems) == 1
 
@@ -141,13 +141,13 @@ def test_pipes_in_the_place_of_files_hold_up_nobody(tmp_path: Path) -> None:
     log = only(tmp_path)
     assert log.device == "b"
     with pytest.raises(SegmentUnreadable, match="it is no regular file"):
-        fleet.segments(log)
+        inventory.segments(log)
 
 
 def test_an_empty_directory_has_no_logs_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
-    assert not fleet.find_logs(tmp_path)
+    assert not places.find_logs(tmp_path)
     with pytest.raises(FleetError, match="nowhere is no directory"):
-        fleet.find_logs(tmp_path / "nowhere")
+        places.find_logs(tmp_path / "nowhere")
 
 
 # -- segments -------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def test_segments_are_listed_with_size_and_epoch_and_leftovers_are_not(tmp_path:
     (made.path / "log" / f"{99 * SKIP:020d}.log").write_bytes(b"taskq")
     (made.path / "log" / f"{1:020d}.idx").write_bytes(b"")
     log = only(made.path)
-    result = fleet.segments(log)
+    result = inventory.segments(log)
     assert [(item.first_lsn, item.epoch) for item in result] == [(1, 11), (2 + SKIP, 12)]
     assert [item.size_bytes for item in result] == [place.end for place in made.frames]
 
@@ -176,11 +176,11 @@ def test_a_segment_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     made.frames[0].path.mkdir()
     log = only(made.path)
     with pytest.raises(SegmentUnreadable, match=r"00001.log: the segment cannot be read"):
-        fleet.segments(log)
+        inventory.segments(log)
     problems: list[LogError] = []
     assert [
         segment.first_lsn
-        for segment in fleet.segments(log, on_problem=lambda error, _: problems.append(error))
+        for segment in inventory.segments(log, on_problem=lambda error, _: problems.append(error))
     ] == [2]
     assert len(problems) == 1
 
@@ -192,7 +192,7 @@ def test_a_segment_of_an_unknown_version_is_named(tmp_path: Path) -> None:
     data[56:60] = codec.crc32(data[:56]).to_bytes(4, "little")
     made.file.write_bytes(data)
     with pytest.raises(FormatError, match=r"00001.log: segment format 9"):
-        fleet.segments(only(made.path))
+        inventory.segments(only(made.path))
 
 
 # -- marks ----------------------------------------------------------------------------------------
@@ -324,15 +324,15 @@ def test_the_mark_of_a_real_log_is_where_its_readers_see_the_end(tmp_path: Path)
         journal.close()
         assert durable_mark(only(tmp_path)) == end
     store.close()
-    assert len(fleet.segments(only(tmp_path))) > 2
+    assert len(inventory.segments(only(tmp_path))) > 2
 
 
 # -- inventory ------------------------------------------------------------------------------------
 
 
-def rows_of(log: LogPlace) -> list[fleet.SegmentRow]:
-    places = fleet.segments(log)
-    return list(fleet.segment_rows(log, places, fleet.durable_end(log, places)))
+def rows_of(log: LogPlace) -> list[inventory.SegmentRow]:
+    places = inventory.segments(log)
+    return list(inventory.segment_rows(log, places, inventory.durable_end(log, places)))
 
 
 def test_the_inventory_tells_a_missing_segment_from_gaps_by_design(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from click.testing import CliRunner
 from taskq import TaskLog
 from taskq.cli.main import main
 from taskq.engine import Border, Identity, LocalDisk, LogReader, PatientDisk
-from taskq_plugins.fleet import find_logs, segments
+from taskq_plugins.fleet.inventory import segments
+from taskq_plugins.fleet.places import find_logs
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub.copies import Copies, faults, kept, newest
 from taskq_plugins.hub.models import NOWHERE, CopyEnd, Declare, HubStops, Stored, Sync

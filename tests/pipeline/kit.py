@@ -30,7 +30,8 @@ from taskq.log.read.reader import open_journal
 from taskq.log.read.selection import letters
 from taskq.log.requests import EnqueueSpec, Op
 from taskq.log.segments.bodystore import BodyStore
-from taskq_plugins.fleet import durable_end, find_logs, segments
+from taskq_plugins.fleet.inventory import durable_end, segments
+from taskq_plugins.fleet.places import find_logs
 from taskq_plugins.spark.lake.state import (
     BATCH,
     FOLDED,

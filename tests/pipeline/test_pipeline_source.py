@@ -18,7 +18,7 @@ from pyspark.sql.types import (
 
 from taskq.arrow import SCHEMA
 from taskq.core.errors import LogDamaged, LogError, UsageError
-from taskq_plugins.fleet import FleetError, LogTwice
+from taskq_plugins.fleet.places import FleetError, LogTwice
 from taskq_plugins.spark.source import rows as source_rows
 from taskq_plugins.spark.source.options import read_options
 from taskq_plugins.spark.source.positions import DataLoss, OptionError, Unreadable

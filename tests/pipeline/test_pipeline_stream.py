@@ -14,7 +14,6 @@ from pyspark.sql.streaming.datasource import ReadMaxBytes
 from taskq.core.errors import LogDamaged, UsageError
 from taskq.engine import Border
 from taskq.log.machine.disk import LocalDisk
-from taskq_plugins import fleet
 from taskq_plugins.fleet import inventory, places
 from taskq_plugins.fleet.inventory import SegmentFile, durable_end
 from taskq_plugins.hub.copies import Gaps
@@ -565,11 +564,11 @@ def test_what_went_from_the_end_of_a_planned_batch_is_told_as_a_gap(
 
 def test_breaks_that_do_not_read_are_none(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "edge")
-    (log,) = fleet.find_logs(tmp_path)
-    assert fleet.breaks(log) == []
+    (log,) = places.find_logs(tmp_path)
+    assert inventory.breaks(log) == []
     for text in ("{", '{"step": "done", "n": 1}\n', '{"step": "begun", "n": 1, "at": 3}\n', "[]"):
         (made.path / "breaks.jsonl").write_text(text)
-        assert fleet.breaks(log) == []
+        assert inventory.breaks(log) == []
 
 
 def keys_of(made: MadeLog, *lsns: int) -> list[tuple[str, int]]:

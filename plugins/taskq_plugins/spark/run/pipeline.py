@@ -25,8 +25,8 @@ import pyarrow as pa
 
 from taskq.arrow import UNLIMITED
 from taskq.errors import TaskqError
-from taskq_plugins.fleet import log_problem
 from taskq_plugins.fleet.inventory import segment_rows
+from taskq_plugins.fleet.places import log_problem
 from taskq_plugins.spark.lake.state import POSITION, READ, positions_of
 from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS
 from taskq_plugins.spark.run import batch as batches
