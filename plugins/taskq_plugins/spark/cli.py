@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -125,12 +125,20 @@ def status(lake_path: Path | str, journals: Path | None, as_json: bool) -> None:
     newest.check()
     lake = newest.pinned()
     logs = _progress(lake, journals)
+    batch = lake.batch()
     if as_json:
-        render.print_json(_document(lake, logs))
+        render.print_json(
+            {
+                "lake": lake.path,
+                "committed_at": documents.moment(lake.committed_at()),
+                "batch": None if batch < 0 else batch,
+                "tables": [holding._asdict() for holding in lake.holdings()],
+                "logs": logs,
+            }
+        )
         return
     now_ns = time.time_ns()
-    left = sum(log.left_bytes for log in logs)
-    batch = lake.batch()
+    left = sum(log["left_bytes"] or 0 for log in logs)
     facts = [
         ("lake", lake.path),
         ("batch", "" if batch < 0 else str(batch)),
@@ -145,86 +153,53 @@ def status(lake_path: Path | str, journals: Path | None, as_json: bool) -> None:
     ]
     render.print_table(("table", ">rows", ">files", ">size"), rows)
     render.echo()
-    _print_logs(logs, now_ns)
+    shown = sorted(logs, key=lambda log: -(log["left_bytes"] or 0))[:_LOGS_SHOWN]
+    cells = [
+        (
+            log["device"],
+            log["log_id"],
+            "" if log["lsn"] is None else str(log["lsn"]),
+            log["read_until"] or "never",
+            "" if log["left_bytes"] is None else render.size(log["left_bytes"]),
+        )
+        for log in shown
+    ]
+    render.print_table(("device~", "log", ">read to lsn", ">of", ">left"), cells)
+    if len(logs) > len(shown):
+        render.echo(f"… and {len(logs) - len(shown)} more logs; --json lists all")
 
 
-class LogProgress(NamedTuple):
-    """Progress in one log.
+def _progress(lake: Lake, journals: Path | None) -> list[dict[str, Any]]:
+    """Return how far each log was read.
 
-    ``lsn`` and ``ts_ns`` are of the last record that the tables hold, None if there is none;
-    ``end_lsn`` is None if the log is gone. ``left_bytes`` counts the bytes of unread frames,
-    ``problem`` says why they are not read.
+    ``lsn`` and ``read_until`` are of the last record in the tables; ``end_lsn`` is None if the log
+    is gone.
     """
-
-    device: str
-    log_id: str
-    lsn: int | None
-    ts_ns: int
-    end_lsn: int | None
-    left_bytes: int
-    problem: str = ""
-
-
-def _progress(lake: Lake, journals: Path | None) -> list[LogProgress]:
     from taskq_plugins.spark.lake.state import last_records, positions_of  # noqa: PLC0415 - pyarrow
     from taskq_plugins.spark.source.logs import look  # noqa: PLC0415
     from taskq_plugins.spark.source.plan import left_of  # noqa: PLC0415
     from taskq_plugins.spark.source.positions import positions_from_json  # noqa: PLC0415
 
-    read = {row["log_id"]: row for row in last_records(lake).to_pylist()}
+    logs = {
+        row["log_id"]: {
+            "device": row["device"],
+            "log_id": row["log_id"],
+            "lsn": row["lsn"],
+            "read_until": documents.moment(row["ts_ns"]),
+            **dict.fromkeys(("end_lsn", "left_bytes", "problem")),
+        }
+        for row in last_records(lake).to_pylist()
+    }
     rows = positions_of(lake).to_pylist()
     at = positions_from_json({row["log_id"]: json.loads(row["position"]) for row in rows})
-    logs: list[LogProgress] = []
-    if journals is not None:
-        sight = look(journals)
-        for log_id, log in sight.logs.items():
-            last = read.pop(log_id, {})
-            here = at.get(log_id, log.earliest)
-            logs.append(
-                LogProgress(
-                    log.log.device, log_id, last.get("lsn"), last.get("ts_ns", 0), log.latest.lsn,
-                    left_of(log, here).size_bytes, sight.problem_of(log.log.device, log_id),
-                )
-            )  # fmt: skip
-    for log_id, last in read.items():
-        logs.append(LogProgress(last["device"], log_id, last["lsn"], last["ts_ns"], None, 0))
-    return sorted(logs, key=lambda progress: (progress.device, progress.log_id))
-
-
-def _print_logs(logs: list[LogProgress], now_ns: int) -> None:
-    shown = sorted(logs, key=lambda log: -log.left_bytes)[:_LOGS_SHOWN]
-    rows = [
-        (
-            log.device,
-            log.log_id,
-            "" if log.lsn is None else str(log.lsn),
-            "never" if log.lsn is None else render.when(log.ts_ns, now_ns),
-            render.size(log.left_bytes) if log.end_lsn is not None else "",
-        )
-        for log in shown
-    ]
-    render.print_table(("device~", "log", ">read to lsn", ">of", ">left"), rows)
-    if len(logs) > len(shown):
-        render.echo(f"… and {len(logs) - len(shown)} more logs; --json lists all")
-
-
-def _document(lake: Lake, logs: list[LogProgress]) -> dict[str, Any]:
-    batch = lake.batch()
-    return {
-        "lake": lake.path,
-        "committed_at": documents.moment(lake.committed_at()),
-        "batch": None if batch < 0 else batch,
-        "tables": [holding._asdict() for holding in lake.holdings()],
-        "logs": [
-            {
-                "device": log.device,
-                "log_id": log.log_id,
-                "lsn": log.lsn,
-                "read_until": documents.moment(log.ts_ns) if log.lsn is not None else None,
-                "end_lsn": log.end_lsn,
-                "left_bytes": log.left_bytes if log.end_lsn is not None else None,
-                "problem": log.problem or None,
-            }
-            for log in logs
-        ],
-    }
+    sight = look(journals) if journals is not None else None
+    for log_id, log in sight.logs.items() if sight is not None else ():
+        device = log.log.device
+        known = logs.get(log_id) or {"log_id": log_id, "lsn": None, "read_until": None}
+        logs[log_id] = known | {
+            "device": device,
+            "end_lsn": log.latest.lsn,
+            "left_bytes": left_of(log, at.get(log_id, log.earliest)).size_bytes,
+            "problem": sight.problem_of(device, log_id) or None if sight is not None else None,
+        }
+    return sorted(logs.values(), key=lambda log: (log["device"], log["log_id"]))
