@@ -193,6 +193,7 @@ def test_reads_end_at_the_end_and_writes_reach_beyond_it(disks: tuple[Disk, Disk
     disk.sync_directory(path)
 
 
+@pytest.mark.posix("nobody replaces an open file")
 @pytest.mark.disk
 def test_a_rename_replaces_and_a_removed_file_stays_readable(disks: tuple[Disk, Disk, str]) -> None:
     disk, other, path = disks
@@ -242,6 +243,7 @@ def test_a_file_that_is_touched_is_young_again(disks: tuple[Disk, Disk, str]) ->
     assert disk.modified_ns(f"{path}/b") == modified_ns
 
 
+@pytest.mark.posix("a handle that has the lock is refused it")
 @pytest.mark.disk
 def test_a_lock_belongs_to_an_open_file_and_goes_with_it(disks: tuple[Disk, Disk, str]) -> None:
     disk, other, path = disks
@@ -535,6 +537,7 @@ def _library(wrong: dict[str, Callable[..., int]]) -> Any:
     return SimpleNamespace(**{name: wrong.get(name) or getattr(real, name) for name in _CALLS})
 
 
+@pytest.mark.posix("the calls are those of kernel32")
 @pytest.mark.parametrize("name", _WRONG)
 def test_a_c_library_that_means_other_places_of_a_file_is_not_used(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -545,6 +548,7 @@ def test_a_c_library_that_means_other_places_of_a_file_is_not_used(
     assert posix._load() is None
 
 
+@pytest.mark.posix("the calls are those of kernel32")
 def test_where_offsets_are_short_the_long_calls_of_the_c_library_are_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -742,6 +746,7 @@ def test_no_place_of_the_source_minds_a_file_that_is_held_for_a_moment(tmp_path:
     assert not done.returncode, done.stderr
 
 
+@pytest.mark.posix("posix cannot be imported")
 def test_each_system_has_every_call_that_is_asked_for() -> None:
     root = Path(machine_disk.__file__).parents[3]
     sources = [*root.glob("taskq/**/*.py"), *root.glob("workers/**/*.py")]
