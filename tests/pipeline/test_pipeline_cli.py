@@ -243,6 +243,7 @@ def test_the_shims_java_tells_its_version_and_exit_code(tmp_path: Path) -> None:
         ("java.net.BindException: Cannot assign", "could not listen on its port"),
         ("java.io.IOException: No space left on device", "set TMPDIR"),
         ("Error occurred: Could not reserve enough space", "too little memory"),
+        ("java.io.FileNotFoundException: HADOOP_HOME is unset", "needs winutils.exe"),
         ("something else", "did not start on local"),
     ],
 )

@@ -53,6 +53,8 @@ _KNOWN: Final = {
     "No space left on device|ENOSPC": "the disk is full under {}: make room, or set TMPDIR",
     "Could not reserve enough space|insufficient memory|OutOfMemoryError": "there is too little "
     "memory for Java: stop other programs, or give Spark less with SPARK_DRIVER_MEMORY=512m",
+    "HADOOP_HOME|hadoop.home.dir|winutils": "Spark needs winutils.exe and hadoop.dll on Windows: "
+    "put both into a folder bin, and set HADOOP_HOME to the folder above it",
 }
 
 

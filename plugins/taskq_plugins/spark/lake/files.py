@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -20,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import dataset, fs, parquet
 
+from taskq.engine import system
 from taskq_plugins.spark.lake.errors import LakeBusy, LakeDamaged, LakeDiskError, LakeError
 
 if TYPE_CHECKING:
@@ -80,7 +80,10 @@ def check_store(uri: str) -> None:
 
 def sync(path: Path) -> None:
     """Let a file, or the names in a directory, outlast a loss of power."""
-    descriptor = os.open(path, os.O_RDONLY)
+    if path.is_dir():
+        system.sync_directory(str(path))
+        return
+    descriptor = os.open(path, os.O_RDWR)  # Windows flushes no other
     try:
         os.fsync(descriptor)
     finally:
@@ -101,16 +104,14 @@ def writer_lock(lake: str) -> Iterator[None]:
         yield
         return
     # A user with write access can lock out writers, or put another file here.
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    descriptor = os.open(Path(lake) / LOCK, flags, 0o600)
+    own = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | system.NONBLOCK
+    descriptor = os.open(Path(lake) / LOCK, os.O_RDWR | os.O_CREAT | own, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            noted = os.pread(descriptor, _PID_SIZE_MAX, 0).strip()
-            raise LakeBusy(lake, int(noted) if noted.isdigit() else 0) from error
+        if not system.try_flock(system.Pace(), descriptor):
+            noted = system.pread(descriptor, _PID_SIZE_MAX, 0).strip()
+            raise LakeBusy(lake, int(noted) if noted.isdigit() else 0)
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+        system.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
         yield
     finally:
         os.close(descriptor)
