@@ -278,6 +278,19 @@ async def test_one_that_is_cancelled_later_is_cancelled_on_the_device(place: Pla
     assert (await place.sync()).taken.cancelled == 0
 
 
+async def test_a_cancel_that_was_cut_short_comes_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await place.put()
+    await place.sync()
+    await job.cancel()
+    with monkeypatch.context() as cut:
+        cut.setattr("taskq_plugins.hub.outbox._cancel", Mock(side_effect=RuntimeError("killed")))
+        with pytest.raises(RuntimeError, match="killed"):
+            await place.sync()
+    assert (await place.sync()).taken.cancelled == 1
+
+
 async def test_one_that_succeeded_before_it_heard_of_the_cancel_stays_cancelled(
     place: Place,
 ) -> None:

@@ -344,11 +344,13 @@ def main() -> None:
     parser.add_argument("--dir", default=".", help="on a real disk")
     given = parser.parse_args()
     ways._ANSWER_SECONDS = 0.25  # type: ignore[misc]
-    with tempfile.TemporaryDirectory(dir=given.dir, prefix="hub-chaos-") as folder:
-        chaos = Chaos(Path(folder).absolute(), given.seed)
-        time.time_ns = chaos.clock_ns
-        SystemClock.wall_ns = staticmethod(chaos.clock_ns)
-        result = asyncio.run(chaos.run(given.sessions, given.kills))
+    # What fails is looked into: its directory stays.
+    folder = Path(tempfile.mkdtemp(dir=given.dir, prefix="hub-chaos-")).absolute()
+    chaos = Chaos(folder, given.seed)
+    time.time_ns = chaos.clock_ns
+    SystemClock.wall_ns = staticmethod(chaos.clock_ns)
+    result = asyncio.run(chaos.run(given.sessions, given.kills))
+    shutil.rmtree(folder)
     sys.stdout.write(f"{result}: nothing lost, nothing twice, no hand repair\n")
 
 

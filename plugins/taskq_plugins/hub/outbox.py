@@ -671,10 +671,11 @@ class DeviceOutbox:
             judged = [self._judged(job) for job in given.jobs]
             source, before = f"{SOURCE}{given.tag}", after.get(given.tag)
             async with opened() as log:
+                # Before the position moves: a process that is killed in between cancels them again.
+                cancelled = [await _cancel(log, *wanted) for wanted in given.cancels]
                 move = checked_move(source, given.end, before)
                 await log.connection.send_many([item for item, _ in judged], move)
                 after[given.tag] = given.end
-                cancelled = [await _cancel(log, *wanted) for wanted in given.cancels]
             refused = sum(is_refused for _, is_refused in judged)
             taken = TakeResult(
                 taken.jobs + len(judged) - refused, taken.refused + refused,
