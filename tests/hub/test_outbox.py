@@ -311,6 +311,17 @@ async def test_a_job_that_no_device_took_in_time_expires(place: Place) -> None:
     assert await late.status() is State.EXPIRED
 
 
+async def test_a_late_job_whose_answer_was_lost_is_over_once_its_device_has_asked_again(
+    place: Place,
+) -> None:
+    job = await place.put(expires=0.001)
+    Registry(place.path / "hub").note("edge-7", given={job.id.partition("-")[0]: 1})
+    assert await job.status() is State.READY
+    await place.sync()
+    await place.sync()
+    assert await job.status() is State.EXPIRED
+
+
 async def test_the_server_writes_to_an_outbox_only_if_a_job_of_it_is_over(place: Place) -> None:
     await place.put(expires=0.001)
     await place.put()

@@ -513,10 +513,11 @@ class OutboxServer:
                 fork(str(path), at)
                 return None
             answer = given(journal, reader.job, end, asked, time.time_ns())
-        if answer.is_empty:
+        before = self._registry.standing(device).get("given", {})
+        # Over what it was given, and did not get in time, a device moves without a job.
+        if answer.is_empty and before.get(answer.tag, 0) <= answer.after:
             self._quiet[device] = seen
             return None
-        before = self._registry.standing(device).get("given", {})
         self._registry.note(device, given=before | {answer.tag: answer.end})
         return answer
 
@@ -664,7 +665,7 @@ class DeviceOutbox:
         taken = TakeResult()
         for _ in range(_ROUNDS_MAX):
             given = await ask(Question(session, log_id, after))
-            if not isinstance(given, Given) or given.is_empty:
+            if not isinstance(given, Given) or (given.is_empty and given.end == given.after):
                 break
             if given.after != after.get(given.tag, 0):  # somebody on the way gave an old answer
                 break
