@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from taskq.flows.handle import FlowProgress
     from taskq.log.read.diagnosis import Standing
     from taskq.log.read.gauges import LanePace, Minute
+    from taskq.log.read.history import History
     from taskq.log.read.timeline import JobEvent
     from taskq.log.upkeep.backup import BackupReport, RepairReport
     from taskq.log.upkeep.health import Check
@@ -57,6 +58,7 @@ __all__ = [
     "EngineStats",
     "FailureGroup",
     "FlowProgress",
+    "History",
     "Hold",
     "JobEvent",
     "JobView",
@@ -101,6 +103,7 @@ _HOMES: Final = {
     "taskq.core.why": "Reason Why",
     "taskq.flows.handle": "FlowProgress",
     "taskq.log.read.gauges": "LanePace Minute",
+    "taskq.log.read.history": "History",
     "taskq.log.read.timeline": "JobEvent",
     "taskq.log.upkeep.backup": ("BackupReport RepairReport"),
     "taskq.log.upkeep.health": "Check",

@@ -306,7 +306,7 @@ async def test_each_act_leaves_a_record_of_who_asked_which_the_jobs_timeline_sho
             by, _, what = record.reason.partition(": ")
             asked = ASKED.get(name, {}).get("act", name).partition("_")[0]
             assert by == "eve (web)", name
-            assert what.split()[0] in (asked, "change"), name
+            assert what.split()[0] in (asked, "change", "forget"), name
             if record.job and name != "purge":
                 with LogReader.open(str(path)) as reader:
                     events = reader.timeline(record.job)

@@ -28,7 +28,10 @@ from tests.web.test_web_api import get, made
 
 NAME = "<script>alert(1)</script>\"'&<img src=x onerror=alert(1)>"
 EVIL = "<script>alert(1)</script>\"'&<img src=x onerror=alert(1)>\u202e\x1b[31m"
-PAGES = ("/", "/jobs", "/tasks", "/workers", "/failures", "/schedules", "/limits", "/log")
+PAGES = (
+    *("/", "/jobs", "/tasks", "/history", "/workers", "/failures", "/schedules", "/limits", "/log"),
+    "/audit",
+)
 
 
 @pytest.fixture
@@ -89,6 +92,25 @@ async def test_each_page_shows_what_it_is_for(data: Path) -> None:
         log = await shown(client, "/log")
         assert "paused</td>" in log
         assert '<input type="hidden"' not in now + page + log
+
+
+async def test_history_and_audit_show_what_was_counted_and_who_did_it(data: Path) -> None:
+    async with browser(data, allow_actions=True) as client:
+        for span in ("day", "week", "month"):
+            page = await shown(client, "/history", span=span)
+            assert "2</span>" in page.replace("dead 2", "2")
+            assert f'aria-current="page">{span}</a>' in page
+            assert page.count("data-heat=") == 168
+            assert "ValueError" in page
+            own = await shown(client, "/history", span=span, task="mail.send")
+            assert "How long attempts took" in own
+            assert "data-heat=" not in own
+        assert (await client.get("/history?span=year")).status_code == 422
+        assert "Nothing happened" in await shown(client, "/history", task="nobody")
+        assert "Nobody has done anything" in await shown(client, "/audit")
+        pause = next(form for form in forms(await shown(client, "/")) if "resume" in form["action"])
+        await send_form(client, pause)
+        assert "resume queue mail" in await shown(client, "/audit")
 
 
 async def test_a_page_is_fit_for_keyboards_readers_and_narrow_screens(data: Path) -> None:

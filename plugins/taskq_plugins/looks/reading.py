@@ -11,15 +11,12 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import anyio
 import anyio.to_thread
 
-from taskq import State, engine, errors, hooks, values
-
-if TYPE_CHECKING:
-    from taskq import views
+from taskq import State, engine, errors, hooks, values, views
 
 #: From the bottom up, as colours name them; "enqueued" is drawn as a line.
 _STACKED: Final = ("succeeded", "retried", "cancelled", "expired", "dead")
@@ -79,13 +76,16 @@ class Chart:
     height: int = _HEIGHT
 
 
-def chart_of(minutes: list[views.Minute], waiting: int, running: int) -> Chart | None:
+def chart_of(
+    minutes: list[views.Minute], waiting: int, running: int, mark: int = _MARK
+) -> Chart | None:
     """Return the picture of the last hour; None where nothing happened in it.
 
     Args:
         minutes: what happened.
         waiting: how many jobs wait at the end of it.
         running: how many run then.
+        mark: minutes between two names of the axis.
     """
     ended = [sum(minute.counts.get(kind, 0) for kind in _STACKED) for minute in minutes]
     came = [minute.counts.get("enqueued", 0) for minute in minutes]
@@ -114,7 +114,7 @@ def chart_of(minutes: list[views.Minute], waiting: int, running: int) -> Chart |
         marks=tuple(
             (column.x + _BAR // 2, column.begin_ns)
             for column in columns
-            if not column.begin_ns // _MINUTE_NS % _MARK
+            if not column.begin_ns // _MINUTE_NS % mark
         ),
         width=len(minutes) * _BAR,
     )
@@ -562,3 +562,188 @@ def _memory_of(owner: views.OwnerView) -> int:
         pages = Path(f"/proc/{owner.pid}/statm").read_text(encoding="ascii").split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
     return 0
+
+
+#: Seconds that one look reads of a log that is not counted yet.
+_HISTORY_SECONDS: Final = 0.05
+#: Spans of the history: length of a bar, their number, and minutes between two names of the axis.
+_SPANS: Final = {
+    "day": (15 * _MINUTE_NS, 96, 180),
+    "week": (120 * _MINUTE_NS, 84, 1_440),
+    "month": (1_440 * _MINUTE_NS, 30, 7_200),
+}
+SPANS: Final = tuple(_SPANS)
+_HOUR_NS: Final = 60 * _MINUTE_NS
+#: Rows that the history shows of tasks and causes, jobs of one act, and shades of the week.
+_ROWS_MAX: Final = 50
+_IDS_MAX: Final = 5
+_SHADES: Final = 4
+
+
+def history_of(reader: engine.LogReader, span: str, task: str) -> dict[str, Any]:
+    """Return the values of the page of a day, a week or a month: of the whole log, or of a task."""
+    known, is_whole = reader.history(_HISTORY_SECONDS)
+    step_ns, count, mark = _SPANS[span]
+    if task and span == "day":  # a task is counted by the hour
+        step_ns, count = _HOUR_NS, 24
+    first = reader.now_ns // step_ns - count + 1
+    # A task that was not counted has nothing to show.
+    own = known.tasks.get(task, _Empty()) if task else None
+    cells = [_Bucket() for _ in range(count)]
+    unit_ns, parts = _parts(known, span, own)
+    for at, (counts, times) in parts.items():
+        number = at * unit_ns // step_ns - first
+        if 0 <= number < count:
+            cells[number].add(counts, times)
+    minutes = [
+        views.Minute((first + number) * step_ns, cell.counted())
+        for number, cell in enumerate(cells)
+    ]
+    chart, took = chart_of(minutes, 0, 0, mark), [cell.quantiles() for cell in cells]
+    most = max((p95 for _, p95 in took), default=0)
+    every = sum((Counter(minute.counts) for minute in minutes), Counter[str]())
+    whole = _Bucket()
+    for cell in cells:
+        whole.add([], cell.times)
+    begin_ns, columns = first * step_ns, chart.columns if chart else ()
+    heat, heat_most = ([], 0) if task else _heat(known, reader.now_ns)
+    return {
+        "is_whole": is_whole, "is_live": not is_whole, "span": span, "task": task, "chart": chart,
+        "counted_ns": max(known.minutes, default=0) * _MINUTE_NS, "ended": every,
+        "begun_ns": round(reader.created_at.timestamp() * values.SECOND_NS),
+        "rows": [
+            (column, *pair) for column, pair in zip(columns, took, strict=False)
+        ],
+        "times": (
+            _points([p50 for p50, _ in took], most), _points([p95 for _, p95 in took], most), most
+        )
+        if task and most
+        else None,
+        "p50": whole.quantiles()[0], "p95": whole.quantiles()[1],
+        "heat": heat, "heat_most": heat_most,
+        "causes": _causes_since(known, span, begin_ns, step_ns, count, task),
+        "busiest": [] if task else _busiest(known, span, begin_ns, step_ns, count),
+    }  # fmt: skip
+
+
+class _Empty(NamedTuple):
+    """The counts of a task that is not known."""
+
+    hours: Mapping[int, Any] = {}
+    days: Mapping[int, Any] = {}
+
+
+class _Bucket:
+    """Counts and durations of one bar."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * len(views.History.counted)
+        self.times: dict[int, int] = {}
+
+    def add(self, counts: Sequence[int], times: Mapping[int, int]) -> None:
+        for number, count in enumerate(counts):
+            self.counts[number] += count
+        for number, count in times.items():
+            self.times[number] = self.times.get(number, 0) + count
+
+    def counted(self) -> dict[str, int]:
+        return {
+            name: count
+            for name, count in zip(views.History.counted, self.counts, strict=True)
+            if count
+        }
+
+    def quantiles(self) -> tuple[int, int]:
+        return views.History.quantile(self.times, 0.5), views.History.quantile(self.times, 0.95)
+
+
+def _parts(
+    known: views.History, span: str, own: Any
+) -> tuple[int, Mapping[int, tuple[Sequence[int], Mapping[int, int]]]]:
+    """Return the length of a unit, and the counts by unit; of a task if ``own`` is one."""
+    if own is not None:
+        return (24 * _HOUR_NS, own.days) if span == "month" else (_HOUR_NS, own.hours)
+    unit_ns, counts = {
+        "day": (_MINUTE_NS, known.minutes),
+        "week": (_HOUR_NS, known.hours),
+        "month": (24 * _HOUR_NS, known.days),
+    }[span]
+    return unit_ns, {at: (counted, {}) for at, counted in counts.items()}
+
+
+def _heat(known: views.History, now_ns: int) -> tuple[list[tuple[int, int, int, int, int]], int]:
+    """Return (begin, weekday, hour, ends, shade) of the last 168 hours in UTC, and the most."""
+    last = now_ns // _HOUR_NS
+    ends = {at: sum(known.hours.get(at, [0])[1:]) for at in range(last - 167, last + 1)}
+    most = max(ends.values())
+    if not most:
+        return [], 0
+    return [
+        (at * _HOUR_NS, (at // 24 + 3) % 7, at % 24, count, -(-count * _SHADES // most))
+        for at, count in ends.items()
+    ], most
+
+
+def _causes_since(
+    known: views.History, span: str, begin_ns: int, step_ns: int, count: int, task: str
+) -> list[tuple[str, str, str, int, str]]:
+    rows = []
+    unit_ns, part = (24 * _HOUR_NS, 1) if span == "month" else (_HOUR_NS, 0)
+    for (name, error, fingerprint), parts in known.causes.items():
+        line = _line(parts[part], unit_ns, begin_ns, step_ns, count)
+        if any(line) and task in ("", name):
+            rows.append((error, name, fingerprint, sum(line), line_of(line)))
+    return sorted(rows, key=lambda row: -row[3])[:_ROWS_MAX]
+
+
+def _line(
+    counts: Mapping[int, int], unit_ns: int, begin_ns: int, step_ns: int, count: int
+) -> list[int]:
+    line = [0] * count
+    for at, number in counts.items():
+        place = (at * unit_ns - begin_ns) // step_ns
+        if 0 <= place < count:
+            line[place] += number
+    return line
+
+
+def _busiest(
+    known: views.History, span: str, begin_ns: int, step_ns: int, count: int
+) -> list[tuple[str, int, int, int, int, str]]:
+    rows = []
+    for name, own in known.tasks.items():
+        unit_ns, parts = _parts(known, span, own)
+        whole, ends = _Bucket(), {}
+        for at, (counts, times) in parts.items():
+            if at * unit_ns >= begin_ns:
+                whole.add(counts, times)
+                ends[at] = sum(counts[1:])
+        line = _line(ends, unit_ns, begin_ns, step_ns, count)
+        counted = whole.counted()
+        failed = counted.get("retried", 0) + counted.get("dead", 0)
+        if counted:
+            ended = sum(whole.counts[1:])
+            rows.append((name, ended, failed, *whole.quantiles(), line_of(line)))
+    return sorted(rows, key=lambda row: -row[1])[:_ROWS_MAX]
+
+
+def acts_of(reader: engine.LogReader) -> dict[str, Any]:
+    """Return the values of the audit: the latest acts, those of one moment together."""
+    known, is_whole = reader.history(_HISTORY_SECONDS)
+    together: dict[tuple[int, str], list[int]] = {}
+    for time_ns, job, text in known.acts:
+        together.setdefault((time_ns, text), []).extend([job] if job else [])
+    return {
+        "is_whole": is_whole,
+        "is_live": not is_whole,
+        "counted_ns": max(known.minutes, default=0) * _MINUTE_NS,
+        "acts": [
+            (
+                time_ns,
+                *text.partition(": ")[::2],
+                [reader.tag.id(job) for job in jobs[:_IDS_MAX]],
+                len(jobs),
+            )
+            for (time_ns, text), jobs in reversed(together.items())
+        ],
+    }

@@ -206,11 +206,13 @@ _PAGES: Final = (
     ("/", "Now"),
     ("/jobs", "Jobs"),
     ("/tasks", "Tasks"),
+    ("/history", "History"),
     ("/workers", "Workers"),
     ("/failures", "Failures"),
     ("/schedules", "Schedules"),
     ("/limits", "Limits"),
     ("/log", "Log"),
+    ("/audit", "Audit"),
 )
 #: Pages that are shown anew every two seconds; the others may take long to make.
 _LIVE: Final = frozenset({"now.html", "job.html", "tasks.html", "workers.html"})
@@ -218,7 +220,7 @@ _MILLISECONDS: Final = len("2026-01-01T00:00:00.000")
 _SECONDS: Final = len("2026-01-01T00:00:00")
 _HOUR_AND_MINUTE: Final = slice(len("2026-01-01T"), len("2026-01-01T00:00"))
 #: Characters of a job's arguments in a list, and bytes of payloads that are read for them.
-_BRIEF_MAX: Final = 80
+_BRIEF_MAX: Final = 60
 _BRIEF_BYTES_MAX: Final = 16_384
 _EVENTS_MAX: Final = 200
 _RECORDS_MAX: Final = 50
@@ -347,7 +349,7 @@ class Pages:
             "table": lambda job: table_of(job, value),
             "code": lambda job, takes: printable(code_of(job, value, takes=takes)),
             "moment": lambda moment_ns: timed(moment_ns, iso(moment_ns, _MILLISECONDS)),
-            "iso": iso,
+            "iso": lambda moment_ns, characters=_SECONDS: iso(moment_ns, characters),
             "clock": lambda moment_ns: (views.moment(moment_ns) or "")[_HOUR_AND_MINUTE],
             "minute": lambda moment_ns: (
                 f"{(views.moment(moment_ns) or '')[: _HOUR_AND_MINUTE.stop]}Z"
@@ -369,6 +371,8 @@ class Pages:
             Route("/jobs/{id}", self._page("job.html", self._job)),
             Route("/go", self._page("go.html", self._go)),
             Route("/tasks", self._page("tasks.html", self._tasks)),
+            Route("/history", self._page("history.html", self._history)),
+            Route("/audit", self._page("audit.html", self._audit)),
             Route("/workers", self._page("workers.html", _read(reading.workers_of))),
             Route("/many", self._page("many.html", self._many)),
             Route("/failures", self._page("failures.html", _status("failures"))),
@@ -477,6 +481,21 @@ class Pages:
         )
         rows = _ordered(fares, _OF_TASKS, sort)
         return {"fares": rows, "sort": sort, "tag": tag, "controls": controls}
+
+    async def _history(self, look: Look) -> dict[str, Any]:
+        query = look.request.query_params
+        span, task = query.get("span", reading.SPANS[0]), query.get("task", "")
+        if span not in reading.SPANS:
+            raise endpoints.Problem(
+                HTTPStatus.UNPROCESSABLE_ENTITY,
+                f"span={span!r:.40} is none of {', '.join(reading.SPANS)}",
+            )
+        # Of all there is, whatever moment the slider points at.
+        return await self._looks.read(lambda reader: reading.history_of(reader, span, task))
+
+    async def _audit(self, look: Look) -> dict[str, Any]:
+        del look
+        return await self._looks.read(reading.acts_of)
 
     async def _many(self, look: Look) -> dict[str, Any]:
         before = await look.read(lambda reader: reader.extent.lsn)
@@ -616,7 +635,7 @@ class Pages:
                 shown["step"] = step_of(now_ns - shown["now_ns"], shown["steps"])
                 beside = [shown["now_ns"] - _MINUTE_NS, shown["now_ns"] + _MINUTE_NS]
                 shown["beside"] = [views.moment(each) if each < now_ns else "" for each in beside]
-            is_live = template in _LIVE and not at
+            is_live = shown.pop("is_live", template in _LIVE) and not at
             order = partial(
                 _sorted_by, request.url.path, {**dict(kept), **({"at": at} if at else {})}
             )
@@ -672,7 +691,8 @@ def _ago(context: Context, moment_ns: int) -> str:
 
 def iso(moment_ns: int, characters: int = _SECONDS) -> str:
     """Return a moment in UTC as the script reads it, "" for never."""
-    return (views.moment(moment_ns) or "")[:characters].replace("T", " ")
+    # A whole second has no fraction.
+    return (views.moment(moment_ns) or "").partition("+")[0][:characters].replace("T", " ")
 
 
 def timed(moment_ns: int, text: str) -> Markup:

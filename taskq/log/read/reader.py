@@ -36,7 +36,7 @@ from taskq.log.journal import lock, recovery
 from taskq.log.journal.journal import Journal
 from taskq.log.machine import access, owners, ports
 from taskq.log.machine.disk import LocalDisk, SystemClock
-from taskq.log.read import diagnosis, follow, gauges, jobs, selection, timetravel
+from taskq.log.read import diagnosis, follow, gauges, history, jobs, selection, timetravel
 from taskq.log.read.timeline import (
     JobEvent,
     StepView,
@@ -157,6 +157,7 @@ class LogReader:
         self.created_at = datetime.fromtimestamp(journal.identity.created_ns / 1e9, UTC)
         self._bodies = bodystore.BodyStore(journal.path, journal.config)
         self._hour: gauges.LastHour | None = None
+        self._history: history.History | None = None
         #: of the job that was asked for last
         self._stories: dict[int, job_history.Story | None] = {}
         self._stand_on(journal)
@@ -561,6 +562,24 @@ class LogReader:
                 self._hour = gauges.LastHour(journal)
             self._hour.look(now_ns, self.extent)
             return self._hour
+
+        return self._told(read)
+
+    def history(self, seconds: float) -> tuple[history.History, bool]:
+        """Return the counts of a day, a week and a month, and whether they reach the log's end.
+
+        Args:
+            seconds: how long to read at most; the next call goes on.
+        """
+
+        def read(journal: Journal, _: Facets, _now_ns: int) -> tuple[history.History, bool]:
+            if self._history is None or self._history.journal is not journal:
+                self._history = history.History(journal)
+            until_ns = self._clock.steady_ns() + int(seconds * model.SECOND_NS)
+            for _step in self._history.read_on():
+                if self._clock.steady_ns() > until_ns:
+                    return self._history, False
+            return self._history, True
 
         return self._told(read)
 

@@ -385,7 +385,8 @@ class _Port(Generic[F]):
 
     @_request
     def enrol(self, schedules: list[requests.Enrolment]) -> Sent[None]:
-        return self._send(Op.ENROL, schedules)
+        names = ", ".join(schedule.name for schedule in schedules)
+        return self._act(Op.ENROL, schedules, f"add schedule {names}"[:_WHAT_MAX])
 
     @_request
     def control(self, change: controls.Change) -> Sent[bool]:

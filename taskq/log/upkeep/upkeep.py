@@ -10,6 +10,7 @@ from taskq.core import errors, model, views
 from taskq.log.commit import answers, committer, room
 from taskq.log.format.frames import segment_name
 from taskq.log.machine.threads import Reporter
+from taskq.log.read import history
 from taskq.log.requests import Op, Order, Request
 from taskq.log.segments.segments import SegmentGone, sweep_gone
 from taskq.log.state.job_history import note_dropped
@@ -54,6 +55,8 @@ _TURN_NS: Final = model.SECOND_NS // 20
 #: Work between two batches: nanoseconds, or the number of the smallest steps.
 _STEP_NS: Final = model.SECOND_NS // 1_000
 STEPS_MAX: Final = 64
+#: Pause after a frame of the history, while nothing waits for it.
+_FOLD_PAUSE_NS: Final = model.SECOND_NS // 100
 #: On a disk that is nearly full such a part of the log goes at once.
 _SPARE_PARTS: Final = 8
 
@@ -77,6 +80,7 @@ class Upkeep:
         self._look_at_ns = self._pause_until_ns = 0
         self._snapshots = snapshots.Snapshots(committer)
         self._endings = retention.Endings(committer.journal)
+        self._history: history.History | None = None
         self._orders: deque[Order] = deque()
         self._looked_ns = self._looked_segment = 0
         #: it does not pay to try again to make the log smaller before it is so large, or so few
@@ -239,6 +243,18 @@ class Upkeep:
             yield from self._tend(self._journal.indexes.upkeep_steps())
             yield from self._tend(self._snapshots.steps())
         yield from self._tidy(None, Report())
+        lsns = self._journal.files.lsns
+        if len(lsns) > 1 and not self._committer.room.is_sought:
+            for _ in self._tend(self._fold_history(lsns[-2])):
+                # A part of the time alone: what has to be folded is before its segment goes.
+                self._pause_until_ns = self._journal.clock.steady_ns() + _FOLD_PAUSE_NS
+                yield None
+
+    def _fold_history(self, through: int) -> Iterator[None]:
+        """Fold the sealed segments up to this one into the counts that outlive them."""
+        if self._history is None:
+            self._history = history.History(self._journal)
+        yield from self._history.steps(through)
 
     def _tidy(self, keep_seconds: float | None, report: Report) -> compaction.Steps:
         """Remove what need not be kept, ``keep_seconds`` instead of the log's own."""
@@ -300,6 +316,8 @@ class Upkeep:
                 return
             # Here, since without a due segment nobody needs the keys.
             yield from self._tend(self._committer.facets.dedup_steps())
+            if not report.dry_run:
+                yield from self._tend(self._fold_history(candidate.segment))
             if not (yield from self._compact_one(candidate, keep_seconds, report)):
                 return
             goes_on = True

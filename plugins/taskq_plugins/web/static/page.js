@@ -16,6 +16,11 @@ function localise(item) {
 function prepare() {
   main.querySelectorAll("[data-copy], .all").forEach((item) => { item.hidden = false; });
   main.querySelectorAll("[datetime], [data-t]").forEach(localise);
+  main.querySelectorAll("[data-heat]").forEach((item) => {
+    const at = new Date(item.dataset.heat.replace(" ", "T"));
+    item.setAttribute("x", at.getHours() * 50 + 60);
+    item.setAttribute("y", (at.getDay() + 6) % 7 * 28);
+  });
 }
 const named = document.getElementById("zone");
 if (named) named.textContent = `Times are in ${zone.formatToParts().pop().value} (${zone.resolvedOptions().timeZone})`;

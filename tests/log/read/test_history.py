@@ -1,0 +1,144 @@
+"""Counts of a day, a week and a month outlive the segments that they are from."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from taskq import TaskLog, TaskQ
+from taskq.engine import LogReader
+from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.log.read.history import (
+    ACTS_MAX,
+    CAUSES_MAX,
+    FILE,
+    HOUR_NS,
+    TASKS_MAX,
+    History,
+    class_of,
+    middle_of,
+)
+from taskq.testing import TravelClock, use_clock
+
+BEGIN: Final = 1_700_000_000
+
+
+def read(path: Path) -> History:
+    with LogReader.open(str(path)) as reader:
+        known, is_whole = reader.history(60)
+        assert is_whole
+        return known
+
+
+def counts(known: History) -> tuple[Any, ...]:
+    tasks = {name: (part.hours, part.days) for name, part in known.tasks.items()}
+    return known.minutes, known.hours, known.days, tasks, known.causes, list(known.acts)
+
+
+async def live(app: TaskQ, clock: TravelClock, hours: int) -> None:
+    """Let jobs of three tasks come and end, some badly, and an operator act."""
+    chance, log = random.Random(7), TaskLog(app.connection)
+    for hour in range(hours):
+        for number in range(4):
+            call = app.call_by_name(f"task{number % 3}", n=hour).options(attempts=2)
+            await app.enqueue(call)
+        with app.acting("ana"):
+            await app.pause("other") if hour % 2 else await app.resume("other")
+        claimed = await log.claim(3)
+        clock.advance(chance.uniform(1, 90))
+        for delivery in claimed:
+            if chance.random() < 0.3:
+                await log.nack(delivery, f"ValueError: no {delivery.task}", delay=0)
+            else:
+                await log.ack(delivery)
+        await log.cancel(await log.put(os.urandom(SEGMENT_BYTES_MIN // 2)))
+        clock.advance(3_500)
+
+
+async def test_counts_are_the_same_with_each_segment_folded_as_it_goes_and_in_one_walk(
+    tmp_path: Path,
+) -> None:
+    app = TaskQ(tmp_path, segment_bytes=SEGMENT_BYTES_MIN)
+    clock = TravelClock(BEGIN)
+    use_clock(app, clock)
+    async with app:
+        await live(app, clock, 12)
+        whole = counts(read(tmp_path))
+        report = await app.compact(keep=1)
+        assert sum(segment.removed for segment in report.segments) > 2
+        assert (tmp_path / FILE).stat().st_mode & 0o077 == 0
+        assert counts(read(tmp_path)) == whole
+        await live(app, clock, 6)
+        await app.compact(keep=1)
+        known = read(tmp_path)
+    ended = [sum(column) for column in zip(*known.hours.values(), strict=True)]
+    assert ended[0] == 18 * 5
+    assert ended[1] + ended[3] + ended[4] <= 18 * 5
+    assert sum(sum(days.values()) for _, days in known.causes.values()) == ended[2] + ended[3]
+    assert {act[2] for act in known.acts} == {"ana: pause queue other", "ana: resume queue other"}
+
+
+async def test_an_attempt_that_outlives_its_segment_is_timed(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path, segment_bytes=SEGMENT_BYTES_MIN)
+    clock = TravelClock(BEGIN)
+    use_clock(app, clock)
+    async with app:
+        log = TaskLog(app.connection)
+        await app.enqueue_by_name("slow")
+        (delivery,) = await log.claim()
+        for _ in range(4):
+            await log.cancel(await log.put(os.urandom(SEGMENT_BYTES_MIN // 2)))
+            clock.advance(600)
+        await app.compact(keep=1)
+        await log.ack(delivery)
+        part = read(tmp_path).tasks["slow"]
+    ((_, times),) = [cell for cell in part.hours.values() if cell[0][1]]
+    (took,) = times
+    assert abs(middle_of(took) / 2_400e9 - 1) < 0.13
+
+
+@pytest.mark.parametrize("took_ns", [1, 900, 10**6, 3 * 10**9, 86_400 * 10**9])
+def test_a_duration_is_known_to_an_eighth(took_ns: int) -> None:
+    assert took_ns < 8 or abs(middle_of(class_of(took_ns)) / took_ns - 1) <= 0.13
+
+
+async def test_a_file_that_is_damaged_or_of_another_log_is_made_again(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path, segment_bytes=SEGMENT_BYTES_MIN)
+    clock = TravelClock(BEGIN)
+    use_clock(app, clock)
+    async with app:
+        await live(app, clock, 6)
+        whole = counts(read(tmp_path))
+        for junk in (b"", b"junk", (tmp_path / "taskq.json").read_bytes()):
+            (tmp_path / FILE).write_bytes(junk)
+            assert counts(read(tmp_path)) == whole
+
+
+@pytest.mark.slow
+async def test_30_days_of_thousands_of_tasks_stay_small(tmp_path: Path) -> None:
+    """Frames are folded as if they came hour by hour; only the file is written."""
+    app = TaskQ(tmp_path)
+    async with app:
+        await app.enqueue_by_name("a")
+    with LogReader.open(str(tmp_path)) as reader:
+        known = History(reader.journal)
+        chance = random.Random(7)
+        for hour in range(30 * 24):
+            at = BEGIN // 3_600 + hour
+            known._prune(at)
+            for number in (*range(100), *(chance.randrange(100, 3_000) for _ in range(20))):
+                known._cell(f"task{number}", at, chance.randrange(6), chance.randrange(10**10))
+            for minute in range(60):
+                known.minutes[at * 60 + minute] = [chance.randrange(10_000) for _ in range(6)]
+            known.hours[at] = known.days[at // 24] = [chance.randrange(10**6) for _ in range(6)]
+        known._prune(at + 1)
+        known.save()
+    size = (tmp_path / FILE).stat().st_size
+    assert len(known.tasks) <= TASKS_MAX + 1
+    assert len(known.minutes) <= 25 * 60
+    assert (CAUSES_MAX, ACTS_MAX, HOUR_NS) == (50, 1_000, 3_600 * 10**9)
+    assert size < 300_000
