@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush, merge
-from itertools import filterfalse, islice, takewhile
+from itertools import chain, filterfalse, islice, takewhile
 from typing import Any, Final
 
 from taskq.core.controls import TaskWish
@@ -319,7 +319,10 @@ class ClaimOrder:
         for level in reversed(self._ready):
             if not level:
                 continue
-            heads = [(lane.head(), lane.number) for lane in _served(level, queues, tasks)]
+            lanes = list(_served(level, queues, tasks))
+            if len(lanes) > 1 and self._take_all(lanes, count - len(taken), taken):
+                continue
+            heads = [(lane.head(), lane.number) for lane in lanes]
             heapify(heads)
             while heads and len(taken) < count and not self.is_full:
                 lane = self._lanes[heappop(heads)[1]]
@@ -333,6 +336,28 @@ class ClaimOrder:
             if len(taken) >= count:
                 break
         return taken
+
+    def _take_all(self, lanes: list[Lane | Family], count: int, taken: JobColumns) -> bool:
+        """Claim all jobs of several lanes without a limit at once; False: they are too many.
+
+        Jobs of different lanes alternate, and lane by lane each run would be a few jobs.
+        """
+        if self._times.over:
+            return False
+        alone = [lane for lane in lanes if isinstance(lane, Lane) and lane.group is None]
+        if len(alone) < len(lanes) or sum(lane.entries for lane in alone) > count:
+            return False
+        jobs = sorted(chain.from_iterable(lane.pop(lane.entries, NO_JOB) for lane in alone))
+        before = len(taken)
+        self._claim_each(jobs, taken)
+        claimed = taken.lanes[before:]
+        for lane in alone:
+            number = claimed.count(lane)
+            lane.running += number
+            lane.ready -= number
+            if not lane.ready:
+                self._queues.close(lane)
+        return True
 
     @property
     def is_full(self) -> bool:
@@ -486,26 +511,10 @@ class ClaimOrder:
     # -- inside -----------------------------------------------------------------------------------
 
     def _claim(self, lane: Lane, jobs: list[int], taken: JobColumns) -> None:
-        find, table = self._table.find, self._table
         if self._times.over:
             jobs = self._pass_over(jobs)
         number = len(taken)
-        for job in islice(jobs, self._claim_runs(lane, jobs, taken), None):
-            chunk = find(job)
-            if chunk is None:
-                continue
-            index = table.index
-            meta = chunk.metas[index]
-            if meta & FRESH_MASK != READY and (
-                meta & STATE_MASK != READY or lane.back_since(job) is not None
-            ):
-                continue  # a stale entry; the job may be ready in another place
-            if meta & ATTEMPT_MASK != ATTEMPT_MASK:
-                meta += ATTEMPT_UNIT
-            meta = (meta & ~STATE_MASK) | RUNNING
-            chunk.metas[index] = meta
-            attempt = (meta & ATTEMPT_MASK) >> ATTEMPT_SHIFT
-            taken.add(job, chunk.locations[index], attempt, lane, meta)
+        self._claim_each(islice(jobs, self._claim_runs(lane, jobs, taken), None), taken)
         number = len(taken) - number
         lane.running += number
         lane.ready -= number
@@ -516,6 +525,25 @@ class ClaimOrder:
                 self._groups.took(lane.group, self._ages.moment, number)
             if lane.family is not None and lane.ready and not lane.blocked:
                 self._queues.open(lane)  # with another job at its head
+
+    def _claim_each(self, jobs: Iterable[int], taken: JobColumns) -> None:
+        find, table, lanes = self._table.find, self._table, self._lanes
+        for job in jobs:
+            chunk = find(job)
+            if chunk is None:
+                continue
+            index = table.index
+            meta, lane = chunk.metas[index], lanes[chunk.lanes[index]]
+            if meta & FRESH_MASK != READY and (
+                meta & STATE_MASK != READY or lane.back_since(job) is not None
+            ):
+                continue  # a stale entry; the job may be ready in another place
+            if meta & ATTEMPT_MASK != ATTEMPT_MASK:
+                meta += ATTEMPT_UNIT
+            meta = (meta & ~STATE_MASK) | RUNNING
+            chunk.metas[index] = meta
+            attempt = (meta & ATTEMPT_MASK) >> ATTEMPT_SHIFT
+            taken.add(job, chunk.locations[index], attempt, lane, meta)
 
     def _pass_over(self, jobs: list[int]) -> list[int]:
         left: list[int] = []
