@@ -106,7 +106,7 @@ def test_what_was_acknowledged_before_a_kill_is_done(tmp_path: Path, kills: int)
             roles.append(Role(tmp_path, role, f"p{len(roles)}", 10**6))
             return stack.enter_context(roles[-1])
 
-        alive = [start(role) for role in ("producer", "worker", "producer", "worker")]
+        alive = [start(role) for role in ("paced", "worker", "paced", "worker")]
         for _ in range(kills):
             place = chance.randrange(len(alive))
             alive[place].end()

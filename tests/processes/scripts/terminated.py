@@ -1,9 +1,9 @@
 """A process that is to be killed: a producer that says what was acknowledged, or a worker.
 
-Usage: terminated.py DIRECTORY producer|worker|both NAME COUNT [BATCH]
+Usage: terminated.py DIRECTORY producer|paced|worker|both NAME COUNT [BATCH]
 
 ``acked N`` after each batch of a producer, whose N keys are then ``NAME-0`` and so on; ``began``
-once a worker has run a job.
+once a worker has run a job. A ``paced`` producer waits for the results of each batch.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def produce(app: TaskQ, name: str, count: int, batch: int) -> None:
+def produce(app: TaskQ, name: str, count: int, batch: int, *, is_paced: bool) -> None:
     for start in range(0, count, batch):
         numbers = range(start, min(start + batch, count))
-        app.enqueue_many_sync(
+        jobs = app.enqueue_many_sync(
             [app.call_by_name("echo", f"{name}-{n}").options(key=f"{name}-{n}") for n in numbers]
         )
         say(f"acked {numbers[-1] + 1}")
+        if is_paced:
+            assert jobs[-1].result_sync() == f"{name}-{numbers[-1]}"
 
 
 def main(path: Path, role: str, name: str, count: int, batch: int = 1) -> None:
@@ -42,13 +44,13 @@ def main(path: Path, role: str, name: str, count: int, batch: int = 1) -> None:
         return text
 
     with contextlib.ExitStack() as stack:
-        if role != "producer":
+        if role in {"worker", "both"}:
             stack.enter_context(WorkerThread(app, concurrency=4))
         say("open")
         if role != "worker":
-            produce(app, name, count, batch)
+            produce(app, name, count, batch, is_paced=role == "paced")
             say("done")
-        if role != "producer":
+        if role in {"worker", "both"}:
             sys.stdin.readline()
     app.close_sync()
 
