@@ -6,6 +6,7 @@ documents lead to these pages, and the reference lists what the public modules n
 
 from __future__ import annotations
 
+import html
 import importlib
 import json
 import posixpath
@@ -83,7 +84,8 @@ _FENCED: Final = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 _HEADING: Final = re.compile(r"^(#+) (.+)$", re.MULTILINE)
 _LINK: Final = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 #: The last comment of a page: words that people search for, and that its text need not have.
-_WORDS: Final = re.compile(r"<!-- words: (.*?) -->\n*", re.DOTALL)
+_WORDS: Final = re.compile(r"<!-- words: (.*?)\s*-->\n*", re.DOTALL)
+_SESSION: Final = re.compile(r'<div class="highlight">(<pre>.*?</pre>)</div>', re.DOTALL)
 _MERMAID: Final = re.compile(r"```mermaid\n(.*?)```", re.DOTALL)
 _STEP: Final = re.compile(r"^ *(\S+) --> (\S+?)(?:: (.*))?$", re.MULTILINE)
 
@@ -302,3 +304,21 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, f"files/{path}", abs_src_path=str(ROOT / path)))
     files.append(File.generated(config, "icon.svg", abs_src_path=str(ROOT / icon)))
     return files
+
+
+def typed(session: str) -> str:
+    """Return the commands of a session at a terminal, without prompts and output."""
+    lines = html.unescape(re.sub(r"<[^>]+>", "", session)).splitlines()
+    return "\n".join(line[2:] for line in lines if line.startswith(("$ ", "> ")))
+
+
+def on_page_content(content: str, /, **_: Any) -> str:
+    """Let a button copy the commands of a session alone (a hook of MkDocs)."""
+
+    def copied(match: re.Match[str]) -> str:
+        if 'class="gp"' not in match[1]:
+            return match[0]
+        words = html.escape(typed(match[1])).replace("\n", "&#10;")
+        return f'<div class="highlight" data-copy="{words}">{match[1]}</div>'
+
+    return _SESSION.sub(copied, content)
