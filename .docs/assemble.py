@@ -295,7 +295,7 @@ def on_files(files: Files, config: Any) -> Files:
     for address, text in made:
         boost = BOOSTS.get(address.partition("/")[0], 1)
         says = f"boost: {boost}" if not address.endswith("/index.md") else "exclude: true"
-        words = [word for found in _WORDS.findall(text) for word in re.split(r",\s+", found)]
+        words = [word for run in _WORDS.findall(text) for word in re.split(r",\s+", run)]
         tags = f"tags: {json.dumps(words)}\n" if words else ""
         head = "" if text.startswith("---") else f"---\n{tags}search:\n  {says}\n---\n\n"
         files.append(File.generated(config, address, content=head + _WORDS.sub("", text)))

@@ -89,11 +89,11 @@ def test_the_page_that_answers_is_among_the_first_two(site: Path) -> None:
     ran = subprocess.run(
         search, input="\n".join(QUESTIONS), capture_output=True, text=True, check=True
     )
-    found = {
+    firsts = {
         question: json.loads(pages)[:2]
         for question, pages in zip(QUESTIONS, ran.stdout.splitlines(), strict=True)
     }
-    assert {q: pages for q, pages in found.items() if not {*pages} & {*QUESTIONS[q].split()}} == {}
+    assert {q: pages for q, pages in firsts.items() if not {*pages} & {*QUESTIONS[q].split()}} == {}
 
 
 def test_copying_a_session_copies_its_commands(site: Path) -> None:
