@@ -157,6 +157,7 @@ class Site:
         there = posixpath.normpath(posixpath.join(posixpath.dirname(document), path))
         there = document if not path else there
         if is_picture:
+            there = there.replace("demo-still", "demo")  # a site can play it
             self.pictures.add(there)
             address: str | None = f"files/{there}"
         elif there in self.sections:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import json
 import re
 import runpy
 import shlex
@@ -25,7 +26,7 @@ from taskq import _native as native
 from taskq.cli.main import main as command_line
 from taskq.connection.logoptions import LogOptions
 from taskq.connection.settings import Settings
-from tests import tables
+from tests import drawings, tables
 from tests.tables import DOCUMENTS, ROOT
 from tests.terminal import Shell, matches, steps
 
@@ -33,7 +34,7 @@ Names = dict[str, Any]
 
 COLUMNS_MAX: Final = 120
 FRONT_LINES_MAX: Final = 160
-TUTORIALS: Final = ("shop",)
+TUTORIALS: Final = ("shop", "desktop", "fleet")
 FRONT_BYTES_MAX: Final = 8_192
 MAP: Final = ".github/CONTRIBUTING.md"
 #: Needs a Spark session: tests/pipeline/test_pipeline_spark.py; tutorials are played by
@@ -201,6 +202,23 @@ def test_the_settings_that_are_shown_are_settings(
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_what_is_made_of_the_code_is_what_the_code_says(document: str) -> None:
     assert tables.anew(TEXTS[document]) == TEXTS[document], "run: python -m tests.tables"
+
+
+def test_the_drawings_are_as_the_code_draws_them() -> None:
+    for name, text in drawings.pictures().items():
+        path = drawings.FOLDER / name
+        assert path.read_text("utf-8") == text, "run: python -m tests.drawings"
+        words = re.sub(r"<style>.*?</style>|<[^>]+>", " ", text, flags=re.DOTALL)
+        assert len(re.findall(r"\w{3,}", words)) > 10, name
+
+
+def test_the_recording_is_of_the_format_that_players_take() -> None:
+    header, *events = map(json.loads, drawings.CAST.read_text("utf-8").splitlines())
+    assert header["version"] == 2
+    assert max(len(text.rstrip()) for _, _, text in events) <= header["width"]
+    assert len(events) <= header["height"]
+    assert [seconds for seconds, _, _ in events] == sorted(seconds for seconds, _, _ in events)
+    assert 20 < events[-1][0] < 40
 
 
 def test_each_part_that_can_be_made_stands_in_one_place() -> None:
