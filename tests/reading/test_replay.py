@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import json
 import os
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, TypeAdapter
 
-from taskq import Put, State, TaskLog, TaskQ
-from taskq.core.model import HEADERS_BYTES_MAX
-from taskq.errors import JobNotFound, NotDead, UsageError, WrongLog
+from taskq import Put, State, TaskLog, TaskQ, retry
+from taskq.core.fingerprints import failure_of, fingerprint, pattern_of
+from taskq.core.model import HEADERS_BYTES_MAX, SECOND_NS
+from taskq.core.why import Why
+from taskq.errors import DiskFull, JobFailed, JobNotFound, NotDead, UsageError, WrongLog
+from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.log.read import diagnosis as asking
 from taskq.log.requests import LETTERS_MAX
+from taskq.log.state.job_history import DROPPED_FILE
 from taskq.reading.replay import REPLAY_HEADER
-from taskq.views import JobView
+from taskq.views import AttemptView, EngineStats, JobView, LogStats, QueueStats, Spread
+from tests.cli.helpers import taskq
 
 
 async def one_of_each(log: TaskLog) -> dict[str, str]:
@@ -225,3 +236,383 @@ async def test_wrong_ids_and_limits_are_refused_before_anything_is_done(log: Tas
             await log.dead.purge_all(limit=limit)  # type: ignore[arg-type]
     assert await log.dead.count() == 1
     assert (await log.dead.requeue_many([])).count == 0
+
+
+def send(to: str, count: int = 1, *rest: int) -> list[int]:
+    return [count, *rest]
+
+
+class Answer(BaseModel):
+    """A web app's answer."""
+
+    state: State
+
+
+def test_a_state_is_told_by_its_name() -> None:
+    """Printed, formatted, and by pydantic, which reads it back."""
+    for state in State:
+        name = state.name.lower()
+        assert str(state) == f"{state}" == f"{state:}" == name
+        assert f"{state:>12}" == name.rjust(12)
+        assert json.loads(Answer(state=state).model_dump_json()) == {"state": name}
+        assert Answer.model_validate_json(f'{{"state": "{name}"}}').state is state
+        assert Answer(state=state).state is state
+    with pytest.raises(ValueError, match="state"):
+        Answer.model_validate({"state": "asleep"})
+
+
+async def test_a_view_tells_moments_with_their_zone_and_arguments_by_name(app: TaskQ) -> None:
+    begin = datetime.now(UTC) - timedelta(seconds=2)
+    async with app:
+        call = app.task(send).call("a@b.c", 2, 3)
+        job = await app.enqueue(call.options(delay="1h", expires="2h"))
+        view = await job.view()
+        assert view.arguments == {"to": "a@b.c", "count": 2, "*": [3]}
+        assert view.due_at is not None
+        assert view.expires_at is not None
+        assert begin < view.enqueued_at < view.due_at < view.expires_at
+        assert view.due_at.utcoffset() == view.settled_at or view.due_at.tzinfo is UTC
+        assert view.settled_at is None
+        assert TypeAdapter(JobView).dump_python(view, mode="json")["state"] == "scheduled"
+
+
+async def test_as_dict_is_what_json_prints(app: TaskQ) -> None:
+    task = app.task(send)
+    async with app, app.worker():
+        job = await task.enqueue("a@b.c")
+        assert await job == [1]
+        view = await job.view()
+        assert view.as_dict()["state"] == "succeeded"
+        shown = json.loads(taskq("show", "--json", "-d", app.data_dir, job.id).stdout)
+        own = view.as_dict()
+        assert own["result"] == {"encoding": "json", "data": [1]}
+        # The process of an attempt is known if the attempts are asked for.
+        own["attempts"] = [attempt.as_dict() for attempt in await job.attempts()]
+        assert own == {name: shown[name] for name in own}
+        (listed,) = json.loads(taskq("ls", "--json", "-d", app.data_dir).stdout)
+        assert listed == {name: own[name] for name in listed}
+        seen = [event.as_dict() for event in await app.timeline(job)]
+        assert seen == json.loads(taskq("timeline", "--json", "-d", app.data_dir, job.id).stdout)
+        reason = await job.why()
+        printed = json.loads(taskq("why", "--json", "-d", app.data_dir, job.id).stdout)
+        # As of another moment: "it succeeded 1s ago".
+        assert {**reason.as_dict(), "text": ""} | {"id": job.id} == {**printed, "text": ""}
+        assert str(reason) == reason.text
+
+
+async def test_a_job_is_found_by_handle_id_and_number(app: TaskQ) -> None:
+    async with app:
+        task = app.task(send)
+        job = (await task.enqueue_many([("a",)] * 12))[11]
+        for name in (job, job.id, str(job.lsn), job.lsn, f" {job.id} "):
+            assert app.job(name) == task.job(name) == job
+            assert (await app.why(name)).code == (await job.why()).code
+            assert [event.kind for event in await app.timeline(name)] == ["enqueued"]
+            assert await app.attempts(name) == ()
+        assert await task.job(job.id).cancel()
+        assert await app.job(job).status() is State.CANCELLED
+
+
+async def test_the_beginning_of_a_number_finds_the_only_job_of_it(app: TaskQ) -> None:
+    async with app:
+        task = app.task(send)
+        first = await task.enqueue("a")
+        assert first.lsn == 1
+        assert await first.cancel()
+        jobs = await task.enqueue_many([("a",)] * 18)
+        assert 2 not in [job.lsn for job in jobs]
+        twenty = next(job for job in jobs if job.lsn == 20)
+        assert (await app.timeline("2"))[0].lsn == twenty.lsn
+        assert taskq("why", "-d", app.data_dir, "2").stdout.startswith(f"{twenty.id}: ")
+        (further,) = await task.enqueue_many([("a",)])
+        assert further.lsn == 21
+        for ask in (app.why, app.timeline, app.attempts):
+            with pytest.raises(JobNotFound, match=f"2 begin so: {further.id}, {twenty.id}. Give"):
+                await ask("2")
+        done = taskq("show", "-d", app.data_dir, "2")
+        assert (done.exit_code, further.id in done.stderr) == (1, True)
+
+
+async def test_all_that_say_no_such_job_are_one_error(app: TaskQ, tmp_path: Path) -> None:
+    async with app:
+        await app.task(send).enqueue("a")
+        wrong: Any
+        for wrong in ("9999", "00000000-1", "hello", "", "a b-1", "-1", None, 1.5, b"1"):
+            with pytest.raises(JobNotFound):
+                await app.why(wrong)
+            with pytest.raises(JobNotFound):
+                await app.job(wrong).status()
+        with pytest.raises(WrongLog):
+            app.job("00000000-1")
+        with pytest.raises(UsageError, match="is no job id: give a handle, or text such as"):
+            app.job(None)  # type: ignore[arg-type]
+
+
+def test_a_number_opens_the_log_that_it_is_of(app: TaskQ) -> None:
+    with app:
+        job = app.task(send).enqueue_sync("a")
+    app.open_sync()
+    twin = TaskQ(app.data_dir, durability="os")
+    assert twin.job(job.lsn).id == job.id
+    twin.close_sync()
+    app.close_sync()
+
+
+def test_attempts_of_a_view_are_documents_too(app: TaskQ) -> None:
+    with app:
+        job = app.task(send).enqueue_sync("a")
+        assert job.view_sync().as_dict()["attempts"] == []
+        assert asdict(job.why_sync())["code"] == job.why_sync().code
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "error", "message"),
+    [
+        ("dead", "ValueError: order 17 is bad\n  File x", "ValueError", "order 17 is bad"),
+        ("retried", "sqlite3.OperationalError: locked", "sqlite3.OperationalError", "locked"),
+        ("dead", "ValueError", "ValueError", ""),
+        ("dead", "no such task here", "", "no such task here"),
+        ("lost", "", "WorkerLost", "the worker process died"),
+        ("dead", "", "", "(no reason given)"),
+        ("released", "OSError: down", "OSError", "down"),
+    ],
+)
+def test_an_attempt_that_failed_tells_class_message_and_fingerprint(
+    outcome: str, reason: str, error: str, message: str
+) -> None:
+    view = AttemptView(
+        number=1, owner=7, started_ns=SECOND_NS, outcome=outcome, reason=reason, task="mail.send"
+    )
+    assert (view.error, view.message) == (error, message)
+    assert view.fingerprint == failure_of("mail.send", outcome, reason)[2]
+    assert len(view.fingerprint) == 16
+    if reason:
+        assert view.fingerprint == fingerprint("mail.send", pattern_of(reason))
+
+
+@pytest.mark.parametrize("outcome", ["", "succeeded", "released", "cancelled", "expired"])
+def test_an_attempt_that_did_not_fail_has_no_fingerprint(outcome: str) -> None:
+    view = AttemptView(number=1, owner=7, started_ns=1, outcome=outcome)
+    assert (view.error, view.message, view.fingerprint) == ("", "", "")
+
+
+def test_failures_of_one_kind_share_a_fingerprint_and_tasks_do_not() -> None:
+    def of(task: str, reason: str) -> str:
+        view = AttemptView(
+            number=1, owner=7, started_ns=1, outcome="dead", reason=reason, task=task
+        )
+        return view.fingerprint
+
+    assert of("a", "ValueError: order 17 is bad") == of("a", "ValueError: order 18 is bad")
+    assert of("a", "ValueError: order 17 is bad") != of("b", "ValueError: order 17 is bad")
+    assert of("a", "ValueError: order 17 is bad") != of("a", "KeyError: order 17 is bad")
+
+
+def test_moments_are_datetimes_with_a_time_zone() -> None:
+    view = AttemptView(number=1, owner=7, started_ns=1_500_000_000, ended_ns=2 * SECOND_NS)
+    assert view.started_at.isoformat() == "1970-01-01T00:00:01.500000+00:00"
+    assert view.ended_at is not None
+    assert (view.ended_at - view.started_at).total_seconds() == 0.5
+    assert AttemptView(number=1, owner=7, started_ns=1).ended_at is None
+
+
+def told(attempts: tuple[AttemptView, ...]) -> list[tuple[int, str, str, str]]:
+    return [
+        (attempt.number, attempt.outcome, attempt.error, attempt.message) for attempt in attempts
+    ]
+
+
+def test_attempts_stay_through_requeue_and_compaction(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "data", segment_bytes=SEGMENT_BYTES_MIN, durability="os")
+    orders = iter(range(100))
+
+    @app.task(name="charge", retry=retry.fixed(attempts=2, delay=0))
+    def charge() -> None:
+        raise ValueError(f"order {next(orders)} is bad")
+
+    @app.task(name="fill", store_result=False)
+    def fill(text: str) -> None:
+        del text
+
+    with app:
+        job = charge.enqueue_sync()
+        for _ in range(2):
+            with app.worker_thread(), pytest.raises(JobFailed):
+                job.result_sync(timeout=20)
+            job.requeue_sync()
+        before = job.attempts_sync()
+        for _ in range(3):
+            fill.enqueue_many_sync([("x" * 10_000,)] * (SEGMENT_BYTES_MIN // 10_000))
+        app.run_worker(burst=True, queues=["default"])
+        report = app.compact_sync(keep=0)
+        assert any(segment.removed for segment in report.segments)
+        after = job.attempts_sync()
+    expected = [
+        (1, "retried", "ValueError", "order 0 is bad"),
+        (2, "dead", "ValueError", "order 1 is bad"),
+        (1, "retried", "ValueError", "order 2 is bad"),
+        (2, "dead", "ValueError", "order 3 is bad"),
+    ]
+    assert told(before) == expected
+    assert {entry.pid for entry in before} == {os.getpid()}
+    assert told(after)[:4] == expected
+    assert len({entry.fingerprint for entry in after if entry.outcome == "dead"}) == 1
+    assert [entry.started_ns for entry in after[:4]] == [entry.started_ns for entry in before]
+    assert [entry.owner for entry in after[:4]] == [entry.owner for entry in before]
+
+
+# -- why not running -------------------------------------------------------------------------------
+
+
+async def test_a_job_is_behind_those_that_its_workers_claim_first(tmp_path: Path) -> None:
+    async with TaskLog.open(tmp_path) as log:
+        await log.claim(queues=["q"])
+        ids = [await log.put(b"x", queue="q") for _ in range(3)]
+        for _ in range(2):
+            await log.put(b"x", queue="q", priority=9)
+            await log.put(b"x", queue="elsewhere", priority=9)
+        await log.put(b"x", queue="q", priority=1)
+        reason = await log.why(ids[2])
+        assert (reason.code, reason.ahead) == (Why.BEHIND_PRIORITY, 4)
+        assert reason.text == "2 jobs of higher priority and 2 older jobs are before it"
+        await log.claim(2, queues=["q"])
+        reason = await log.why(ids[2])
+        assert (reason.code, reason.ahead) == (Why.BEHIND_OLDER, 2)
+        await log.claim(2, queues=["q"])
+        assert (await log.why(ids[2])).code is Why.NEXT
+        running = await log.why(ids[0])
+        assert running.code is Why.RUNNING
+        assert "attempt 1 of 5" in running.text
+
+
+async def test_an_app_tells_why_its_jobs_wait(tmp_path: Path) -> None:
+    async with TaskQ(tmp_path) as app:
+        job = await app.enqueue(app.call_by_name("mail.send"))
+        assert (await app.why(job.id)).code is Why.NO_WORKER
+
+
+async def test_a_job_that_is_not_there_has_no_reason(tmp_path: Path) -> None:
+    async with TaskLog.open(tmp_path) as log:
+        job_id = await log.put(b"x")
+        tag = job_id.partition("-")[0]
+        with pytest.raises(JobNotFound, match=f"there is no job {tag}-99 in"):
+            await log.why(f"{tag}-99")
+        with pytest.raises(WrongLog):
+            await log.why("00000000-1")
+
+
+async def test_a_process_that_keeps_the_writer_lock_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "_LOOK_SECONDS", 0)
+    async with TaskLog.open(tmp_path) as log:
+        await log.claim()
+        job_id = await log.put(b"x")
+        assert (await log.why(job_id)).code is Why.NEXT
+        monkeypatch.setattr(asking, "flock_holders", lambda *_: [4711])
+        monkeypatch.setattr(asking, "process_state", lambda _: "stopped: python app.py")
+        reason = await log.why(job_id)
+        assert reason.code is Why.LOCKED
+        assert reason.text.startswith("process 4711 (stopped: python app.py) keeps")
+        looks = iter([[4711], [4711], [0]])
+        monkeypatch.setattr(asking, "flock_holders", lambda *_: next(looks))
+        assert (await log.why(job_id)).code is Why.NEXT
+
+
+async def test_the_lock_of_a_stopped_worker_is_seen_by_who_only_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "_LOOK_SECONDS", 0)
+    async with TaskLog.open(tmp_path) as log:
+        await log.claim()
+        job_id = await log.put(b"x")
+        lsn = int(job_id.rpartition("-")[2])
+        from taskq.log.read.reader import LogReader  # noqa: PLC0415
+
+        with (tmp_path / "write.lock").open("rb") as file, LogReader.open(str(tmp_path)) as reader:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            monkeypatch.setattr(asking, "process_state", lambda _: "stopped: python")
+            reason = reader.why(lsn)
+            assert reason is not None
+            assert reason.code is Why.LOCKED
+
+
+async def test_a_job_that_a_full_disk_took_is_explained(tmp_path: Path) -> None:
+    async with TaskLog.open(tmp_path) as log:
+        job = await log.put(b"x", queue="q")
+        gone = f"{job.rpartition('-')[0]}-999"
+        with pytest.raises(JobNotFound):
+            await log.why(gone)
+        note = {"before_lsn": 1_000, "at_ns": 1}
+        (tmp_path / DROPPED_FILE).write_text(json.dumps(note), encoding="utf-8")
+        reason = await log.why(gone)
+        assert reason.code is Why.DROPPED
+        assert "the disk was full" in reason.text
+
+
+# -- stats -----------------------------------------------------------------------------------------
+
+
+_MORE_THAN_ANY_DISK_HAS = 2**60
+
+
+async def test_stats_tell_of_the_queues_and_of_this_processs_engine(tmp_path: Path) -> None:
+    async with TaskLog.open(tmp_path / "log") as log:
+        for _ in range(3):
+            await log.put(b"x" * 100, queue="mail")
+        [delivery] = await log.claim()
+        await log.ack(delivery)
+        stats = await log.stats()
+    assert isinstance(stats, LogStats)
+    [queue] = stats.queues
+    assert isinstance(queue, QueueStats)
+    assert (queue.queue, queue.ready, queue.running, queue.succeeded) == ("mail", 2, 0, 1)
+    assert queue.oldest_ready_seconds is not None
+    assert 0 <= queue.oldest_ready_seconds < 60
+    engine = stats.engine
+    assert isinstance(engine, EngineStats)
+    assert engine.batches >= 5
+    assert engine.records >= 5
+    assert engine.payload_bytes == 300
+    assert engine.appended_bytes > 300
+    assert engine.write_amplification == engine.appended_bytes / 300
+    for spread in (engine.sync_seconds, engine.lock_wait_seconds, engine.batch_records):
+        assert isinstance(spread, Spread)
+        assert spread.count
+        assert 0 < spread.p50 <= spread.p95 <= spread.p99 <= spread.max
+    assert 0 < engine.lock_hold_seconds_max < 10
+    assert 0 < engine.open_seconds < 10
+    assert engine.free_bytes
+    assert not engine.is_disk_short
+
+
+async def test_too_little_room_on_the_disk_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    async with TaskLog.open(tmp_path / "log", durability="os") as log:
+        await log.put(b"kept")
+    async with TaskLog.open(tmp_path / "log", min_free=_MORE_THAN_ANY_DISK_HAS, reserve=0) as log:
+        with pytest.raises(DiskFull, match="Free some space, raise the quota or lower min_free"):
+            await log.put(b"refused")
+        [delivery] = await log.claim()
+        await log.ack(delivery)
+    app = TaskQ(tmp_path / "log", min_free=_MORE_THAN_ANY_DISK_HAS)
+    async with app:
+        with pytest.raises(DiskFull) as caught:
+            await app.enqueue_by_name("mail.send")
+        assert caught.value.limit_bytes == _MORE_THAN_ANY_DISK_HAS
+
+
+async def test_stats_tell_the_past_by_lsn_and_by_time(tmp_path: Path) -> None:
+    async with TaskLog.open(tmp_path) as log:
+        before = datetime.now(UTC)
+        first = await log.put(b"first")
+        await log.put(b"second")
+        await log.ack((await log.claim())[0])
+        lsn = int(first.rpartition("-")[2])
+        [queue] = (await log.stats(at=lsn)).queues
+        assert (queue.ready, queue.succeeded) == (1, 0)
+        [queue] = (await log.stats(at=datetime.now(UTC))).queues
+        assert (queue.ready, queue.succeeded) == (1, 1)
+        assert (await log.stats(at=before)).queues == ()
+        assert (await log.stats(at=lsn)).next_lsn == lsn + 1
+        [queue] = (await log.stats()).queues
+        assert (queue.ready, queue.succeeded) == (1, 1)
