@@ -9,6 +9,7 @@ import inspect
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta, timezone
 from threading import Barrier
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 
@@ -16,9 +17,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from taskq.calls.habits import meant, same
 from taskq.core import values
-from taskq.core.errors import UsageError
+from taskq.core.durations import moment_ns, nanoseconds
+from taskq.core.errors import FormatError, InvalidJobId, UsageError
+from taskq.core.fingerprints import (
+    NO_REASON,
+    PATTERN_CHARACTERS_MAX,
+    fingerprint,
+    pattern_of,
+)
+from taskq.core.flows import DEPTH_MAX, ONE, depth, list_of, nested, skipping
 from taskq.core.model import SECOND_NS
+from taskq.core.parsing import nearest, rather, size_bytes, split_id, whole
 from taskq.core.rates import (
     RATE_COUNT_MAX,
     RATE_WINDOW_NS_MAX,
@@ -386,3 +397,301 @@ def test_the_types_of_a_dictionary_stay_as_they_are_written() -> None:
         {"to": "'Nobody'", "weight": "int"},
     )
     assert All(weight=1) == {"weight": 1}
+
+
+UNITS = {
+    "": 1, "b": 1, "B": 1, "kB": 10**3, "MB": 10**6, "gb": 10**9, "TB": 10**12,
+    "KiB": 2**10, "mib": 2**20, "GiB": 2**30, "TiB": 2**40,
+}  # fmt: skip
+LARGEST = 2**63 - 1
+
+
+class Indexed:
+    """A whole number of another library."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __index__(self) -> int:
+        return self.number
+
+
+@given(number=st.integers())
+def test_a_whole_number_of_any_library_is_one(number: int) -> None:
+    assert whole(number, "count") == number
+    assert whole(Indexed(number), "count") == number
+
+
+@pytest.mark.parametrize("value", [True, False, 1.0, "1", None, 10**30 + 0.5])
+def test_what_is_no_whole_number_is_refused_by_its_name(value: Any) -> None:
+    with pytest.raises(UsageError, match=r"slots is .* it must be a whole number"):
+        whole(value, "slots")
+
+
+@given(count=st.integers(1, 10**6), unit=st.sampled_from(sorted(UNITS)), space=st.booleans())
+def test_a_size_is_its_number_times_its_unit(count: int, unit: str, space: bool) -> None:
+    text = f" {count} {unit} " if space else f"{count}{unit}"
+    assert size_bytes(text) == count * UNITS[unit]
+    assert size_bytes(count) == size_bytes(Indexed(count)) == count  # type: ignore[arg-type]
+
+
+def test_a_size_may_have_a_fraction_of_its_unit() -> None:
+    assert size_bytes("1.5kB") == 1_500
+    assert size_bytes("0.5 KiB") == 512
+
+
+def test_the_smallest_and_the_largest_size_are_sizes_and_their_neighbours_are_not() -> None:
+    assert size_bytes(1) == 1
+    assert size_bytes(LARGEST) == LARGEST
+    for beyond in (0, -1, LARGEST + 1, "0", "0.4"):
+        with pytest.raises(UsageError, match="keep is"):
+            size_bytes(beyond, "keep")
+
+
+@pytest.mark.parametrize("value", [True, 1.5, None, "", "B", "1 XB", "1kBB", "1e3", "-1", "1 2"])
+def test_what_is_no_size_is_refused_with_the_forms_that_are(value: Any) -> None:
+    with pytest.raises(UsageError, match='text such as "500MB"'):
+        size_bytes(value)
+
+
+@given(tag=st.from_regex(r"[a-z0-9]{1,12}", fullmatch=True), lsn=st.integers(0, 10**19 - 1))
+def test_an_id_is_the_tag_of_its_log_and_a_number(tag: str, lsn: int) -> None:
+    assert split_id(f"{tag}-{lsn}") == (tag, lsn)
+    assert split_id(f" {lsn}\n") == ("", lsn)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-", "-7", "abc", "abc-", "a b-7", "abc-x7", "abc-7.0", "a-b-7", "abc-²", 7, None]
+)
+def test_what_is_no_id_is_refused_with_one_that_is(text: object) -> None:
+    with pytest.raises(InvalidJobId, match=r"such as x-9|looks like x-9"):
+        split_id(text, "x-9")
+
+
+def test_a_number_that_no_job_can_have_is_no_id() -> None:
+    assert split_id("9" * 19) == ("", 10**19 - 1)
+    with pytest.raises(InvalidJobId, match="its number is too long"):
+        split_id("9" * 20)
+
+
+def test_the_name_that_was_meant_is_the_one_that_is_known_here() -> None:
+    assert same("max_retries", ["attempts", "delay"]) == "attempts"
+    assert same("max_retries", ["attempts", "retry"]) == "retry"
+    assert same("max_retries", ["delay"]) == same("delay", ["delay"]) == ""
+    assert meant("countdown", ["queue", "delay"]) == "delay"
+    assert meant("result_expires", ["expires", "delay"]) == ""
+    assert nearest("result_expires", iter(["expires"])) == "expires"
+    assert nearest("prioritty", ["queue", "priority"]) == "priority"
+    assert nearest("x", ["queue", "priority"]) == ""
+
+
+def test_a_wrong_name_is_answered_with_the_one_that_was_meant_or_with_all() -> None:
+    assert rather("que", ["queue", "delay"], "options") == "did you mean 'queue'?"
+    assert rather("x", ["queue", "delay"], "options") == "the options are queue, delay"
+    assert rather("x", [], "options") == "there are no options"
+
+
+# -- durations -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0, 0),
+        (3, 3_000_000_000),
+        (0.25, 250_000_000),
+        (0.1, 100_000_000),
+        ("250ms", 250_000_000),
+        ("30s", 30_000_000_000),
+        ("0.1s", 100_000_000),
+        ("5m", 300_000_000_000),
+        ("2h", 7_200_000_000_000),
+        ("1.5h", 5_400_000_000_000),
+        ("1d", 86_400_000_000_000),
+        (" 7 d ", 604_800_000_000_000),
+        (timedelta(minutes=1, microseconds=1), 60_000_001_000),
+    ],
+)
+def test_a_duration_is_read_exactly(value: Any, expected: int) -> None:
+    assert nanoseconds(value) == expected
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "5", "s", "5 parsecs", "-5s", "1e3s", "5m30s", "٣s", None, True, [], b"5s", float("nan")],
+)
+def test_what_is_no_duration_is_refused_with_the_forms_that_are(value: Any) -> None:
+    with pytest.raises(UsageError, match=r"^delay is .*: give seconds, a timedelta, or text"):
+        nanoseconds(value, "delay")
+
+
+@pytest.mark.parametrize("value", [-1, -0.5, timedelta(seconds=-1)])
+def test_a_negative_duration_is_refused(value: Any) -> None:
+    with pytest.raises(UsageError, match="must not be negative"):
+        nanoseconds(value)
+
+
+@pytest.mark.parametrize("value", [10**10, "60000d", 1e18, timedelta.max, "9" * 400 + "d"])
+def test_a_duration_of_centuries_is_refused(value: Any) -> None:
+    with pytest.raises(UsageError, match="146 years"):
+        nanoseconds(value)
+
+
+def test_a_moment_needs_a_time_zone() -> None:
+    with pytest.raises(UsageError, match="eta is 2030-01-01T00:00:00 without a time zone: add one"):
+        moment_ns(datetime(2030, 1, 1), "eta")  # noqa: DTZ001 - that is the mistake
+
+
+def test_a_moment_is_the_same_in_every_time_zone() -> None:
+    here = datetime(2030, 1, 1, 12, 0, 0, 123_456, tzinfo=UTC)
+    there = here.astimezone(timezone(timedelta(hours=5, minutes=45)))
+    assert moment_ns(here) == moment_ns(there) == int(here.timestamp()) * 10**9 + 123_456_000
+
+
+@pytest.mark.parametrize("year", [1969, 2117])
+def test_a_moment_out_of_the_logs_time_is_refused(year: int) -> None:
+    with pytest.raises(UsageError, match="between 1970 and 2116"):
+        moment_ns(datetime(year, 6, 1, tzinfo=UTC))
+
+
+def test_a_duration_is_no_moment() -> None:
+    with pytest.raises(UsageError, match="give a datetime with a time zone"):
+        moment_ns("5m", "eta")  # type: ignore[arg-type]
+
+
+# -- fingerprints ----------------------------------------------------------------------------------
+
+
+UUID = "550e8400-e29b-41d4-a716-446655440000"
+#: Reasons, and what is left of them.
+EXAMPLES = {
+    "ValueError: bad order 17 of 'ann'": "ValueError: bad order <n> of <str>",
+    "KeyError: 'user_id'\n  File \"app.py\", line 3": "KeyError: <str>",
+    "  \n ValueError: late\nmore": "ValueError: late",
+    "ValueError": "ValueError",
+    "sqlite3.Error": "sqlite3.Error",
+    "sqlite3.OperationalError: no such table: t1": "sqlite3.OperationalError: no such table: t<n>",
+    "OSError: [Errno 111] Connect call failed ('127.0.0.1', 8080)": (
+        "OSError: [Errno <n>] Connect call failed (<str>, <n>)"
+    ),
+    "ConnectionError: 10.1.2.3:8080 refused": "ConnectionError: <addr> refused",
+    "cannot reach db7.example.com:5432 or redis:6379": "cannot reach <addr> or <addr>",
+    "no route to fe80::1, [2001:db8::1]:443 or aa:bb:cc:dd:ee:ff": (
+        "no route to <addr>, <addr> or <addr>"
+    ),
+    "std::vector of a::b": "std::vector of a::b",
+    "<Job object at 0x7f3a2b1c>": "<Job object at <hex>>",
+    "commit deadbeef01 and 5f3a9c-7": "commit <hex> and <id>-<n>",
+    "the feedface of defaced": "the feedface of defaced",
+    "token 01HZX3K9ABCDEFGHJKMNPQRSTV is old": "token <id> is old",
+    f"job {UUID} gone": "job <uuid> gone",
+    "mail to Bob.x+y@mail.example.org bounced": "mail to <email> bounced",
+    "GET https://x.example/a/b?c=1: 503": "GET <url>: <n>",
+    "cannot open /var/lib/data-7/file.txt: denied": "cannot open <path>: denied",
+    "cannot open C:\\Users\\ann\\a.txt: denied": "cannot open <path>: denied",
+    "cannot open ~/a/b and ./c and data/in/file.csv:12": "cannot open <path> and <path> and <path>",
+    "read and/or write": "read and/or write",
+    "at 2024-05-01T12:00:00.123Z or 12:30": "at <time> or <time>",
+    "at 2024-05-01 12:00:00+02:00, 2024-05-01": "at <time>, <time>",
+    "-3 and +4.5e-10 and 1,000.5 and 1_000": "<n> and <n> and <n> and <n>",
+    "took 12.5s on device-17 over utf-8": "took <n>s on device-<n> over utf-<n>",
+    "[1, 2, 3] and ['a', \"b\"]": "[<n>, ...] and [<str>, ...]",
+    "can't decode what doesn't fit": "can't decode what doesn't fit",
+    r"it said 'it\'s over' and b'\x00'": "it said <str> and <str>",
+    "\x1b[31mred\x1b[0m \t word": "red word",
+    "Fehler: größer als ١٢٣ 数字 🙂": "Fehler: größer als ١٢٣ 数字 🙂",
+    "an open ' quote 5": "an open ' quote <n>",
+    "": NO_REASON,
+    " \r\n\t": NO_REASON,
+    "x" * 900: "x" * PATTERN_CHARACTERS_MAX,
+}
+
+
+@pytest.mark.parametrize("reason", list(EXAMPLES))
+def test_what_differs_from_job_to_job_becomes_a_placeholder(reason: str) -> None:
+    assert pattern_of(reason) == EXAMPLES[reason]
+
+
+@given(st.text(alphabet=st.sampled_from("aZ9 .:/'\"\\-@0x[]<>,~\n{}=é"), max_size=60))
+def test_a_pattern_is_short_and_one_line(reason: str) -> None:
+    pattern = pattern_of(reason)
+    assert 0 < len(pattern) <= PATTERN_CHARACTERS_MAX
+    assert "\n" not in pattern
+
+
+@pytest.mark.parametrize("piece", ["/a", "a.", "0:", "a-", "'\\", "::", "a@", "1,", "<n>,", "~+"])
+def test_no_reason_takes_long_to_read(piece: str) -> None:
+    """The patterns could be made to try again and again; the timeout of tests is what watches."""
+    pattern_of(piece * 100_000)
+
+
+def test_a_fingerprint_is_of_task_and_pattern() -> None:
+    """It is stored and compared over years, so it is pinned."""
+    assert fingerprint("app.send", "KeyError: <str>") == "b310ff0c758e2c34"
+    assert fingerprint(None, "KeyError: <str>") != fingerprint("app.send", "KeyError: <str>")
+
+
+# -- shapes ----------------------------------------------------------------------------------------
+
+
+TREES: st.SearchStrategy[Any] = st.recursive(
+    st.integers(0, 9), lambda inner: st.lists(inner, max_size=5), max_leaves=25
+)
+
+
+def shape_of(tree: Any) -> bytes:
+    return list_of(map(shape_of, tree)) if isinstance(tree, list) else ONE
+
+
+def leaves(tree: Any) -> list[int]:
+    return [leaf for item in tree for leaf in leaves(item)] if isinstance(tree, list) else [tree]
+
+
+def height(tree: Any) -> int:
+    return 1 + max(map(height, tree), default=0) if isinstance(tree, list) else 0
+
+
+@given(tree=TREES, skipped=st.integers(0, 3))
+def test_values_nest_as_they_were(tree: Any, skipped: int) -> None:
+    shape, values = shape_of(tree), leaves(tree)
+    assert nested(shape, values) == tree
+    assert depth(shape) == height(tree)
+    assert nested(skipping(skipped) + shape, [*range(skipped), *values]) == tree
+    assert depth(skipping(skipped) + shape) == height(tree)
+
+
+@given(tree=TREES, more=st.sampled_from([-1, 1]))
+def test_a_shape_of_more_or_fewer_jobs_is_refused(tree: Any, more: int) -> None:
+    values = leaves(tree)
+    if more < 0 and not values:
+        return
+    with pytest.raises(FormatError, match="shape"):
+        nested(shape_of(tree), values[:-1] if more < 0 else [*values, 1])
+
+
+@given(tree=st.lists(TREES, max_size=4), cut=st.integers(1, 8))
+def test_a_shape_that_was_cut_short_is_refused(tree: list[Any], cut: int) -> None:
+    shape = shape_of(tree)
+    with pytest.raises(FormatError, match="shape"):
+        nested(shape[: max(len(shape) - cut, 0)], leaves(tree))
+
+
+def test_lists_nest_so_deep_and_no_deeper() -> None:
+    shape = ONE
+    for _ in range(DEPTH_MAX):
+        shape = list_of([shape])
+    assert depth(shape) == DEPTH_MAX
+    value = nested(shape, [7])
+    for _ in range(DEPTH_MAX):
+        (value,) = value
+    assert value == 7
+    with pytest.raises(FormatError, match="does not read back"):
+        nested(list_of([shape]), [7])
+
+
+@pytest.mark.parametrize(
+    "shape", [b"", b"\x03", b"\x02", b"\x09", b"\x02\x03\x02\x03", b"\x02\x03\x03"]
+)
+def test_bytes_that_are_no_shape_are_refused(shape: bytes) -> None:
+    with pytest.raises(FormatError, match="shape"):
+        nested(shape, [])
