@@ -87,12 +87,22 @@ async def fill_reader(path: Path) -> None:
             await stream.commit()
 
 
+async def fill_leased(path: Path) -> None:
+    """Put a job that is claimed for a minute, and then for an hour."""
+    async with TaskLog.open(path, name="leased") as log:
+        await log.put(b"x", expires="2h")
+        (delivery,) = await log.claim(lease=60)
+        await log.extend(delivery, 3_600)
+        await log.nack(delivery, "ValueError: no", delay=0)
+
+
 LOGS: Final[dict[str, Callable[[Path], Awaitable[object]]]] = {
     "sample": fill_sample,
     "letters": fill_letters,
     "queues": fill_queues,
     "schedules": fill_schedules,
     "reader": fill_reader,
+    "leased": fill_leased,
 }
 
 
