@@ -36,6 +36,7 @@ from typing_extensions import TypedDict
 
 from taskq import TaskQ, chain, chord, durable
 from taskq.calls.arguments import ArgumentCodec
+from taskq.calls.equality import find_difference
 from taskq.calls.serialization import ResultCodec, encode_loose, way_of
 from taskq.calls.signature import Signature
 from taskq.core.errors import InvalidCall, JobFailed, UsageError
@@ -441,6 +442,20 @@ def test_a_value_of_many_parts_is_compared_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delattr("taskq.calls.equality.find_difference")
     assert codec.encode((1, "b", [{"a": 0.5}], {"x": [1]}, (b"",)), {})
     assert ResultCodec(Signature("shop.buy", task)).encode(5) == b"5"
+
+
+class Slotted:
+    """An object without a dictionary, which may hold itself."""
+
+    __slots__ = ("a", "itself")
+
+    def __init__(self, a: int) -> None:
+        self.a, self.itself = a, self
+
+
+def test_objects_are_compared_by_their_slots_and_once() -> None:
+    assert find_difference(Slotted(1), Slotted(1)) is None
+    assert find_difference(Slotted(1), Slotted(2)) == (("a",), 1, 2)
 
 
 async def test_no_effect_is_made_for_a_value_that_cannot_be_kept(tmp_path: Path) -> None:

@@ -147,6 +147,8 @@ async def test_disk_free_looks_at_the_disk_of_the_data_directory(tmp_path: Path)
     assert "are free" in await tight.problem()
     elsewhere = disk_free(1, tmp_path)
     assert elsewhere.bound(tmp_path / "other") is elsewhere
+    with pytest.raises(FileNotFoundError):
+        await disk_free(1, tmp_path / "nowhere").problem()
 
 
 @pytest.mark.parametrize(
