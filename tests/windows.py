@@ -77,7 +77,8 @@ _symlink: Final = Path.symlink_to
 
 def _link(path: Path, *args: Any, **options: Any) -> None:
     _symlink(path, *args, **options)
-    if not path.is_symlink():
+    # pytest itself makes some.
+    if sys._getframe(1).f_code.co_filename.startswith(_ROOT) and not path.is_symlink():
         pytest.skip("Wine shows no links")
 
 
