@@ -55,8 +55,6 @@ _TURN_NS: Final = model.SECOND_NS // 20
 #: Work between two batches: nanoseconds, or the number of the smallest steps.
 _STEP_NS: Final = model.SECOND_NS // 1_000
 STEPS_MAX: Final = 64
-#: Pause after a frame of the history, while nothing waits for it.
-_FOLD_PAUSE_NS: Final = model.SECOND_NS // 100
 #: On a disk that is nearly full such a part of the log goes at once.
 _SPARE_PARTS: Final = 8
 
@@ -81,6 +79,8 @@ class Upkeep:
         self._snapshots = snapshots.Snapshots(committer)
         self._endings = retention.Endings(committer.journal)
         self._history: history.History | None = None
+        #: the log's end at the last look
+        self._stood = (0, 0)
         self._orders: deque[Order] = deque()
         self._looked_ns = self._looked_segment = 0
         #: it does not pay to try again to make the log smaller before it is so large, or so few
@@ -243,12 +243,19 @@ class Upkeep:
             yield from self._tend(self._journal.indexes.upkeep_steps())
             yield from self._tend(self._snapshots.steps())
         yield from self._tidy(None, Report())
-        lsns = self._journal.files.lsns
-        if len(lsns) > 1 and not self._committer.room.is_sought:
-            for _ in self._tend(self._fold_history(lsns[-2])):
-                # A part of the time alone: what has to be folded is before its segment goes.
-                self._pause_until_ns = self._journal.clock.steady_ns() + _FOLD_PAUSE_NS
-                yield None
+        yield from self._fold_at_rest()
+
+    def _fold_at_rest(self) -> compaction.Steps:
+        """Fold the history while nobody writes; else that is done before a segment goes."""
+        journal = self._journal
+        lsns, stand = journal.files.lsns, (journal.segment, journal.offset)
+        before, self._stood = self._stood, stand
+        if stand != before or len(lsns) < 2 or self._committer.room.is_sought:  # noqa: PLR2004
+            return
+        for _ in self._tend(self._fold_history(lsns[-2])):
+            if (journal.segment, journal.offset) != stand:
+                return
+            yield None
 
     def _fold_history(self, through: int) -> Iterator[None]:
         """Fold the sealed segments up to this one into the counts that outlive them."""
