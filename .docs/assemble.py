@@ -159,7 +159,7 @@ class Site:
         if is_picture:
             there = there.replace("demo-still", "demo")  # a site can play it
             self.pictures.add(there)
-            address: str | None = f"files/{there}"
+            address: str | None = picture(there)
         elif there in self.sections:
             address = self.address(there, anchor)
             if address is None:
@@ -193,6 +193,11 @@ class Site:
         """Return text between code with its links, and its lists as Python-Markdown nests them."""
         text = re.sub(r"^ +(?=\S)", lambda match: match[0] * 2, text, flags=re.MULTILINE)
         return _LINK.sub(lambda match: self.link(document, page, match), text)
+
+
+def picture(path: str) -> str:
+    """Return the address of a picture; MkDocs leaves out hidden folders."""
+    return f"files/{path.removeprefix('.')}"
 
 
 def promoted(text: str) -> str:
@@ -302,7 +307,7 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, address, content=head + _WORDS.sub("", text)))
     icon = "plugins/taskq_plugins/web/static/icon.svg"
     for path in sorted(site.pictures):
-        files.append(File.generated(config, f"files/{path}", abs_src_path=str(ROOT / path)))
+        files.append(File.generated(config, picture(path), abs_src_path=str(ROOT / path)))
     files.append(File.generated(config, "icon.svg", abs_src_path=str(ROOT / icon)))
     return files
 

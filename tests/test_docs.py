@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from tests import docs
+from tests import docs, drawings
 from tests.terminal import steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("docs")]
@@ -94,6 +94,18 @@ def test_the_page_that_answers_is_among_the_first_two(site: Path) -> None:
         for question, pages in zip(QUESTIONS, ran.stdout.splitlines(), strict=True)
     }
     assert {q: pages for q, pages in firsts.items() if not {*pages} & {*QUESTIONS[q].split()}} == {}
+
+
+def test_each_picture_of_a_page_is_there(site: Path) -> None:
+    pages = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
+    shown = [
+        (page.parent / source)
+        for page, text in pages.items()
+        for source in re.findall(r'<img [^>]*src="([^":]+)"', text)
+        if not source.startswith("/")  # the page of an error, which may be shown anywhere
+    ]
+    assert len(shown) > len(drawings.DRAWINGS)
+    assert [source for source in shown if not source.exists()] == []
 
 
 def test_copying_a_session_copies_its_commands(site: Path) -> None:
