@@ -334,6 +334,7 @@ REASONS = {
     "Attempt._wait": "a plain callback, one turn later: nothing is awaited",
     "Run._answer": "a plain callback, should a task that it wakes end the program",
     "Settler.flush_soon": "a plain callback for each turn of the loop, on the hot path",
+    "Batcher._close": "a call for many jobs is in no slot of theirs: it ends with the last of them",
     "Slot.__init__": "each job would pay for more: the worker waits for its slots as it drains",
     "Slots._spread_soon": "each job would pay for more: a plain callback, one turn later",
     "SparkCrew._end": "a task for each result that is stored, counted until it is done",

@@ -15,6 +15,8 @@ import taskq.telemetry as telemetry
 from taskq.app import holder, hooks, schedules
 from taskq.app.tasks import (
     AsyncTask,
+    BatchChoices,
+    BatchDecorator,
     SyncTask,
     Task,
     TaskChoices,
@@ -265,9 +267,12 @@ class TaskQ(holder.LogHolder):
     def task(self, fn: Callable[P, R], /) -> SyncTask[P, R]: ...
 
     @overload
+    def task(self, /, **choices: Unpack[BatchChoices]) -> BatchDecorator: ...
+
+    @overload
     def task(self, /, **choices: Unpack[TaskChoices]) -> TaskDecorator: ...
 
-    def task(self: Any = None, fn: Any = None, /, **choices: Unpack[TaskChoices]) -> Any:
+    def task(self: Any = None, fn: Any = None, /, **choices: Any) -> Any:
         """Make a task of a function: ``@app.task`` or ``@app.task(queue="mail", ...)``.
 
         Raises:
@@ -275,7 +280,8 @@ class TaskQ(holder.LogHolder):
         """
         if not isinstance(self, TaskQ):  # written at the class, as @TaskQ.task
             raise habits.no_app()
-        add = functools.partial(self._add_task, choices=choices)
+        given: Any = choices
+        add = functools.partial(self._add_task, choices=given)
         return add if fn is None else add(fn)
 
     task.__doc__ = with_choices(task.__doc__)
@@ -803,10 +809,14 @@ def task(fn: Callable[P, R], /) -> SyncTask[P, R]: ...
 
 
 @overload
+def task(**choices: Unpack[BatchChoices]) -> BatchDecorator: ...
+
+
+@overload
 def task(**choices: Unpack[TaskChoices]) -> TaskDecorator: ...
 
 
-def task(fn: Callable[..., Any] | None = None, /, **choices: Unpack[TaskChoices]) -> Any:
+def task(fn: Callable[..., Any] | None = None, /, **choices: Any) -> Any:
     """Make a task of a function, on the default app: ``@task`` or ``@task(queue="mail", ...)``.
 
     Raises:

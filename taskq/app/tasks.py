@@ -5,7 +5,18 @@ from __future__ import annotations
 import functools
 import typing
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 import taskq._native as native
 from taskq.calls import habits, naming, serialization
@@ -19,10 +30,11 @@ from taskq.calls.call import (
     concurrency_key_bytes,
     key_bytes,
 )
-from taskq.calls.signature import Signature
+from taskq.calls.signature import BatchSignature, Signature
 from taskq.connection import blocking, handle, tracing
 from taskq.core import durations, errors, model, parsing, records
 from taskq.core.retry import DEFAULT, RetryPolicy, policy_of
+from taskq.core.values import TypedDict
 from taskq.log.config import MAILBOX_MAX
 from taskq.log.format.bodies import COMPRESSED_BYTES_MIN, Compression
 from taskq.log.requests import Duplicate, Item, Plain
@@ -402,6 +414,8 @@ class Task(Enqueuer[P, R]):
         self.requires: tuple[Condition, ...] = ()
         self.while_running = False
         self.limit: rates.Limit | None = None
+        #: most jobs of one call of the function, 0 for a call each; and how long it waits for them
+        self.batch, self.within_seconds = 0, 0.0
         #: most bytes of an attempt's log lines that are kept with its outcome
         self.keep_log = 0
         self.on_dead = on_dead
@@ -426,8 +440,8 @@ class Task(Enqueuer[P, R]):
 
     @functools.cached_property
     def signature(self) -> Signature:
-        """Return how the function takes its arguments."""
-        return Signature(self.name, self.fn)
+        """Return how the function takes its arguments; of a batch, those of one job."""
+        return (BatchSignature if self.batch else Signature)(self.name, self.fn)
 
     @functools.cached_property
     def arguments(self) -> ArgumentCodec:
@@ -538,6 +552,14 @@ class Task(Enqueuer[P, R]):
                 f"{self.name}: {what}= failed for this call: {type(error).__name__}: {error}. "
                 f"It is called with the task's own arguments, defaults filled in"
             ) from error
+
+
+class BatchTask(Task[P, R]):
+    """A task whose function is called for many jobs at once, with a list of their arguments."""
+
+    def __call__(self, items: Any, /, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Run the function, here and now, with a list; await what this returns if it is async."""
+        return self.fn(items, **kwargs)
 
 
 class SyncTask(Task[P, R]):
@@ -651,6 +673,20 @@ class TaskChoices(JobOptions, total=False):
     while_running: bool
 
 
+class _BatchSize(TypedDict, total=True):
+    """See ``BatchChoices``."""
+
+    #: call the function for up to so many jobs at once, with a list of their arguments
+    batch: int
+
+
+class BatchChoices(_BatchSize, TaskChoices, total=False):
+    """The keywords of ``@task(batch=...)``."""
+
+    #: how long the first of the jobs waits for others; a second unless given
+    within: durations.Duration
+
+
 def with_choices(text: str | None) -> str:
     """Return a docstring that ends in the keywords of ``@task(...)``: what ``help`` shows."""
     names = (f"            {name}: {hint}" for name, hint in TaskChoices.__annotations__.items())
@@ -671,6 +707,32 @@ class TaskDecorator(Protocol):
     def __call__(self, fn: Callable[P, R], /) -> SyncTask[P, R]: ...
 
 
+class BatchDecorator(Protocol):
+    """``@app.task(batch=...)`` with its keywords given, waiting for the function."""
+
+    # As above.
+    @overload
+    def __call__(
+        self, fn: Callable[[list[X]], Coroutine[Any, Any, None]], /
+    ) -> BatchTask[[X], None]: ...
+
+    @overload
+    def __call__(
+        self, fn: Callable[[list[X]], Coroutine[Any, Any, list[S]]], /
+    ) -> BatchTask[[X], S]: ...
+
+    @overload
+    def __call__(
+        self, fn: Callable[[list[X]], Coroutine[Any, Any, list[S] | None]], /
+    ) -> BatchTask[[X], S | None]: ...
+
+    @overload
+    def __call__(self, fn: Callable[[list[X]], None], /) -> BatchTask[[X], None]: ...
+
+    @overload
+    def __call__(self, fn: Callable[[list[X]], list[S]], /) -> BatchTask[[X], S]: ...
+
+
 def make_task(app: TaskQ, fn: Callable[..., Any], choices: TaskChoices) -> Task[..., Any]:
     """Return the function as a task, not registered yet."""
     naming.check_function(fn)
@@ -682,7 +744,7 @@ def make_task(app: TaskQ, fn: Callable[..., Any], choices: TaskChoices) -> Task[
             f"soft_timeout is {soft:g} s and timeout {timeout:g} s: the soft one must be shorter"
         )
     changes = {k: v for k, v in choices.items() if k in OptionChanges.__annotations__}
-    kind = AsyncTask if naming.is_async(fn) else SyncTask
+    kind = BatchTask if "batch" in choices else AsyncTask if naming.is_async(fn) else SyncTask
     task: Task[..., Any] = kind(
         app,
         fn,
@@ -697,6 +759,8 @@ def make_task(app: TaskQ, fn: Callable[..., Any], choices: TaskChoices) -> Task[
         durable_claim=choices.get("durable_claim", False),
         on_dead=choices.get("on_dead"),
     )
+    if "batch" in choices or "within" in choices:
+        _set_batch(task, choices)
     _check_signature(task)
     task.limit = limit_of(task.name, choices)
     task.keep_log = _keep_log(task.name, choices)
@@ -707,10 +771,37 @@ def make_task(app: TaskQ, fn: Callable[..., Any], choices: TaskChoices) -> Task[
     return task
 
 
+#: Most jobs of one call.
+_BATCH_MAX: Final = 10_000
+_WITHIN_SECONDS: Final = 1.0
+
+
+def _set_batch(task: Task[..., Any], choices: TaskChoices) -> None:
+    given: dict[str, Any] = {**choices}
+    size = parsing.whole(given.get("batch", 0), f"{task.name}: batch")
+    if not 1 <= size <= _BATCH_MAX:
+        raise errors.UsageError(
+            f"{task.name}: batch is {size}, it must be 1 to {_BATCH_MAX}, and within= needs it"
+        )
+    limit = given.get("concurrency")
+    if limit is not None and limit < size:
+        raise errors.UsageError(
+            f"{task.name}: concurrency is {limit} and counts jobs, of which a batch has {size}: "
+            f"give at least that, or leave it out"
+        )
+    for name in ("keep_log", "while_running"):
+        if given.get(name):
+            raise errors.UsageError(
+                f"{task.name}: {name} is of one job, and does not go with batch"
+            )
+    task.batch = size
+    task.within_seconds = durations.seconds(given.get("within", _WITHIN_SECONDS), "within")
+
+
 def _check_signature(task: Task[..., Any]) -> None:
     """Refuse parameters and results that no job could have; what is not sure a worker will."""
     try:
-        signature = Signature(task.name, task.fn)
+        signature = (BatchSignature if task.batch else Signature)(task.name, task.fn)
     except errors.UsageError:
         raise
     except ValueError:  # some functions of the interpreter have none
@@ -749,9 +840,10 @@ def _check_while_running(task: Task[..., Any]) -> None:
 
 
 def _check_choices(fn: Callable[..., Any], choices: TaskChoices) -> None:
-    unknown = choices.keys() - TaskChoices.__annotations__.keys()
+    known = {**TaskChoices.__annotations__, "batch": "", "within": ""}
+    unknown = choices.keys() - known.keys()
     if unknown:
-        name, known = min(unknown), TaskChoices.__annotations__
+        name = min(unknown)
         raise errors.UsageError(
             f"@task has no option {name!r}: {habits.option_instead(name, known)}"
         )

@@ -379,6 +379,57 @@ class Signature:
         )
 
 
+class NoList(errors.UsageError):
+    """A function of batches that takes or returns something else."""
+
+
+class BatchSignature(Signature):
+    """Parameters of one job of a batch, of whose arguments the function takes a list."""
+
+    def __init__(self, task: str, function: Callable[..., typing.Any]) -> None:
+        super().__init__(task, function)
+        parameters = self.signature.parameters.values()
+        if len(self.names) != 1 or len(parameters) != 1 or self.rest or self.keywords:
+            raise errors.UsageError(
+                f"{task}: a function of batches takes one list, with an item for each job: "
+                f"{self.signature}"
+            )
+        finds: list[Callable[[], typing.Any]] = [self.result_hint]
+        finds += [functools.partial(self._hint, parameter) for parameter in parameters]
+        for find in finds:
+            try:
+                find()
+            except NoList as error:
+                raise errors.UsageError(str(error)) from None
+            except errors.UsageError:
+                """A name that is defined further down: it is looked up again when needed."""
+
+    def result_hint(self) -> typing.Any:
+        """Return the annotation of one job's result."""
+        return self._item_of("the result", super().result_hint())
+
+    def _hint(self, parameter: inspect.Parameter) -> typing.Any:
+        hint = super()._hint(parameter)
+        if injected_type(hint) is not None:
+            return hint
+        return self._item_of(f"parameter {parameter.name!r}", hint)
+
+    def _item_of(self, what: str, hint: typing.Any) -> typing.Any:
+        if hint in {None, types.NoneType, typing.Any}:
+            return hint
+        if typing.get_origin(hint) in {typing.Union, types.UnionType}:
+            kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType]
+            return typing.Optional[self._item_of(what, kinds[0])]  # noqa: UP045 - of a value
+        if hint is list:
+            return typing.Any
+        if typing.get_origin(hint) is not list:
+            raise NoList(
+                f"{self.task}: {what} of batches is {inspect.formatannotation(hint)}, it must be "
+                f"a list, such as list[int]"
+            )
+        return typing.get_args(hint)[0]
+
+
 @functools.lru_cache(_FUNCTIONS_KEPT)
 def _names_asked(function: Callable[..., typing.Any]) -> tuple[str, ...] | None:
     try:

@@ -30,6 +30,23 @@ def keyed(n: int) -> list[str]:
     return [str(n)]
 
 
+@app.task(batch=100, within="1s", queue="bulk")
+async def index(texts: list[str]) -> list[int]:
+    return [len(text) for text in texts]
+
+
+@app.task(batch=10)
+def store(rows: list[dict[str, int]]) -> None:
+    assert rows
+
+
+async def batches_are_enqueued_one_by_one() -> None:
+    assert_type(await index.enqueue("a"), JobHandle[int])
+    assert_type(await store.enqueue({"a": 1}), JobHandle[None])
+    await index.enqueue(["a"])  # E: arg-type
+    await store.enqueue(1)  # E: arg-type
+
+
 async def calls_are_typed() -> None:
     assert_type(await add(1, b=2), int)
     assert_type(shout("x", loud=False), str)

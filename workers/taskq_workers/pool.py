@@ -23,7 +23,7 @@ from taskq_workers.runs import executors, guards, joblogs, lifespans, loader, tr
 from taskq_workers.services import scheduler, watches
 from taskq_workers.services.deaths import DeathHooks
 from taskq_workers.services.watches import LoopWatch
-from taskq_workers.slots import feed, outcomes, rounds, slots
+from taskq_workers.slots import batches, feed, outcomes, rounds, slots
 
 #: How long a drain may take in silence.
 SILENCE_SECONDS: Final = 0.5
@@ -691,6 +691,7 @@ class Worker:
             burst=self.burst,
             max_jobs=self._max_jobs,
         )
+        plans.batcher = lambda task, call: batches.Batcher(task, call, lambda: runner).join
         # Asked from another thread: a copy of the slots is made in one step of the interpreter.
         give_back = partial(surrender, runner, self._parts)
         watch = LoopWatch(

@@ -24,7 +24,7 @@ from taskq import JobContext, Task, TaskQ, engine, values
 from taskq.log.machine.forks import fill_standard
 from taskq_workers.children import wire
 from taskq_workers.runs import guards, joblogs, lifespans, loader, reasons, system, timeouts
-from taskq_workers.slots import shipping
+from taskq_workers.slots import batches, shipping
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -176,7 +176,10 @@ class _Bench:
         job = JobContext(delivery, app)
         hooks.running_job.set(job)
         try:
-            args, kwargs = task.decode(delivery.payload)
+            if task.batch:
+                args, kwargs = (batches.unpack(task, delivery.payload),), dict[str, Any]()
+            else:
+                args, kwargs = task.decode(delivery.payload)
             called = True
             with joblogs.capture_lines(job, task.keep_log):
                 value = self._call(task, args, kwargs)
@@ -185,6 +188,10 @@ class _Bench:
                 0, task, delivery, error, monotonic() - since, called=called
             )
         try:
+            if task.batch:
+                body = batches.pack_results(task, value, len(args[0]))
+                done = engine.Settlement(engine.kinds.SUCCESS, delivery, body)
+                return shipping.remote_outcome(0, done, monotonic() - since)
             return shipping.remote_success(0, task, job, value, monotonic() - since)
         except Exception as error:  # noqa: BLE001 - likewise
             return shipping.remote_failure(

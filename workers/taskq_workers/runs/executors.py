@@ -524,6 +524,8 @@ class Plans(dict[str, RunPlan]):
     ) -> None:
         super().__init__()
         self._wraps = wraps
+        #: makes what gathers jobs of a task into batches
+        self.batcher: Callable[[Task[..., Any], Calling], Calling] | None = None
         self._tasks = tasks
         self._executors = executors
 
@@ -542,6 +544,8 @@ class Plans(dict[str, RunPlan]):
         except errors.UsageError as error:
             # Registered since the worker's start, which would have refused it.
             plan = make_plan(task, _refusing(error))
+        if task.batch and self.batcher is not None:
+            plan = plan._replace(call=self.batcher(task, plan.call))
         for wrap in self._wraps:
             plan = plan._replace(call=wrap(plan.call, task))
         if task.keep_log or joblogs.chosen_logging().prints:

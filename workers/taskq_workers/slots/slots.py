@@ -338,8 +338,8 @@ class Slots:
         self._slots: set[Slot] = set()
         self._resting: dict[Slot, asyncio.Future[None]] = {}
         self._called: set[Slot] = set()
-        self._spreading = False
-        self._started = self._reach = 0
+        self._spreading, self._entering = False, deque[asyncio.Future[None]]()
+        self._started = self._reach = self._parked = 0
         quota = Quota(max_jobs)
 
         def feed(kind: type[FeedT], source: LogSource, host: Any, *, clocked: bool = True) -> FeedT:
@@ -399,24 +399,83 @@ class Slots:
 
     def is_spare(self, slot: Slot) -> bool:
         """Return whether there are more slots than wanted; then this one is no slot any more."""
-        if len(self._slots) <= self.concurrency:
+        if not self._is_crowded():
             return False
         self._slots.discard(slot)
+        self._let_in()
         return True
+
+    def _is_crowded(self) -> bool:
+        return len(self._slots) > self._most()
+
+    def _most(self) -> int:
+        """Return how many slots there may be; each batch that waits for a place wants one less."""
+        return self.concurrency + self._parked - len(self._entering)
+
+    def _has_place(self) -> bool:
+        return len(self._slots) - self._parked < self.concurrency
+
+    # For batches: ``_parked`` jobs wait for theirs and take no place, ``_entering`` are calls that
+    # wait for one.
+
+    @property
+    def context(self) -> Context:
+        """Return the context that each new slot starts from."""
+        return self._context
+
+    def park(self) -> None:
+        """Note that a job waits for its batch, so that another may begin."""
+        self._parked += 1
+        if not self._spreading:
+            self._spread_soon()
+
+    def unpark(self) -> None:
+        """Note that it waits no longer; its slot ends with it."""
+        self._parked -= 1
+
+    async def take_place(self) -> None:
+        """Wait until a call for parked jobs may run, and take a place in their name."""
+        while not self._has_place():
+            if self._resting:
+                self._end_resting()
+                continue
+            waiter = self.loop.create_future()
+            self._entering.append(waiter)
+            try:
+                await waiter
+            finally:
+                if waiter in self._entering:
+                    self._entering.remove(waiter)
+        self._parked -= 1
+
+    def give_place(self) -> None:
+        """Give it back."""
+        self._parked += 1
+        self._let_in()
+
+    def _let_in(self) -> None:
+        if self._entering and self._has_place():
+            waiter = self._entering.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _end_resting(self) -> None:
+        slot, waiter = self._resting.popitem()
+        self._slots.discard(slot)
+        waiter.cancel()
 
     def resize(self, concurrency: int) -> None:
         """Have another number of slots; spare slots leave once their jobs are over."""
         self.concurrency = concurrency
-        while self._resting and len(self._slots) > concurrency:
-            slot, waiter = self._resting.popitem()
-            self._slots.discard(slot)
-            slot.task.cancel()
-            waiter.cancel()
+        while self._resting and self._is_crowded():
+            self._end_resting()
+        self._let_in()
         self.feed.resize(concurrency)
 
     def replace(self, slot: Slot) -> None:
         """Call another slot to the buffer in the place of a spoilt slot."""
         self._slots.discard(slot)
+        self._let_in()
         if self.feed.buffer:
             self.wake()
 
@@ -466,7 +525,7 @@ class Slots:
     def free(self) -> int:
         """Return how many slots run nothing, be they called to the buffer or not."""
         idle = len(self._resting) + len(self._called)
-        return idle + self.concurrency - len(self._slots)
+        return idle + self._most() - len(self._slots)
 
     def wake(self) -> None:
         """Let free slots look at the buffer, unless the worker is about to give all of it back."""
@@ -585,7 +644,7 @@ class Slots:
                 waiter.set_result(None)
                 self._called.add(slot)
                 return True
-        if len(self._slots) < self.concurrency:
+        if len(self._slots) < self._most():
             self._start_slot()
             return True
         return False
@@ -605,6 +664,7 @@ class Slots:
         self._slots.discard(slot)
         self._called.discard(slot)
         self._resting.pop(slot, None)
+        self._let_in()
         error = None if task.cancelled() else task.exception()
         delivery, slot.delivery = slot.delivery, None
         # Without a job it met an emptied buffer: the loop stood still, and all was given back.

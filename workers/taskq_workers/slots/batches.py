@@ -1,0 +1,175 @@
+"""Batches: many jobs of a task, one call of its function with a list of their arguments."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+from collections.abc import Awaitable, Callable
+from contextvars import Context, ContextVar, copy_context
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from taskq import Discard, Task
+from taskq.engine import kinds
+from taskq_workers.slots.shipping import RemoteOutcome, error_of
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+#: A job of a batch changes it, so that its slot ends with it; see ``Slots.replace``.
+_was_in_batch: Final[ContextVar[object]] = ContextVar("was_in_batch")
+
+
+class Host(Protocol):
+    """The slots, as batches see them: a job that waits for its batch takes no place."""
+
+    @property
+    def context(self) -> Context: ...
+    def park(self) -> None: ...
+    def unpark(self) -> None: ...
+    async def take_place(self) -> None:
+        """Wait for a free place, and take it."""
+
+    def give_place(self) -> None: ...
+
+
+class _Gathering:
+    """A batch, open or under way; each member is its argument and a future of (value, error)."""
+
+    def __init__(self) -> None:
+        self.members: list[tuple[Any, asyncio.Future[Any]]] = []
+        self.timer: asyncio.TimerHandle | None = None
+        self.call: asyncio.Task[None] | None = None
+
+
+class Batcher:
+    """Gathers the jobs of one task. Each runs in a slot of its own, and waits there for the call.
+
+    The call takes one place of the worker's concurrency, however many jobs it is for.
+
+    Args:
+        task: whose jobs.
+        call: of the function, with a list; in a child process, with payloads of all of them.
+        host: of the jobs.
+    """
+
+    def __init__(
+        self,
+        task: Task[..., Any],
+        call: Callable[..., Awaitable[Any]],
+        host: Callable[[], Host],
+    ) -> None:
+        self._task, self._call, self._host = task, call, host
+        self._open: _Gathering | None = None
+
+    async def join(self, *args: Any, **kwargs: Any) -> Any:
+        """Wait for the call that this job is part of, and return the job's own result."""
+        _was_in_batch.set(object())
+        host, loop = self._host(), asyncio.get_running_loop()
+        batch = self._open
+        if batch is None:
+            batch = self._open = _Gathering()
+            batch.timer = loop.call_later(self._task.within_seconds, self._close, batch)
+        member = (*args, *kwargs.values())[0], loop.create_future()
+        batch.members.append(member)
+        host.park()
+        if len(batch.members) >= self._task.batch:
+            self._close(batch)
+        try:
+            value, error, trace = await member[1]
+        finally:
+            host.unpark()
+            self._leave(batch, member)
+        if error is not None:
+            raise error.with_traceback(trace)
+        return value
+
+    def _leave(self, batch: _Gathering, member: tuple[Any, asyncio.Future[Any]]) -> None:
+        if member in batch.members:  # it was cancelled
+            batch.members.remove(member)
+            if not batch.members:
+                self._close(batch)
+
+    def _close(self, batch: _Gathering) -> None:
+        if self._open is batch:
+            self._open = None
+        if batch.timer is not None:
+            batch.timer.cancel()
+        if batch.call is not None:
+            batch.call.cancel()  # nobody is left that it is for
+        elif batch.members:
+            # Without a job around it: which of them would it be? A child process needs one.
+            context = copy_context() if self._is_remote else self._host().context.copy()
+            name = f"taskq-batch-{self._task.name}"
+            run = self._run(batch)
+            batch.call = asyncio.get_running_loop().create_task(run, name=name, context=context)
+
+    @property
+    def _is_remote(self) -> bool:
+        return self._task.runs_in == "process"
+
+    async def _run(self, batch: _Gathering) -> None:
+        host = self._host()
+        await host.take_place()
+        try:
+            # Some may have left meanwhile; none may any more without its future's knowledge.
+            members = list(batch.members)
+            arguments = [value for value, _ in members]
+            try:
+                value = await self._call(pack(arguments) if self._is_remote else arguments)
+                results = self._apart(value, len(members))
+            except BaseException as error:  # noqa: BLE001 - it is that of each job
+                trace: TracebackType | None = error.__traceback__
+                results = [(None, error, trace)] * len(members)
+        finally:
+            host.give_place()
+        batch.members.clear()
+        for (_, future), result in zip(members, results, strict=True):
+            if not future.done():
+                future.set_result(result)
+
+    def _apart(self, value: Any, count: int) -> list[tuple[Any, BaseException | None, Any]]:
+        if type(value) is RemoteOutcome:
+            if value.kind != kinds.SUCCESS:
+                # Each job's own policy decides, unless the child could not even begin.
+                error = error_of(value) if value.kind != kinds.RELEASE else None
+                return [(value if error is None else None, error, None)] * count
+            bodies: list[bytes | None] = pickle.loads(value.body or b"")  # noqa: S301 - our child's
+            return [(value._replace(body=body), None, None) for body in bodies]
+        return [(each, None, None) for each in apart(self._task, value, count)]
+
+
+def apart(task: Task[..., Any], value: Any, count: int) -> list[Any]:
+    """Return the result of each job; a function may return None for all of them.
+
+    Raises:
+        Discard: there are not as many results as jobs, which no other attempt would change.
+    """
+    if value is None:
+        return [None] * count
+    if isinstance(value, list | tuple) and len(value) == count:
+        return list(value)
+    size = f" of {len(value)}" if isinstance(value, list | tuple) else ""
+    raise Discard(
+        f"{task.name} got {count} jobs and returned a {type(value).__name__}{size}: return None, "
+        f"or a list with the result of each"
+    )
+
+
+def pack(payloads: list[bytes]) -> bytes:
+    """Return the payload of a call for all of these jobs, in a child process."""
+    return b"[" + b",".join(payloads) + b"]"
+
+
+def unpack(task: Task[..., Any], payload: bytes) -> list[Any]:
+    """Return the arguments in it."""
+    arguments = []
+    for each in json.loads(payload):
+        args, kwargs = task.decode(json.dumps(each).encode())
+        arguments.append((*args, *kwargs.values())[0])
+    return arguments
+
+
+def pack_results(task: Task[..., Any], value: Any, count: int) -> bytes:
+    """Return the encoded result of each job, for the worker."""
+    return pickle.dumps([task.encode_result(each) for each in apart(task, value, count)])
