@@ -219,9 +219,10 @@ def mail(to: str) -> None: ...
 
 @pytest.mark.parametrize("word", WORDS)
 def test_an_option_of_another_library_is_answered_from_the_table(app: TaskQ, word: str) -> None:
-    task: Any = app.task(name="mail.send")(mail)
+    make: Any = app.task
+    task = make(name="mail.send")(mail)
     offers: list[tuple[Any, Any]] = [
-        (lambda **choices: app.task(**choices)(mail), TaskChoices),
+        (lambda **choices: make(**choices)(mail), TaskChoices),
         (task.options, OptionChanges),
     ]
     for offer, known in offers:

@@ -34,13 +34,13 @@ MAIL: Final = EnqueueSpec("mail", "mail.send", attempts=0)
 class Post:
     """Jobs of a task, each of which runs until it is let go."""
 
-    def __init__(self, path: Path, **choices: Any) -> None:
+    def __init__(self, path: Path, aliases: tuple[str, ...] = ()) -> None:
         self.running = self.most = 0
         self.go = asyncio.Event()
         self.changed = asyncio.Condition()
         self.app = TaskQ(path, upkeep=False)
 
-        @self.app.task(name="mail.send", queue="mail", **choices)
+        @self.app.task(name="mail.send", queue="mail", aliases=aliases)
         async def send(n: int) -> int:
             await self.count(1)
             try:
@@ -163,7 +163,7 @@ async def test_slots_grow_and_shrink_and_no_job_is_cut_off(tmp_path: Path) -> No
 
 
 async def test_all_names_of_a_task_are_steered(tmp_path: Path) -> None:
-    post = Post(tmp_path, aliases=["mail.old"])
+    post = Post(tmp_path, aliases=("mail.old",))
     async with post.app as app:
         await app.pause(task=post.send)
         assert set(await app.controls()) == {"task:mail.send", "task:mail.old"}

@@ -121,11 +121,11 @@ def scenario(function: Scenario) -> Scenario:
 
 
 def task_of(app: TaskQ, **options: Any) -> Any:
-    @app.task(name="send", **options)
     async def send(to: str, count: int = 1) -> int:
         return count
 
-    return send
+    make: Any = app.task(name="send", **options)
+    return make(send)
 
 
 @scenario

@@ -264,7 +264,6 @@ async def test_a_worker_of_an_app_without_any_calls_its_tasks_directly(app: Task
         assert worker._runner.hot[5][work.name].call is work.fn
 
 
-ONCE: dict[str, Any] = {"timeout": 0.3, "retry": 1}
 KINDS = ["on_loop", "in_thread", "on_own_loop", "in_process"]
 
 
@@ -281,19 +280,19 @@ def afar(tmp_path: Path) -> Iterator[TaskQ]:
 
 
 async def end_of(afar: TaskQ, kind: str) -> str:
-    @afar.task(name="on_loop", **ONCE)
+    @afar.task(name="on_loop", timeout=0.3, retry=1)
     async def on_loop() -> int:
         return 1
 
-    @afar.task(name="in_thread", **ONCE)
+    @afar.task(name="in_thread", timeout=0.3, retry=1)
     def in_thread() -> int:
         return 1
 
-    @afar.task(name="on_own_loop", runs_in="thread", **ONCE)
+    @afar.task(name="on_own_loop", runs_in="thread", timeout=0.3, retry=1)
     async def on_own_loop() -> int:
         return 1
 
-    @afar.task(name="late", **ONCE)
+    @afar.task(name="late", timeout=0.3, retry=1)
     async def late() -> None:
         await asyncio.Event().wait()
 
