@@ -1,4 +1,4 @@
-"""taskq beside other job frameworks that need no server: huey, flexiq and dbos, all on SQLite.
+"""taskq beside other job frameworks that need no server: huey and flexiq, on SQLite.
 
 Run: ``python -m tests.bench.peers``. Each peer is installed on demand into a virtual environment of
 its own (``--venvs``), and used as its documentation says for one machine: see the modules of
@@ -67,7 +67,6 @@ CONTENDERS: Final = {
     "taskq os": Contender("taskq_app", "", "from taskq import TaskQ", 50_000, 10_000, 30, "os"),
     "huey": Contender("huey_app", "huey", "from huey import SqliteHuey", 5_000, 5_000, 30),
     "flexiq": Contender("flexiq_app", "flexiq", "from flexiq import Queue", 400, 10_000, 30),
-    "dbos": Contender("dbos_app", "dbos", "from dbos import DBOS, DBOSClient", 300, 300, 10),
 }
 #: Contenders of equal durability, also shown as ratios.
 PAIRS: Final = (("taskq fsync", "huey"), ("taskq os", "flexiq"))

@@ -200,9 +200,7 @@ def figures(output: str) -> dict[str, dict[str, Any]]:
 
 def test_its_help_names_the_scenarios_and_the_contenders() -> None:
     output = run("--help")
-    assert all(
-        name in output for name in ("cycle", "takeover", "huey", "flexiq", "dbos", "--venvs")
-    )
+    assert all(name in output for name in ("cycle", "takeover", "huey", "flexiq", "--venvs"))
 
 
 @pytest.mark.slow

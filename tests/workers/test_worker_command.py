@@ -418,12 +418,16 @@ def test_without_a_level_warnings_are_told_and_all_is_kept(
     start: Any, queue: TaskQ, tmp_path: Path
 ) -> None:
     (tmp_path / "kept.py").write_text(
-        LOGS.replace("@app.task\ndef thread", '@app.task(keep_log="1KB")\ndef thread')
+        LOGS.replace(
+            "@app.task\ndef thread() -> None:\n",
+            '@app.task(keep_log="1KB")\ndef thread() -> None:\n    log.warning("look out")\n',
+        )
     )
     job = queue.enqueue_by_name_sync("kept.thread").id
     worker = start("kept", "--burst")
     assert worker.end() == 0
-    assert worker.errors == ""
+    assert "look out" in worker.errors
+    assert "here" not in worker.errors
     assert _lines(queue, job).endswith(" INFO shop: here")
 
 
