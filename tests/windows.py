@@ -23,7 +23,7 @@ _MODULES: Final = re.compile(r"^\s*(?:import|from) (termios|pty|tty)\b", re.MULT
 #: In their place stands what skips a test that calls or replaces something of them.
 _STUBS: Final = ("fcntl", "pwd", "grp", "resource", "taskq.log.machine.posix")
 _LACKING: Final = re.compile(
-    r"module '(?:os|signal|select|socket|time)' has no attribute '(\w+)'"
+    r"module '(?:os|signal|select|socket|time)'(?: \(\w+\)>)? has no attribute '(\w+)'"
     r"|No module named '(fcntl|pwd|grp|resource|termios|pty|tty)'"
     r"|Path not found: '\\\\(dev|proc)\\"
     r"|\[WinError 2\] (File not found)$"
