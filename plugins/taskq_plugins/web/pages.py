@@ -338,6 +338,8 @@ class Pages:
         )
         self._templates.filters |= {
             "ago": _ago,
+            # A long name breaks after its dots.
+            "dotted": lambda text: Markup(".<wbr>").join(text.split(".")),
             "brief": lambda job: brief(job, value),
             "ago_now": lambda moment_ns: render.when(moment_ns, time.time_ns()),
             "span": render.precise,
