@@ -216,6 +216,8 @@ class History:
         if through not in files.lsns[:-1] or self.has(through):
             return
         self.load()
+        if self.has(through):  # another process did it
+            return
         if self.cursor.segment not in files:
             self._begin()
         end = frames.Cursor(through, files.size(through), self.cursor.next_lsn)

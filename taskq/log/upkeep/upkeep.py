@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import Generator, Iterator
 from typing import Final
@@ -261,7 +262,13 @@ class Upkeep:
         """Fold the sealed segments up to this one into the counts that outlive them."""
         if self._history is None:
             self._history = history.History(self._journal)
-        yield from self._history.steps(through)
+        try:
+            yield from self._history.steps(through)
+        except (errors.LogError, ValueError, LookupError, struct.error) as error:
+            # Counts are worth less than the room: no record holds a segment back.
+            self._history = None
+            if not isinstance(error, SegmentGone):
+                self._complain(str(error), "%s: not all is counted: %s", self._journal.path, error)
 
     def _tidy(self, keep_seconds: float | None, report: Report) -> compaction.Steps:
         """Remove what need not be kept, ``keep_seconds`` instead of the log's own."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import random
+import struct
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import Mock
 
 import pytest
 
 from taskq import TaskLog, TaskQ
+from taskq.core.errors import LogDamaged
 from taskq.engine import LogReader
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.read.history import (
@@ -22,7 +25,9 @@ from taskq.log.read.history import (
     class_of,
     middle_of,
 )
+from taskq.log.upkeep.upkeep import Upkeep
 from taskq.testing import TravelClock, use_clock
+from tests.log.world import World, fill_segment, finish, keeping, tend
 
 BEGIN: Final = 1_700_000_000
 
@@ -142,3 +147,21 @@ async def test_30_days_of_thousands_of_tasks_stay_small(tmp_path: Path) -> None:
     assert len(known.minutes) <= 25 * 60
     assert (CAUSES_MAX, ACTS_MAX, HOUR_NS) == (50, 1_000, 3_600 * 10**9)
     assert size < 300_000
+
+
+@pytest.mark.parametrize("error", [None, LogDamaged("x"), ValueError("x"), struct.error("x")])
+def test_whatever_hinders_the_counts_keeps_no_segment_back(
+    error: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an error another process was killed after the counts, before the segment went."""
+    world = World(0, keeping(keep_segments=1))
+    process = world.process()
+    for _ in range(5):
+        fill_segment(process)
+    first, second = world.segments()[:2]
+    if error is None:
+        finish(Upkeep(process.committer)._fold_history(process.journal.files.lsns[1]))
+    else:
+        monkeypatch.setattr(History, "take", Mock(side_effect=error))
+    tend(process)
+    assert not {first, second} & set(world.segments())
