@@ -127,7 +127,6 @@ async def test_a_worker_heeds_each_control_of_another_process_at_once(tmp_path: 
         assert "taskq resume --task mail.send" in reason.text
         standing = await post.app._read(lambda reader: reader.standing())
         assert "Task mail.send is paused: 20 jobs wait" in {text for _, text in standing.remarks}
-        assert taskq("ls", "-d", tmp_path).stdout.count("paused") == 20
         await act("slots")
         await act("resume")
         await post.until(3)

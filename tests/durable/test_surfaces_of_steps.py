@@ -107,6 +107,9 @@ async def test_the_timeline_names_steps_waits_and_signals(app: TaskQ) -> None:
     assert "had that already" in await run(app, "signal", job.id, "paid", "5", "--once", "evt")
     events = json.loads(await run(app, "timeline", job.id, "--json"))
     seen = [(event["kind"], event["cause"], event["reason"]) for event in events]
+    acts = [seen.pop(at) for at, each in [*enumerate(seen)][::-1] if each[0] == "acted"]
+    assert acts
+    assert all("signal paid" in reason for _, _, reason in acts)
     assert seen == [
         ("enqueued", None, None),
         ("claimed", None, None),

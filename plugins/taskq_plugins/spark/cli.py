@@ -133,7 +133,11 @@ def status(lake_path: Path | str, journals: Path | None, as_json: bool) -> None:
                 "committed_at": documents.moment(lake.committed_at()),
                 "batch": None if batch < 0 else batch,
                 "tables": [holding._asdict() for holding in lake.holdings()],
-                "logs": logs,
+                "logs": [
+                    {name: value for name, value in log.items() if name != "read_ns"}
+                    | {"read_until": documents.moment(log["read_ns"])}
+                    for log in logs
+                ],
             }
         )
         return
@@ -159,7 +163,7 @@ def status(lake_path: Path | str, journals: Path | None, as_json: bool) -> None:
             log["device"],
             log["log_id"],
             "" if log["lsn"] is None else str(log["lsn"]),
-            log["read_until"] or "never",
+            "never" if log["lsn"] is None else render.when(log["read_ns"], now_ns),
             "" if log["left_bytes"] is None else render.size(log["left_bytes"]),
         )
         for log in shown
@@ -172,7 +176,7 @@ def status(lake_path: Path | str, journals: Path | None, as_json: bool) -> None:
 def _progress(lake: Lake, journals: Path | None) -> list[dict[str, Any]]:
     """Return how far each log was read.
 
-    ``lsn`` and ``read_until`` are of the last record in the tables; ``end_lsn`` is None if the log
+    ``lsn`` and ``read_ns`` are of the last record in the tables; ``end_lsn`` is None if the log
     is gone.
     """
     from taskq_plugins.spark.lake.state import last_records, positions_of  # noqa: PLC0415 - pyarrow
@@ -185,7 +189,7 @@ def _progress(lake: Lake, journals: Path | None) -> list[dict[str, Any]]:
             "device": row["device"],
             "log_id": row["log_id"],
             "lsn": row["lsn"],
-            "read_until": documents.moment(row["ts_ns"]),
+            "read_ns": row["ts_ns"],
             **dict.fromkeys(("end_lsn", "left_bytes", "problem")),
         }
         for row in last_records(lake).to_pylist()
@@ -195,7 +199,7 @@ def _progress(lake: Lake, journals: Path | None) -> list[dict[str, Any]]:
     sight = look(journals) if journals is not None else None
     for log_id, log in sight.logs.items() if sight is not None else ():
         device = log.log.device
-        known = logs.get(log_id) or {"log_id": log_id, "lsn": None, "read_until": None}
+        known = logs.get(log_id) or {"log_id": log_id, "lsn": None, "read_ns": 0}
         logs[log_id] = known | {
             "device": device,
             "end_lsn": log.latest.lsn,

@@ -60,7 +60,6 @@ def ls(
         else:
             jobs = reader.jobs(wanted, queue, task, limit)
         now_ns = reader.now_ns
-        paused = _paused_of(reader)
     if as_json:
         render.print_json([documents.job_head(job) for job in jobs])
         return
@@ -79,7 +78,7 @@ def ls(
                 str(job.priority),
                 render.attempts(job),
                 render.when(job.enqueued_ns, now_ns),
-                _note(job, now_ns, paused),
+                _note(job, now_ns),
             )
             for job in jobs
         ],
@@ -98,17 +97,7 @@ def _found(reader: engine.LogReader, query: str, limit: int) -> list[documents.J
     return jobs
 
 
-def _paused_of(reader: engine.LogReader) -> set[tuple[str, str]]:
-    """Return what is paused, each as ("queue" or "task", its name)."""
-    names = [name for name, control in reader.controls().items() if control.get("paused")]
-    queues = {("queue", queue.queue) for queue in reader.stats().queues if queue.paused}
-    return queues | {("task", name.partition(":")[2]) for name in names}
-
-
-def _note(job: documents.JobView, now_ns: int, paused: set[tuple[str, str]]) -> str:
-    places = {("queue", job.queue), ("task", job.task)}
-    if job.state is State.READY and not paused.isdisjoint(places):
-        return "paused"
+def _note(job: documents.JobView, now_ns: int) -> str:
     waits = job.state is State.SCHEDULED or job.due_ns >= values.TIME_NS_MAX
     due = render.due(job.due_ns, now_ns) if waits else ""
     reason = job.reason.partition("\n")[0]

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from taskq.core import fingerprints, kinds, model
+from taskq.core import kinds, model
 from taskq.core.errors import FormatError
 from taskq.log.format import codec, frames
 from taskq.log.format.carried import born_in
@@ -306,7 +306,9 @@ class History:
                 times[took] = times.get(took, 0) + 1
 
     def _fail(self, task: str, record: Record, hour: int) -> None:
-        error, _, fingerprint = fingerprints.failure_of(task, record.kind, record.reason)
+        from taskq.core.fingerprints import failure_of  # noqa: PLC0415 - it imports hashlib
+
+        error, _, fingerprint = failure_of(task, record.kind, record.reason)
         cause = task, error, fingerprint
         if cause not in self.causes and len(self.causes) >= _NEW_MAX:
             cause = "", "", ""

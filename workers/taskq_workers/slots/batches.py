@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import pickle
 from collections.abc import Awaitable, Callable
 from contextvars import Context, ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -134,6 +133,8 @@ class Batcher:
                 # Each job's own policy decides, unless the child could not even begin.
                 error = error_of(value) if value.kind != kinds.RELEASE else None
                 return [(value if error is None else None, error, None)] * count
+            import pickle  # noqa: PLC0415 - only for tasks in child processes
+
             bodies: list[bytes | None] = pickle.loads(value.body or b"")  # noqa: S301 - our child's
             return [(value._replace(body=body), None, None) for body in bodies]
         return [(each, None, None) for each in apart(self._task, value, count)]
@@ -172,4 +173,6 @@ def unpack(task: Task[..., Any], payload: bytes) -> list[Any]:
 
 def pack_results(task: Task[..., Any], value: Any, count: int) -> bytes:
     """Return the encoded result of each job, for the worker."""
+    import pickle  # noqa: PLC0415 - only for tasks in child processes
+
     return pickle.dumps([task.encode_result(each) for each in apart(task, value, count)])
