@@ -27,7 +27,7 @@ from taskq.log.read.history import (
 )
 from taskq.log.upkeep.upkeep import Upkeep
 from taskq.testing import TravelClock, use_clock
-from tests.log.world import World, fill_segment, finish, keeping, tend
+from tests.log.world import World, fill_segment, keeping, tend
 
 BEGIN: Final = 1_700_000_000
 
@@ -160,7 +160,7 @@ def test_whatever_hinders_the_counts_keeps_no_segment_back(
         fill_segment(process)
     first, second = world.segments()[:2]
     if error is None:
-        finish(Upkeep(process.committer)._fold_history(process.journal.files.lsns[1]))
+        assert list(Upkeep(process.committer)._fold_history(process.journal.files.lsns[1]))
     else:
         monkeypatch.setattr(History, "take", Mock(side_effect=error))
     tend(process)
