@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from taskq.core import rates
 from taskq.core.errors import UsageError
+from taskq.core.model import NAME_BYTES_MAX
 from taskq.core.parsing import parse_json, whole
 from taskq.core.sources import SourceState
 from taskq.core.values import NamedTuple
@@ -26,6 +27,8 @@ CONTROL_HEADER: Final = "taskq-control"
 TASK: Final = "task:"
 #: Before the name of an alert.
 ALERT: Final = "alert:"
+#: Room for a name of full length after each of these.
+CONTROL_NAME_BYTES_MAX: Final = NAME_BYTES_MAX + 16
 #: Slots by worker: number of its owner in hexadecimal, "" for all other workers.
 SLOTS: Final = "slots"
 SLOTS_MAX: Final = 10_000

@@ -17,6 +17,7 @@ from taskq import TaskQ
 from taskq.core import controls
 from taskq.core.controls import CONTROLS_MAX, Change
 from taskq.core.errors import PayloadTooLarge, UsageError
+from taskq.core.model import NAME_BYTES_MAX
 from taskq.core.rates import Limit
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op
 from taskq.testing.sandbox import FakeClock, use_clock
@@ -228,6 +229,25 @@ def test_controls_are_bounded_and_a_change_that_expects_otherwise_does_nothing(
         process.ask(Op.CONTROL, PAUSED)
     assert process.ask(Op.CONTROL, Change("alert:a", {"n": None}))
     assert CONTROLS_MAX == 10_000
+
+
+@pytest.mark.parametrize("before", [controls.TASK, controls.ALERT])
+@pytest.mark.parametrize("letter", ["n", "é", "\ud800", "𝄞"])
+def test_a_control_reads_back_with_a_name_of_each_length_and_a_longer_one_is_refused(
+    before: str, letter: str
+) -> None:
+    world, process = world_of(SMALL)
+    size = len(letter.encode("utf-8", "surrogatepass"))
+    counts = {*range(1, NAME_BYTES_MAX // size + 1, 16 // size), NAME_BYTES_MAX // size}
+    names = [before + letter * count for count in sorted(counts)]
+    names.append("x" * controls.CONTROL_NAME_BYTES_MAX)
+    for name in names:
+        assert process.ask(Op.CONTROL, Change(name, {"n": 1}))
+    for longer in (1, 1_000, 70_000):
+        with pytest.raises(UsageError, match="name of the control"):
+            process.ask(Op.CONTROL, Change("x" * longer + names[-1], {"n": 1}))
+    agenda = world.process().catch_up().need_agenda()
+    assert controls.values_of(agenda.controls) == {name: {"n": 1} for name in names}
 
 
 @pytest.mark.parametrize("wrong", [

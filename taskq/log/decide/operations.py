@@ -81,6 +81,12 @@ class Queues:
 
     def _check_room(self, control: sources.SourceRecord) -> None:
         name, (value, _) = control
+        named = len(name.encode("utf-8", "surrogatepass"))
+        if named > controls.CONTROL_NAME_BYTES_MAX:
+            raise UsageError(
+                f"the name of the control {name[:40]!r} has {named} bytes, the most is "
+                f"{controls.CONTROL_NAME_BYTES_MAX}"
+            )
         if len(value) > controls.VALUE_BYTES_MAX:
             raise PayloadTooLarge(f"the control {name!r}", len(value), controls.VALUE_BYTES_MAX)
         known = self._context.agenda.controls

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
+from taskq.core.controls import CONTROL_NAME_BYTES_MAX
 from taskq.core.errors import FormatError
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.lanes import pack_group, unpack_group
@@ -73,9 +74,9 @@ def encode_moved(moved: SourceRecord, lsn: int, kind: Kind = Kind.INGESTED) -> b
 
 def decode_moved(record: bytes) -> SourceRecord:
     body = record[codec.MOVED.size : -CRC_SIZE]
-    size = _SIZE.unpack_from(body)[0] if len(body) >= _SIZE.size else NAME_BYTES_MAX + 1
+    size = _SIZE.unpack_from(body)[0] if len(body) >= _SIZE.size else CONTROL_NAME_BYTES_MAX + 1
     end = _SIZE.size + size
-    if size > NAME_BYTES_MAX or end > len(body):
+    if size > CONTROL_NAME_BYTES_MAX or end > len(body):
         raise FormatError("a record names no source or control")
     name = body[_SIZE.size : end].decode("utf-8", "surrogatepass")
     return SourceRecord(name, SourceState(body[end:], codec.MOVED.unpack_from(record)[6]))
