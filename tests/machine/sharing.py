@@ -226,6 +226,8 @@ def main(folder: Path) -> None:
             harness.eventually(functools.partial(_is_dead, dead))
             if keep == "1h":
                 assert [job.result_sync() for job in jobs] == [*range(1, 301)]
+            else:
+                app.compact_sync(keep=0)
         app.close_sync()
     assert first.exists()
     scanner.kept.clear()
