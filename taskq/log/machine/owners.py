@@ -214,12 +214,14 @@ def ask_to_stop(directory: Path, view: views.OwnerView) -> bool:
     """Ask a worker's process, or its guard, to end after its jobs; False if nobody is there.
 
     A container may share the log and the host's name, and count its processes anew: only a process
-    that has the owner's file open is the one that is meant.
+    that has the owner's file open is the one that is meant, or its parent. The number in the file
+    may be an older one's, or anything that another user of the log wrote there.
     """
     path = directory / f"{view.owner:016x}.lock"
     target = next((serving.stops for serving in view.serves if serving.stops), 0)
     is_here = view.host == socket.gethostname() and system.has_open(view.pid, path)
-    return bool(target) and is_here and system.ask_to_stop(target)
+    is_meant = target == view.pid or (target > 1 and system.is_parent(target, view.pid))
+    return is_here and is_meant and system.ask_to_stop(target)
 
 
 def owner_of(owner: int, description: bytes) -> views.OwnerView:

@@ -580,12 +580,30 @@ def has_open(pid: int, path: Path) -> bool:
         opened = [*files.iterdir()]
     except OSError:
         return not Path("/proc/self/fd").exists()
-    status = path.stat()
+    try:
+        status = path.stat()
+    except OSError:  # its log was closed meanwhile
+        return False
     for file in opened:
         with contextlib.suppress(OSError):  # closed since
             if os.path.samestat(file.stat(), status):
                 return True
     return False
+
+
+def is_parent(parent: int, pid: int) -> bool:
+    """Return whether a process is the parent of another one; False if that is not known."""
+    try:
+        number = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1]
+    except (OSError, IndexError):
+        import subprocess  # noqa: PLC0415 - only where there is no /proc
+
+        command = ("ps", "-o", "ppid=", "-p", str(pid))
+        try:
+            number = subprocess.run(command, capture_output=True, check=False).stdout  # noqa: S603
+        except OSError:
+            return False
+    return number.strip() == b"%d" % parent
 
 
 def end_with_us(process: object) -> None:

@@ -224,12 +224,12 @@ class CallerCommit:
             return False
         left = [
             (request, request[3][2::LINE_WIDTH] if request[0] == _ENQUEUE_RUN else [])
-            for request in mailbox.requests
+            for request in list(mailbox.requests)
         ]
         self.in_doubt = True
         try:
             is_done = self._try_lock()
-            is_due = is_done and self._commit_all()
+            is_due = is_done and self._commit_first(len(left))
         except BaseException as error:
             error.__cause__ = error.__cause__ or self._refuse(port, left)
             raise
@@ -239,9 +239,10 @@ class CallerCommit:
             mailbox.wake_up()
         return is_done
 
-    def _commit_all(self) -> bool:
+    def _commit_first(self, count: int) -> bool:
+        """Commit as many requests: other threads may have sent more since they were looked at."""
         mailbox = self._mailbox
-        taken = [mailbox.next(BATCH_BYTES_MAX) for _ in range(len(mailbox.requests))]
+        taken = [mailbox.next(BATCH_BYTES_MAX) for _ in range(count)]
         requests = [request for request in taken if request is not None]
         return self._thread.commit_here(requests, BatchNeeds.of(requests), syncs=False)
 
@@ -261,7 +262,8 @@ class CallerCommit:
         """Return whether the requests take less than a millisecond, and read no file."""
         jobs = size = 0
         claims = bool(self._committer.waiters.claims)
-        for op, owner, _, operand in self._mailbox.requests:
+        # A copy, as other threads go on sending: that of a deque is made in one step.
+        for op, owner, _, operand in list(self._mailbox.requests):
             if owner is not port:
                 return False
             if op == _ENQUEUE_RUN:

@@ -548,6 +548,7 @@ class LoopPort(_Port[_Future[Any]]):
         try:
             is_done = here is not None and here.commit_turn(self)
         except BaseException:
+            mailbox.wake_up()
             self.loop.call_soon(self._rung)
             raise
         finally:

@@ -302,6 +302,8 @@ class StorageThread:
         """
         committer, since = self.committer, self._unsynced_since
         self._cycle(requests, needs, syncs=syncs)
+        # A batch that is put off, or refused for the disk, gives it back nowhere else.
+        self.journal.writer.release()
         if self._owes_sync or is_behind(committer):
             return True
         due = self._until_sync()

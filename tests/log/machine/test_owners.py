@@ -6,11 +6,13 @@ import errno
 import fcntl
 import json
 import os
+import socket
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, cast
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -19,12 +21,12 @@ from hypothesis import strategies as st
 from taskq import TaskLog
 from taskq.core.errors import LogError
 from taskq.core.rates import Limit, Rate
-from taskq.core.views import Hold, Serving
+from taskq.core.views import Hold, OwnerView, Serving
 from taskq.log.config import LogConfig
 from taskq.log.machine import posix
 from taskq.log.machine.access import make_directory, open_file, replace_file
 from taskq.log.machine.disk import LocalDisk
-from taskq.log.machine.owners import publish, read_servings
+from taskq.log.machine.owners import ask_to_stop, publish, read_servings
 from taskq.log.machine.peers import LocalPeers
 from taskq.log.machine.ports import INTEREST_READY
 from taskq.log.machine.posix import make_pipe, open_pipe
@@ -397,3 +399,26 @@ def test_a_group_of_the_users_name_without_others_lets_nobody_in(
     monkeypatch.setattr("pwd.getpwuid", lambda _: user)
     monkeypatch.setattr("grp.getgrgid", lambda _: SimpleNamespace(gr_name=group, gr_mem=members))
     assert posix.is_alone(Path().stat()) is is_alone
+
+
+@pytest.mark.posix("signals a process by its number")
+@pytest.mark.parametrize("proc", ["/proc", "/nowhere"])
+def test_nobody_is_asked_to_stop_but_a_worker_or_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proc: str
+) -> None:
+    """The number is from a file that others may write, or of a parent that died since."""
+    ask = Mock(return_value=True)
+    monkeypatch.setattr(posix, "ask_to_stop", ask)
+    monkeypatch.setattr(posix, "Path", lambda name: Path(str(name).replace("/proc", proc)))
+    me, parent, another = os.getpid(), os.getppid(), os.getsid(0)
+
+    def is_asked(pid: int, stops: int) -> bool:
+        serves = (SimpleNamespace(stops=stops),)
+        view = SimpleNamespace(owner=7, pid=pid, host=socket.gethostname(), serves=serves)
+        return ask_to_stop(tmp_path, cast("OwnerView", view))
+
+    assert proc != "/proc" or not is_asked(me, me)  # its file is gone
+    with (tmp_path / f"{7:016x}.lock").open("wb"):
+        taken = {stops: is_asked(me, stops) for stops in (-1, 0, 1, me + 1, another, me, parent)}
+    assert {stops for stops, is_taken in taken.items() if is_taken} == {me, parent}
+    assert {given.args for given in ask.call_args_list} == {(me,), (parent,)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import dis
+import errno
 import fcntl
 import functools
 import gc
@@ -27,15 +28,17 @@ import pytest
 import taskq.log
 from taskq import TaskQ
 from taskq.connection.blocking import blocking
-from taskq.core.errors import LogClosed, OutcomeUnknown, UsageError
+from taskq.core.errors import DiskFull, LogClosed, OutcomeUnknown, UsageError
 from taskq.core.model import Conflict, Durability, Extras
 from taskq.core.records import Flag, Kind
 from taskq.log.commit.committer import Committer
+from taskq.log.commit.room import Room
 from taskq.log.config import BATCH_BYTES_MAX, MAILBOX_MAX, LogConfig
 from taskq.log.decide.enqueue import Run
 from taskq.log.journal.journal import Journal, Tail
 from taskq.log.machine.threads import REPORTS_MAX, Aside, Pending, inside
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Request, Settlement
+from taskq.log.state import facets
 from taskq.log.store import caller_commit
 from taskq.log.store import thread as storage
 from taskq.log.store.caller_commit import Handlers
@@ -119,6 +122,37 @@ def test_a_thread_that_blocks_commits_for_itself(
 
     thread, is_done = on_thread(call)
     assert (committers, is_done) == ([thread], True)
+
+
+@pytest.mark.parametrize("hindrance", ["its keys are not read yet", "the disk is full"])
+def test_a_callers_commit_that_is_put_off_or_refused_leaves_the_log_to_others(
+    stores: Callable[[LogConfig], Store], monkeypatch: pytest.MonkeyPatch, hindrance: str
+) -> None:
+    held: list[bool] = []
+    commit_here = StorageThread.commit_here
+
+    def noted(self: StorageThread, *given: Any, **options: Any) -> bool:
+        is_due = commit_here(self, *given, **options)
+        held.append(self.journal.writer.held)
+        return is_due
+
+    monkeypatch.setattr(StorageThread, "commit_here", noted)
+    store = stores(OS)
+    asleep(store)
+    held.clear()
+    extras = None
+    if hindrance == "the disk is full":
+        monkeypatch.setattr(Room, "admit", lambda _, requests, needs: (requests, needs, []))
+        monkeypatch.setattr(Room, "may_try", lambda *_: False)
+        assert store.mailbox.here is not None
+        room = store.mailbox.here._committer.room
+        room.left, room.refused = -1, OSError(errno.ENOSPC, "full")
+    else:
+        monkeypatch.setattr(facets, "AT_ONCE_BYTES", 0)
+        extras = Extras(key=b"k", window_ns=1)
+    with suppress(DiskFull):
+        on_thread(lambda: store.thread_port.enqueue(SPEC, b"x", extras).result(SECONDS))
+    assert held == [False]
 
 
 @pytest.mark.posix("loops have no channel to commit by themselves")
