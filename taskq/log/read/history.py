@@ -265,7 +265,9 @@ class History:
                 began_ns, number = running.pop(job, 0), _OF_KINDS.get(kind)
                 if number is not None:
                     total[number] += 1
-                    task = names.get(job) or self._find(job)
+                    task = names.get(job)
+                    if task is None:  # a job without a task has an empty one
+                        task = self._find(job)
                     is_timed = began_ns and kind in _TIMED
                     self._cell(task, hour, number, now_ns - began_ns if is_timed else 0)
                     if kind in _FAILING:
@@ -289,11 +291,11 @@ class History:
 
     def _cell(self, task: str, hour: int, number: int, took_ns: int) -> None:
         cells = self._cells.get(task)
+        if cells is None and task not in self.tasks and len(self.tasks) >= _NEW_MAX:
+            task = ""
+            cells = self._cells.get(task)
         if cells is None:
-            series = self.tasks.get(task)
-            if series is None:
-                name = task if len(self.tasks) < _NEW_MAX else ""
-                series = self.tasks.setdefault(name, Series())
+            series = self.tasks.setdefault(task, Series())
             day = hour // 24
             cells = self._cells[task] = (
                 series.hours.setdefault(hour, ([0] * len(COUNTED), {})),

@@ -25,6 +25,7 @@ from taskq.log.read.history import (
     class_of,
     middle_of,
 )
+from taskq.log.requests import EnqueueSpec
 from taskq.log.upkeep.upkeep import Upkeep
 from taskq.testing import TravelClock, use_clock
 from tests.log.world import World, fill_segment, keeping, tend
@@ -165,3 +166,25 @@ def test_whatever_hinders_the_counts_keeps_no_segment_back(
         monkeypatch.setattr(History, "take", Mock(side_effect=error))
     tend(process)
     assert not {first, second} & set(world.segments())
+
+
+def test_the_end_of_a_job_without_a_task_reads_no_birth_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process = World(0, keeping()).process()
+    process.enqueue(spec=EnqueueSpec(task=""))
+    process.settle(*process.claim())
+    known = History(process.journal)
+    monkeypatch.setattr(known, "_find", Mock(side_effect=AssertionError))
+    assert list(known.read_on())
+    ((counted, _),) = known.tasks[""].hours.values()
+    assert counted[:2] == [1, 1]
+
+
+def test_tasks_beyond_the_most_of_an_hour_share_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taskq.log.read.history._NEW_MAX", 3)
+    known = History(World(0, keeping()).process().journal)
+    for number in range(10):
+        known._cell(f"task{number}", 500_000, 0, 0)
+    assert len(known._cells) == len(known.tasks) == 4
+    assert sum(part.weight() for part in known.tasks.values()) == 10
