@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq import values
 from taskq.core import errors, fingerprints, views
 from taskq.core.model import STATES, State
-from taskq.text import hidden, without_secrets
+from taskq.text import hidden, is_secret, without_secrets
 
 if TYPE_CHECKING:
     from taskq.log.read.reader import LogReader
@@ -213,13 +213,11 @@ class Search:
         return None
 
     def _fits_fields(self, job: views.JobView) -> bool:
-        given: dict[str, Any] = {"arg": {}, "header": job.headers}
-        if len(job.payload) <= _FIELDS_BYTES_MAX:
-            given["arg"] = job.arguments or {}
-        if self.hides:
-            given = without_secrets(given)
+        given: dict[str, Any] = {"header": job.headers}
+        if len(job.payload) <= _FIELDS_BYTES_MAX and any(kind == "arg" for kind, *_ in self.fields):
+            given["arg"] = job.arguments
         for kind, path, wanted in self.fields:
-            text = _field(given[kind], path)
+            text = _field(given.get(kind), path, hides=self.hides)
             if text is None or not _fits(wanted, text):
                 return False
         return True
@@ -237,14 +235,14 @@ def _sole(wanted: tuple[str, ...]) -> str | None:
     return wanted[0][1:] if len(wanted) == 1 and wanted[0].startswith("=") else None
 
 
-def _field(value: Any, path: str) -> str | None:
+def _field(value: Any, path: str, *, hides: bool) -> str | None:
     """Return the text of ``order.id`` in a JSON object, or of that very name; None without it."""
     while isinstance(value, dict):
         if path in value:
-            inner = value[path]
+            inner = without_secrets(value[path], path) if hides else value[path]
             return inner if isinstance(inner, str) else json.dumps(inner, ensure_ascii=False)
         name, _, path = path.partition(".")
-        value = value.get(name)
+        value = None if hides and is_secret(name) else value.get(name)
     return None
 
 

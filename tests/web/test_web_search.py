@@ -7,12 +7,14 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import anyio
 import httpx
 import pytest
 
 from taskq import JobHandle, TaskQ, chord, progress, retry
+from taskq.core.views import JobView
 from taskq.engine import LogReader
 from taskq.errors import JobFailed, UsageError
 from taskq.reading import search
@@ -32,7 +34,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(COUNT):
         call = app.call_by_name("mail.send", to=f"user {number}").options(queue="mail.out")
         app.enqueue_sync(call.options(key=f"letter-{number}", priority=number % 2))
-    cut = app.call_by_name("films.cut", order={"id": 7, "of": [9]}, password="s3cret")  # noqa: S106
+    login = {"user": "ada", "pin": {"of": "1234"}}
+    order = {"id": 7, "of": [9]}
+    cut = app.call_by_name("films.cut", order=order, login=login, password="s3cret")  # noqa: S106
     app.enqueue_sync(cut.options(headers={"tenant": "acme", "token": "t0ken"}))
     app.close_sync()
     return app.data_dir
@@ -72,6 +76,10 @@ def reader(data: Path) -> Iterator[LogReader]:
         ("arg.order.id:=7", 1),
         ("arg.order:9", 1),
         ("arg.password:s3cret", 0),
+        ("arg.password:set", 1),
+        ("arg.login.pin.of:1234", 0),
+        ("arg.login.user:=ada", 1),
+        ("arg.login:1234", 0),
         ("header.tenant:=acme", 1),
         ("tag.tenant:=acme tag.tenant:=other arg.order.id:7", 1),
         ("header.token:t0ken", 0),
@@ -82,6 +90,19 @@ def test_properties_and_parts_of_names_are_understood(
     reader: LogReader, query: str, count: int
 ) -> None:
     assert len(Search.parse(query).find(reader, 100, 0).jobs) == count
+
+
+@pytest.mark.parametrize(("query", "parsed"), [("tag.tenant:=acme", 0), ("arg.login.user:ada", 31)])
+def test_arguments_are_read_for_their_own_fields_alone(
+    reader: LogReader, query: str, parsed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And of them the one that is asked for is cleaned of secrets."""
+    arguments, cleaned = Mock(wraps=vars(JobView)["arguments"].fget), Mock()
+    monkeypatch.setattr(JobView, "arguments", property(arguments))
+    cleaned.side_effect = search.without_secrets
+    monkeypatch.setattr(search, "without_secrets", cleaned)
+    assert len(Search.parse(query).find(reader, 100, 0).jobs) == 1
+    assert (arguments.call_count, cleaned.call_count) == (parsed, 1)
 
 
 @pytest.mark.parametrize(
