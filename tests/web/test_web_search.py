@@ -19,6 +19,7 @@ from taskq.engine import LogReader
 from taskq.errors import JobFailed, UsageError
 from taskq.reading import search
 from taskq.reading.search import Search
+from taskq.text import without_secrets
 from taskq_plugins.looks.reading import Looks
 from taskq_plugins.web import api
 from taskq_plugins.web.pages import code_of
@@ -99,8 +100,8 @@ def test_arguments_are_read_for_their_own_fields_alone(
     """And of them the one that is asked for is cleaned of secrets."""
     arguments, cleaned = Mock(wraps=vars(JobView)["arguments"].fget), Mock()
     monkeypatch.setattr(JobView, "arguments", property(arguments))
-    cleaned.side_effect = search.without_secrets
-    monkeypatch.setattr(search, "without_secrets", cleaned)
+    cleaned.side_effect = without_secrets
+    monkeypatch.setattr("taskq.reading.search.without_secrets", cleaned)
     assert len(Search.parse(query).find(reader, 100, 0).jobs) == 1
     assert (arguments.call_count, cleaned.call_count) == (parsed, 1)
 

@@ -265,9 +265,8 @@ class History:
                 began_ns, number = running.pop(job, 0), _OF_KINDS.get(kind)
                 if number is not None:
                     total[number] += 1
-                    task = names.get(job)
-                    if task is None:  # a job without a task has an empty one
-                        task = self._find(job)
+                    name = names.get(job)  # "" for a job without a task
+                    task = self._find(job) if name is None else name
                     is_timed = began_ns and kind in _TIMED
                     self._cell(task, hour, number, now_ns - began_ns if is_timed else 0)
                     if kind in _FAILING:

@@ -173,7 +173,8 @@ def test_the_end_of_a_job_without_a_task_reads_no_birth_again(
 ) -> None:
     process = World(0, keeping()).process()
     process.enqueue(spec=EnqueueSpec(task=""))
-    process.settle(*process.claim())
+    (delivery,) = process.claim()
+    process.settle(delivery)
     known = History(process.journal)
     monkeypatch.setattr(known, "_find", Mock(side_effect=AssertionError))
     assert list(known.read_on())
