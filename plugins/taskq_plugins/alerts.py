@@ -15,6 +15,7 @@ import json
 import logging
 import shutil
 import smtplib
+import urllib.parse
 import urllib.request
 from collections.abc import Awaitable, Callable
 from email.message import EmailMessage
@@ -33,9 +34,14 @@ LOOK_SECONDS: Final = 10.0
 #: How long one process may take to send, before another sends.
 LEASE_SECONDS: Final = 60.0
 _SEND_SECONDS: Final = 15.0
+#: For all of a sending, which may be a function that hangs.
+_TELL_SECONDS: Final = 30.0
+#: Characters of a text, and its bytes as JSON: it is in the log while the alert stands.
 _TEXT_MAX: Final = 500
+_TEXT_BYTES_MAX: Final = 3_000
 #: While a process sends.
 _SENDING: Final = ("begins", "ends")
+_FAILED: Final = "alerts were not looked at: %s"
 _log: Final = logging.getLogger("taskq.alerts")
 
 
@@ -90,8 +96,8 @@ class AlertCondition(Protocol):
     name: str
     for_seconds: float
 
-    def __call__(self, sight: Sight) -> str:
-        """Return what is wrong, in a sentence; "" if nothing is."""
+    def __call__(self, sight: Sight) -> str | bool | None:
+        """Return what is wrong, in a sentence, or True; "", False or None if nothing is."""
 
 
 class _When:
@@ -160,7 +166,7 @@ def webhook(url: str, secret: str = "") -> Target:
 
     def post(alert: Alert) -> None:
         body = json.dumps({"type": "alert", "data": alert.as_dict()}).encode()
-        about = f"alert-{alert.name}-{alert.since:.0f}-{alert.is_over:d}"
+        about = f"alert-{urllib.parse.quote(alert.name)}-{alert.since:.0f}-{alert.is_over:d}"
         headers = {"content-type": "application/json", "webhook-id": about}
         if key:
             import time  # noqa: PLC0415 - the receiver's clock is real, whatever the log's is
@@ -195,7 +201,7 @@ def mail(
     def send(alert: Alert) -> None:
         message = EmailMessage()
         message["To"], message["From"] = to, sender
-        message["Subject"] = str(alert).replace("\n", " ")[:200]
+        message["Subject"] = " ".join(str(alert).split())[:200]
         message.set_content(f"{alert}\n\nlog: {alert.directory}\n")
         with smtplib.SMTP(host, int(port), timeout=_SEND_SECONDS) as line:
             if login is not None:
@@ -234,6 +240,8 @@ class Watch:
     def __init__(self, app: TaskQ, *, look_seconds: float = LOOK_SECONDS) -> None:
         self._app, self._look_seconds = app, look_seconds
         self._rules: dict[str, _Rule] = app.hooks.alerts
+        #: rules whose targets are running on threads, which cannot be stopped
+        self._busy: set[str] = set()
 
     async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
         """Look every ten seconds, until cancelled."""
@@ -242,8 +250,8 @@ class Watch:
             await anyio.sleep(self._look_seconds)
             try:
                 await self.look(store)
-            except errors.TaskqError as error:
-                _log.warning("alerts were not looked at: %s", error)
+            except Exception as error:  # noqa: BLE001 - a watch that fails may end no worker
+                _log.warning(_FAILED, values.text_of(error) or type(error).__name__)
 
     async def look(self, store: engine.Store) -> list[Alert]:
         """Look once, and send alerts that begin or are over; return the alerts sent here."""
@@ -258,34 +266,62 @@ class Watch:
         sent: list[Alert] = []
         for rule in list(self._rules.values()):
             try:
-                text = rule.when(sight)
-            except Exception:  # noqa: BLE001 - it may be the user's
-                _log.exception("the condition of alert %s failed", rule.name)
-                continue
-            sent += await self._judge(port, rule, text, known.get(rule.name, {}), now)
+                text, before = _text(rule, sight), known.get(rule.name, {})
+                after = _step(getattr(rule.when, "for_seconds", 0.0), text, before, now)
+                if after is None or not await port.set_alert(rule.name, before, after):
+                    continue  # another process was faster
+                if after.get("phase") in _SENDING:
+                    sent += await self._tell(port, rule, after)
+                    now, _, known = await port.alerts()  # it may have taken long
+            except Exception:  # noqa: BLE001 - the condition may be the user's
+                _log.exception("alert %s failed", rule.name)
         return sent
 
-    async def _judge(
-        self, port: engine.LoopPort, rule: _Rule, text: str, before: dict[str, Any], now: float
-    ) -> list[Alert]:
-        after = _step(getattr(rule.when, "for_seconds", 0.0), text[:_TEXT_MAX], before, now)
-        if after is None or not await port.set_alert(rule.name, before, after):
-            return []  # another process was faster
-        if after.get("phase") not in _SENDING:
-            return []
+    async def _tell(self, port: engine.LoopPort, rule: _Rule, after: dict[str, Any]) -> list[Alert]:
         is_over = after["phase"] == "ends"
         alert = Alert(
             name=rule.name, text=after["text"], is_over=is_over,
             directory=str(self._app.data_dir), since=after["since"],
         )  # fmt: skip
         try:
-            await _send(rule.to, alert)
+            async with asyncio.timeout(_TELL_SECONDS):
+                await self._send(rule, alert)
         except Exception as error:  # noqa: BLE001 - it is the user's code, or their network
-            _log.warning("alert %s was not sent, and is again in a minute: %s", rule.name, error)
+            reason = values.text_of(error) or type(error).__name__
+            _log.warning("alert %s was not sent, and is again in a minute: %s", rule.name, reason)
             return []
         stands = {"phase": "stands", "since": alert.since, "text": alert.text}
         await port.set_alert(rule.name, after, {} if is_over else stands)
         return [alert]
+
+    async def _send(self, rule: _Rule, alert: Alert) -> None:
+        def call() -> object:
+            self._busy.add(rule.name)
+            try:
+                return rule.to(alert)
+            finally:
+                self._busy.discard(rule.name)
+
+        if rule.name in self._busy:
+            raise TimeoutError("its target has not returned from the last time")
+        is_async = inspect.iscoroutinefunction(rule.to)
+        sent = rule.to(alert) if is_async else await hooks.off_loop(call)
+        if isinstance(sent, Awaitable):
+            await sent
+
+
+def _text(rule: _Rule, sight: Sight) -> str:
+    """Return what the condition says, short enough for the log; "" if it does not hold."""
+    said: object = rule.when(sight)
+    if not said:
+        return ""
+    if not isinstance(said, str | bool):
+        raise TypeError(f"its condition returned a {type(said).__name__}: return a sentence or ''")
+    text = said if isinstance(said, str) else rule.name
+    text = text[:_TEXT_MAX].encode("utf-8", "replace").decode()
+    while len(json.dumps(text)) > _TEXT_BYTES_MAX:
+        text = text[: len(text) * 3 // 4]
+    return text
 
 
 def _step(
@@ -305,12 +341,6 @@ def _step(
     if now - since < for_seconds:
         return None if state else {"phase": "seen", "since": now}
     return {"phase": "begins", "since": since, "text": text, "until": until}
-
-
-async def _send(to: Target, alert: Alert) -> None:
-    sent = to(alert) if inspect.iscoroutinefunction(to) else await hooks.off_loop(to, alert)
-    if isinstance(sent, Awaitable):
-        await sent
 
 
 @click.command()
@@ -333,7 +363,14 @@ def alerts(target: str, once: bool) -> None:
             watches = [(log, Watch(log)) for log in app.logs()]
             while True:
                 for log, watch in watches:
-                    for alert in await watch.look(log.store()):
+                    try:
+                        sent = await watch.look(log.store())
+                    except Exception as error:
+                        if once:
+                            raise
+                        _log.warning(_FAILED, values.text_of(error) or type(error).__name__)
+                        continue
+                    for alert in sent:
                         render.echo(str(alert))
                 if once:
                     return

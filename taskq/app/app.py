@@ -745,7 +745,11 @@ class TaskQ(holder.LogHolder):
         return hook
 
     def alert(
-        self, *, when: Callable[..., str], to: Callable[..., object], name: str | None = None
+        self,
+        *,
+        when: Callable[..., str | bool | None],
+        to: Callable[..., object],
+        name: str | None = None,
     ) -> None:
         """Tell people once when a condition begins, and once when it is over.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import smtplib
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import pytest
+from anyio import TASK_STATUS_IGNORED
 
 from taskq import Discard, TaskQ
 from taskq.core.errors import UsageError
@@ -188,7 +190,99 @@ async def test_a_condition_that_fails_keeps_no_other_from_being_told(
     post.app.alert(when=lambda _: "bad", to=post.hear, name="good")
     async with post.app:
         assert await post.look() == [(False, "good")]
-    assert "the condition of alert broken failed" in caplog.text
+    assert "alert broken failed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (None, None), (False, None), ("", None), (7, None), (b"bad", None), (True, "mine"),
+        ("bad", "bad"), ("\ud800", "?"), ("\x00" * 900, "\x00" * 375), ("𝄞" * 900, "𝄞" * 210),
+    ],
+)  # fmt: skip
+async def test_what_a_condition_returns_is_a_text_or_nothing(
+    tmp_path: Path, said: Any, text: str | None
+) -> None:
+    heard: list[Alert] = []
+    post = Post(tmp_path, lambda _: said, heard.append, "mine")
+    post.app.alert(when=lambda _: "bad", to=post.hear, name="good")
+    async with post.app:
+        assert await post.look() == [(False, "good")]
+        assert [alert.text for alert in heard] == ([] if text is None else [text])
+
+
+async def test_a_receiver_that_hangs_keeps_no_other_from_its_alert(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def hang(_: Alert) -> None:
+        post.clock.advance(LEASE_SECONDS)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(alerts, "_TELL_SECONDS", 0.01)
+    post = Post(tmp_path, lambda _: "bad", hang, "hung")
+    post.app.alert(when=lambda _: "bad", to=_away, name="next")
+    began = post.clock.wall_ns() / 1e9
+    async with post.app:
+        await post.watches[0].look(post.app.store())
+        until = (await post.app.store().port().alerts())[2]["next"]["until"]
+    assert until == began + 2 * LEASE_SECONDS, "time went on while it hung"
+    assert "alert hung was not sent, and is again in a minute: TimeoutError" in caplog.text
+
+
+async def test_a_function_that_hangs_has_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, calls = threading.Event(), []
+
+    def hang(alert: Alert) -> None:
+        calls.append(alert)
+        go.wait()
+
+    monkeypatch.setattr(alerts, "_TELL_SECONDS", 0.05)
+    post = Post(tmp_path, lambda _: "bad", hang, "hung")
+    async with post.app:
+        for _ in range(3):
+            await post.watches[0].look(post.app.store())
+            post.clock.advance(LEASE_SECONDS)
+        go.set()
+    assert len(calls) == 1
+
+
+def _away(_: Alert) -> None:
+    raise OSError("away")
+
+
+@pytest.mark.parametrize("door", ["worker", "command"])
+def test_a_watch_goes_on_after_any_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door: str
+) -> None:
+    class Enough(BaseException):
+        """The watch came again."""
+
+    looks: list[BaseException] = [Enough(), OSError("no disk"), UsageError("full")]
+
+    async def look(*_: object) -> list[Alert]:
+        raise looks.pop()
+
+    (tmp_path / "failing.py").write_text(
+        "from taskq import TaskQ\napp = TaskQ('data')\n"
+        "app.alert(when=lambda _: '', to=print, name='none')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(Watch, "look", look)
+    monkeypatch.setattr(alerts, "LOOK_SECONDS", 0)
+
+    async def run() -> None:
+        async with TaskQ(tmp_path / "data") as app:
+            await Watch(app, look_seconds=0).run(app.store(), task_status=TASK_STATUS_IGNORED)
+
+    def command() -> None:
+        alerts.alerts.main(["failing:app"], standalone_mode=False)
+
+    with pytest.raises(Enough):
+        asyncio.run(run()) if door == "worker" else command()
+    assert looks == []
 
 
 def test_what_is_no_alert_is_refused(tmp_path: Path) -> None:
@@ -266,6 +360,33 @@ def test_a_webhook_is_signed_and_a_mail_says_it_all(
     assert sent == [
         ("mx", 587), "tls", ("me", "pw"), ("ops@example.com", "over a: bad", body_text),
     ]  # fmt: skip
+
+
+NAMES: Final = ["plain", "no worker", "日本", "é", "a%b", "x" * 255]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_name_and_text_fit_the_headers(
+    server: tuple[str, list[tuple[dict[str, str], bytes]]],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    url, got = server
+    text = "a\rb\nc\x0bd\x0ce\x1cf\x85g\u2028h\u2029i"
+    alert = dataclasses.replace(ALERT, name=name, text=text)
+    for secret in ("", SECRET):
+        alerts.webhook(url, secret)(alert)
+    assert [json.loads(body)["data"]["name"] for _, body in got] == [name] * 2
+    headers, body = got[1]
+    assert is_genuine(key_of(SECRET), headers, body, float(headers["webhook-timestamp"]))
+    sent: list[str] = []
+    monkeypatch.setattr(smtplib.SMTP, "__init__", lambda *_, **__: None)
+    monkeypatch.setattr(smtplib.SMTP, "__exit__", lambda *_: None)
+    monkeypatch.setattr(
+        smtplib.SMTP, "send_message", lambda _, message: sent.append(message["Subject"])
+    )
+    alerts.mail("ops@example.com")(alert)
+    assert sent == [f"over {name}: a b c d e f g h i"[:200]]
 
 
 def test_a_cron_line_tells_without_any_worker(
