@@ -53,7 +53,7 @@ from taskq_plugins.web.door import (
     kept_root,
     visitors_of,
 )
-from taskq_plugins.web.endpoints import Role
+from taskq_plugins.web.endpoints import Role, Visitor
 from taskq_plugins.web.mount import make_site
 from tests.processes.harness import Child
 from tests.web.browser import HOST, ORIGIN, SECRET, browser, program, running, stranger
@@ -318,7 +318,7 @@ async def test_a_token_is_good_as_long_as_its_line_and_its_file_are(tmp_path: Pa
     keys = AccessKeys(tokens=TokenFile(file))
     file.write_text(f"ana read {'a' * 40}\nbob admin {'b' * 40}  # on call\n")
     file.chmod(0o600)
-    cookie = keys.enter("a" * 40)
+    cookie = keys.log_in("a" * 40)
     assert keys.visitor_of_cookie(cookie) == ("ana", Role.READ)
     assert keys.visitor_of_header(f"Bearer {'b' * 40}") == ("bob", Role.ADMIN)
     assert keys.visitor_of_cookie(cookie.replace(".file.", ".ADMIN.")) is None
@@ -333,6 +333,72 @@ async def test_a_token_is_good_as_long_as_its_line_and_its_file_are(tmp_path: Pa
     for line in ("ana king " + "a" * 40, "ana read short", "ana read", f"a:b read {'a' * 40}"):
         with pytest.raises(UsageError, match="line 1 is no token"):
             visitors_of(line)
+
+
+async def test_a_visitor_of_the_token_file_invites_nobody_past_the_end_of_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with roles(tmp_path, monkeypatch) as (_, client, _):
+        for name in ROLES:
+            async with client(name) as program, client("") as person:
+                await entered(person, name)
+                for visitor in (program, person):
+                    page = (await visitor.get("/log?invite=1")).text
+                    assert (">Log<" in page, "token=" in page, "invite=1" in page) == (
+                        True, False, False,
+                    )  # fmt: skip
+
+
+async def test_an_address_takes_no_token_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would stay in histories, and a link could log a browser in as somebody else."""
+    async with roles(tmp_path, monkeypatch) as (_, client, _), client("") as person:
+        refused = await person.get(ENTRY, params={"token": "eve" * 12})
+        assert (refused.status_code, "set-cookie" in refused.headers) == (401, False)
+        await entered(person, "eve")
+
+
+async def test_a_person_enters_a_hub_with_a_token_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(f"eve admin {'eve' * 12}\n")
+    file.chmod(0o600)
+    place = SiteAddress(scheme="http", hosts=(HOST,), allow_actions=False)
+    hub = mount.make_hub(str(tmp_path), place, AccessKeys(tokens=TokenFile(file)), dict)
+    transport = httpx.ASGITransport(app=hub)
+    async with running(hub), httpx.AsyncClient(transport=transport, base_url=ORIGIN) as person:
+        assert f'method="post" action="{ENTRY}"' in (await person.get("/")).text
+        await entered(person, "eve")
+        assert (await person.get("/")).status_code == 200
+
+
+async def test_any_name_of_the_outer_apps_login_acts_and_is_in_the_audit(tmp_path: Path) -> None:
+    path = await made(tmp_path)
+    names = {
+        "ana\n": "ana\\n (web)", "a:b": "a b (web)", "\x01" * 90: "\\x01" * 12 + "\\x (web)",
+        "\u0416" * 90: "\u0416" * 50 + " (web)", "": "web",
+    }  # fmt: skip
+    who = [""]
+    place = SiteAddress(
+        scheme="http",
+        hosts=(HOST,),
+        allow_actions=True,
+        allows=lambda _: Visitor(who[0], Role.ADMIN),
+    )
+    site = make_site(str(path), place, AccessKeys())
+    transport, head = httpx.ASGITransport(app=site), {"Origin": ORIGIN}
+    async with (
+        running(site),
+        httpx.AsyncClient(transport=transport, base_url=ORIGIN, headers=head) as person,
+    ):
+        page = (await person.get("/schedules")).text
+        (key, *_) = re.findall(r'name="taskq.token" value="([^"]+)"', page)
+        for who[0] in names:
+            form = {"taskq.token": key, "name": "default"}
+            assert (await person.post("/act/pause", data=form)).status_code < 400
+    shown = look_at_records(str(path), 9, Choice(kinds=("acted",)), follow=False)
+    said = [record.reason.partition(":")[0] async for record in shown]
+    assert said[-len(names) :] == list(names.values())
 
 
 # -- other names and other pages -------------------------------------------------------------------

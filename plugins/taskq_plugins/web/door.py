@@ -119,13 +119,26 @@ class AccessKeys:
         return token
 
     def enter(self, given: str) -> str:
-        """Return the cookie for the token of an address, or of a file; "" for any other."""
+        """Return the cookie for the token of an address; "" for any other."""
         for token, visitor in self._entries.items():
             if same(given, token):
                 del self._entries[token]
                 return self.cookie(visitor)
+        return ""
+
+    def log_in(self, given: str) -> str:
+        """Return the cookie for the token of a file, or of an address; "" for any other."""
         of_file = self._of_file(given)
-        return "" if of_file is None else self.cookie(of_file, given)
+        return self.enter(given) if of_file is None else self.cookie(of_file, given)
+
+    def may_invite(self, cookie: str) -> bool:
+        """Return whether a browser came by an address: a token of the file ends with its line.
+
+        The cookie of an invited browser does not, so visitors of the file invite nobody.
+        """
+        _, _, rest = cookie.partition(".")
+        is_of_file = rest.partition(".")[0] not in Role.__members__
+        return not is_of_file and self.visitor_of_cookie(cookie) is not None
 
     def cookie(self, visitor: Visitor, token: str = "") -> str:
         """Return the cookie of a visitor; for a token of a file it ends with that."""

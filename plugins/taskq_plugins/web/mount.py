@@ -23,16 +23,16 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from taskq import TaskQ, engine, errors, values
-from taskq.text import printable
+from taskq.text import flat
 from taskq_plugins.looks.reading import Looks
 from taskq_plugins.patience import Patient, config_of
 from taskq_plugins.web import door, endpoints
 from taskq_plugins.web.api import Acts, Api
 from taskq_plugins.web.pages import Pages
 
-#: Exceptions that become a problem document, without a traceback.
 #: Characters of a visitor's name in a record of an act.
 _NAME_CHARACTERS_MAX: Final = 50
+#: Exceptions that become a problem document, without a traceback.
 _ERRORS: Final = (endpoints.Problem, errors.TaskqError, HTTPException, ClientDisconnect)
 
 
@@ -90,8 +90,8 @@ def make_site(
         if scope["type"] != "http" or scope["method"] in door.SAFE:
             await inner(scope, receive, send)
             return
-        name = scope["state"]["visitor"].name.replace(":", " ")[:_NAME_CHARACTERS_MAX]
-        with acts.app.acting(f"{printable(name)} (web)" if name else "web"):
+        name = flat(scope["state"]["visitor"].name).replace(":", " ")[:_NAME_CHARACTERS_MAX]
+        with acts.app.acting(f"{name} (web)" if name else "web"):
             await inner(scope, receive, send)
 
     return door.Door(acting, place, keys, refuse)
@@ -157,7 +157,8 @@ def make_hub(
     inner = Starlette(
         routes=[
             Route("/", devices), Route("/find", find),
-            Route(door.ENTRY, pages.enter), Route("/static/{name}", pages.file),
+            Route(door.ENTRY, pages.enter, methods=["GET", "POST"]),
+            Route("/static/{name}", pages.file),
             Mount("/logs/{device}/{log}", log),
         ],
         exception_handlers=dict.fromkeys(_ERRORS, refuse_error),

@@ -391,8 +391,10 @@ class Pages:
 
     async def enter(self, request: Request) -> Response:
         """Let a browser in that opened the printed address, or a person with a token."""
-        given = request.query_params if request.method == "GET" else _form(await request.body())
-        cookie = self._keys.enter(given.get("token", "").strip())
+        if request.method == "POST":
+            cookie = self._keys.log_in(_form(await request.body()).get("token", "").strip())
+        else:  # addresses are kept in histories and opened by links: no place for a lasting token
+            cookie = self._keys.enter(request.query_params.get("token", "").strip())
         if not cookie:
             raise endpoints.Problem(
                 HTTPStatus.UNAUTHORIZED,
@@ -532,9 +534,11 @@ class Pages:
             }
 
         shown = await look.read(work)
-        invites = self._place.allows is None and look.request.query_params.get("invite")
+        cookie = look.request.cookies.get(self._place.cookie, "")
+        may_invite = self._place.allows is None and self._keys.may_invite(cookie)
+        invites = may_invite and look.request.query_params.get("invite")
         home = self._place.address if self._place.hosts else str(look.request.base_url).rstrip("/")
-        shown["invites"] = self._place.allows is None
+        shown["invites"] = may_invite
         shown["invitation"] = (
             f"{home}{door.ENTRY}?token={self._keys.entry(look.visitor)}" if invites else ""
         )
