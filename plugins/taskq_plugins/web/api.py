@@ -68,7 +68,9 @@ class Acts:
 
     async def note_enqueued(self, job_id: str) -> None:
         """Write into the log who enqueued a job."""
-        (await self.app.connection.port()).note("enqueue", [engine.Tag.of_id(job_id)[1]])
+        port = await self.app.connection.port()
+        for written in port.note("enqueue", [engine.Tag.of_id(job_id)[1]]):
+            await written
 
     async def cancel(self, asked: asking.OneJob) -> dict[str, Any]:
         return {"id": asked.id, "cancelled": await self._log.cancel(asked.id)}

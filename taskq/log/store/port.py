@@ -212,14 +212,13 @@ class _Port(Generic[F]):
 
     def _act(self, op: int, operand: object, what: str, jobs: list[int] | None = None) -> F:
         """Send an act, and before it the note of who asks for it, if that is known."""
-        self.note(what, jobs or [])
+        for note in _notes(what, jobs or []):
+            self._send_note(note)
         return self._send(op, operand)
 
-    def note(self, what: str, jobs: list[int]) -> None:
-        """Write into the log who asks for something, if that is known."""
-        by = actor.get()
-        for at in range(0, len(jobs) or 1, _NOTED_MAX) if by else ():
-            self._send_note(requests.Act(jobs[at : at + _NOTED_MAX], f"{by}: {what}"))
+    def note(self, what: str, jobs: list[int]) -> list[F]:
+        """Write into the log who asked for something, if that is known; each answer is None."""
+        return [self._send(Op.ACT, note) for note in _notes(what, jobs)]
 
     def _send_note(self, note: requests.Act) -> None:
         if not self._mailbox.usable:
@@ -452,6 +451,12 @@ class _Port(Generic[F]):
             self.late += 1
             given_back = [Settlement(RELEASE, delivery, None, 0, Cause.DRAIN) for delivery in value]
             self.settle_soon(given_back, _ignore)
+
+
+def _notes(what: str, jobs: list[int]) -> list[requests.Act]:
+    by = actor.get()
+    starts = range(0, len(jobs) or 1, _NOTED_MAX) if by else ()
+    return [requests.Act(jobs[at : at + _NOTED_MAX], f"{by}: {what}") for at in starts]
 
 
 def _are_deliveries(value: object) -> typing.TypeGuard[list[requests.Delivery]]:
