@@ -90,6 +90,26 @@ def test_results_are_encoded_where_the_functions_ran(app: TaskQ) -> None:
     assert (second.kind, second.body) == (Kind.SUCCEEDED, b"3")
 
 
+def test_a_job_of_a_batch_is_a_batch_of_one_on_an_executor(app: TaskQ) -> None:
+    @app.task(batch=5)
+    def double(items: list[int]) -> list[int]:
+        return [2 * item for item in items]
+
+    @app.task(batch=5)
+    async def greet(names: list[str]) -> list[str] | None:
+        return [f"hello {name}" for name in names] if names != ["nobody"] else None
+
+    @app.task(batch=5)
+    def wrong(items: list[int]) -> list[int]:
+        return items * 2
+
+    ended = run(claimed(greet, "you"), claimed(double, 7), claimed(greet, "nobody"))
+    assert [(each.kind, each.body) for each in ended] == [
+        (Kind.SUCCEEDED, b'"hello you"'), (Kind.SUCCEEDED, b"14"), (Kind.SUCCEEDED, None),
+    ]  # fmt: skip
+    assert b"got 1 jobs and returned a list of 2" in (run_one(wrong, 1).body or b"")
+
+
 def test_a_job_knows_its_id_attempt_task_and_headers(app: TaskQ) -> None:
     @app.task
     def who() -> list[Any]:

@@ -21,6 +21,7 @@ from taskq import JobContext
 from taskq.hooks import running_job
 from taskq_workers.runs.loader import load_app
 from taskq_workers.runs.timeouts import limits_of, with_limits
+from taskq_workers.slots.batches import apart
 from taskq_workers.slots.shipping import (
     RemoteOutcome,
     Shipment,
@@ -153,10 +154,14 @@ class _Bench:
         call = task.fn if limits is None else with_limits(task.fn, limits)
         try:
             args, kwargs = task.decode(delivery.payload)
+            if task.batch:  # of one: an executor's jobs end each for itself
+                args, kwargs = ([(*args, *kwargs.values())[0]],), {}
             called = True
             value = call(*args, **kwargs)
             if task.is_async:
                 value = await value
+            if task.batch:
+                (value,) = apart(task, value, 1)
         except BaseException as error:  # noqa: BLE001 - no job may stop its executor
             seconds = self._clock() - since
             self._end(remote_failure(number, task, delivery, error, seconds, called=called))
