@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -14,6 +17,7 @@ import pytest
 from taskq import Inject, JobContext, State, TaskQ, current_job, injected
 from taskq.core.errors import InvalidCall, JobFailed, UsageError
 from taskq_workers.pool import Worker
+from taskq_workers.slots.slots import Slots
 from tests.programs import run_python
 from tests.workers import batch_jobs
 
@@ -152,6 +156,53 @@ async def test_a_cancelled_job_leaves_its_batch_and_the_others_go_on(app: TaskQ)
         for job in (jobs[1], *more):
             await job.result(timeout=20)
     assert seen == [[2, 3, 4]]
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_free_place_is_handed_to_the_batch_that_waits(cancelled: bool) -> None:
+    slots = Slots.__new__(Slots)
+    slots.__dict__.update(
+        loop=asyncio.get_running_loop(), concurrency=1, feed=SimpleNamespace(resize=lambda _: None),
+        _slots={"runs", "parked", "parked, too"}, _parked=2, _entering=deque(), _resting={},
+    )  # fmt: skip
+    first, second = (asyncio.create_task(slots.take_place()) for _ in range(2))
+    await anyio.lowlevel.checkpoint()
+    slots.resize(2 if cancelled else 3)
+    assert not slots._has_place(), "no slot may take it meanwhile"
+    if cancelled:
+        first.cancel()
+    with anyio.fail_after(20):
+        await second
+    await asyncio.wait([first])
+    assert first.cancelled() is cancelled
+    assert not slots._has_place()
+
+
+@pytest.mark.parametrize("way", ["cancel", "stop"])
+async def test_a_call_that_is_cancelled_keeps_its_slot_until_it_ends(app: TaskQ, way: str) -> None:
+    begun, ended = anyio.Event(), list[str]()
+
+    @app.task(batch=1)
+    async def take(items: list[int]) -> None:
+        begun.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.2)
+            ended.append("call")
+
+    job = await take.enqueue(1)
+    async with app.worker(drain_timeout=0):
+        with anyio.fail_after(20):
+            await begun.wait()
+            if way == "cancel":
+                await job.cancel()
+                while await job.status() is not State.CANCELLED:
+                    await anyio.lowlevel.checkpoint()
+                ended.append("job")
+    assert ended[0] == "call"
+    assert await job.status() is (State.CANCELLED if way == "cancel" else State.READY)
 
 
 async def test_a_stop_gives_a_gathering_batch_back(app: TaskQ) -> None:

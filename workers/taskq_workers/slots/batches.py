@@ -77,8 +77,13 @@ class Batcher:
         try:
             value, error, trace = await member[1]
         finally:
-            host.unpark()
-            self._leave(batch, member)
+            try:
+                self._leave(batch, member)
+                if batch.call is not None and not batch.members and not batch.call.done():
+                    # Cancelled with its last job, whose slot is busy until it ends.
+                    await asyncio.wait([batch.call])
+            finally:
+                host.unpark()
         if error is not None:
             raise error.with_traceback(trace)
         return value

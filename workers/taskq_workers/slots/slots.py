@@ -435,18 +435,21 @@ class Slots:
 
     async def take_place(self) -> None:
         """Wait until a call for parked jobs may run, and take a place in their name."""
-        while not self._has_place():
-            if self._resting:
-                self._end_resting()
-                continue
-            waiter = self.loop.create_future()
-            self._entering.append(waiter)
-            try:
-                await waiter
-            finally:
-                if waiter in self._entering:
-                    self._entering.remove(waiter)
-        self._parked -= 1
+        while self._resting and not self._has_place():
+            self._end_resting()
+        if self._has_place():
+            self._parked -= 1
+            return
+        waiter = self.loop.create_future()
+        self._entering.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter in self._entering:
+                self._entering.remove(waiter)
+            elif not waiter.cancelled():
+                self.give_place()
+            raise
 
     def give_place(self) -> None:
         """Give it back."""
@@ -454,9 +457,10 @@ class Slots:
         self._let_in()
 
     def _let_in(self) -> None:
-        if self._entering and self._has_place():
+        while self._entering and self._has_place():
             waiter = self._entering.popleft()
             if not waiter.done():
+                self._parked -= 1  # at once, before a slot takes the place
                 waiter.set_result(None)
 
     def _end_resting(self) -> None:
