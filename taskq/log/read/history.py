@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 #: Beside the log's segments.
 FILE: Final = "history"
 _FILE_BYTES_MAX: Final = 16 * 1024 * 1024
+#: Of the file unpacked.
+_DATA_BYTES_MAX: Final = 8 * _FILE_BYTES_MAX
 _VERSION: Final = 1
 #: What is counted, in this order.
 COUNTED: Final = ("enqueued", "succeeded", "retried", "dead", "cancelled", "expired")
@@ -49,6 +51,8 @@ _HOURS: Final = 35 * 24
 _DAYS: Final = 400
 _OWN_HOURS: Final = 8 * 24
 _OWN_DAYS: Final = 35
+#: A clock that is set back further begins an hour of its own.
+_BACK_HOURS: Final = 2
 #: Tasks and causes that are kept by name, the most frequent; names within an hour; and acts.
 TASKS_MAX: Final = 200
 CAUSES_MAX: Final = 50
@@ -111,10 +115,7 @@ class History:
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
-        self._begin()
-
-    def _begin(self) -> None:
-        self.cursor = self.journal.start()
+        self.cursor = journal.start()
         self.minutes: dict[int, list[int]] = {}
         self.hours: dict[int, list[int]] = {}
         self.days: dict[int, list[int]] = {}
@@ -127,6 +128,7 @@ class History:
         #: task -> its cells of the present hour
         self._cells: dict[str, tuple[Cell, Cell]] = {}
         self._hour = 0
+        self._is_saved = True
 
     @staticmethod
     def quantile(times: dict[int, int], part: float) -> int:
@@ -141,40 +143,51 @@ class History:
     # -- the file ----------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Go on from the file, if it is of this log and ahead; else from the oldest record."""
+        """Go on from the file, if it is whole, of this log, and ahead; else as before."""
         journal = self.journal
         try:
             packed = read_file(journal.disk, f"{journal.path}/{FILE}", _FILE_BYTES_MAX)
-            data = json.loads(zlib.decompress(packed))
-            cursor = frames.Cursor(*data["at"])
+            data = json.loads(zlib.decompressobj().decompress(packed, _DATA_BYTES_MAX))
+            segment, offset, next_lsn = _whole(data["at"])
+            cursor = frames.Cursor(segment, offset, next_lsn)
             is_ours = (data["version"], data["log"]) == (_VERSION, journal.identity.log_id.hex)
-            is_known = cursor.segment in journal.files or not journal.files.lsns
+            is_known = not journal.files.lsns or cursor.segment <= journal.files.lsns[-1]
             is_ahead = not self._hour or self.cursor.next_lsn < cursor.next_lsn
             if is_ours and is_known and is_ahead and cursor.next_lsn <= journal.next_lsn:
-                self._begin()
-                self.cursor = cursor
-                self._fill(data)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, zlib.error):
+                loaded = History(journal)
+                loaded.cursor = cursor
+                loaded._fill(data)
+                vars(self).update(vars(loaded))
+        except Exception:  # noqa: BLE001 - whatever is wrong with it, the log has the counts
             return
 
     def _fill(self, data: dict[str, Any]) -> None:
         for name in ("minutes", "hours", "days"):
-            setattr(self, name, {int(at): counts for at, counts in data[name].items()})
+            setattr(self, name, {int(at): _counts(cell) for at, cell in data[name].items()})
         for name, parts in data["tasks"].items():
             series = self.tasks[name] = Series()
             series.hours, series.days = (
                 {
-                    int(at): (cell[: len(COUNTED)], dict(zip(cell[6::2], cell[7::2], strict=True)))
+                    int(at): (
+                        _counts(cell[: len(COUNTED)]),
+                        dict(zip(_whole(cell[6::2]), _whole(cell[7::2]), strict=True)),
+                    )
                     for at, cell in part.items()
                 }
                 for part in parts
             )
         for task, error, fingerprint, *parts in data["causes"]:
-            hours, days = ({int(at): count for at, count in part.items()} for part in parts)
-            self.causes[task, error, fingerprint] = hours, days
-        self.acts.extend((time_ns, job, text) for time_ns, job, text in data["acts"])
-        self._running = {int(job): time_ns for job, time_ns in data["running"].items()}
-        self._hour = data["hour"]
+            hours, days = (
+                dict(zip(map(int, part), _whole(list(part.values())), strict=True))
+                for part in parts
+            )
+            self.causes[str(task), str(error), str(fingerprint)] = hours, days
+        for *numbers, text in data["acts"]:
+            time_ns, job = _whole(numbers)
+            self.acts.append((time_ns, job, str(text)))
+        running = data["running"]
+        self._running = dict(zip(map(int, running), _whole(list(running.values())), strict=True))
+        (self._hour,) = _whole([data["hour"]])
 
     def save(self) -> None:
         """Put the file in the place of the one before.
@@ -202,6 +215,7 @@ class History:
         }  # fmt: skip
         packed = zlib.compress(json.dumps(data, separators=(",", ":")).encode())
         replace_file(journal.disk, f"{journal.path}/{FILE}", packed)
+        self._is_saved = True
 
     # -- the fold ----------------------------------------------------------------------------------
 
@@ -213,13 +227,15 @@ class History:
         """
         files = self.journal.files
         files.refresh()
-        if through not in files.lsns[:-1] or self.has(through):
+        if through not in files.lsns[:-1]:
             return
-        self.load()
-        if self.has(through):  # another process did it
+        if not self.has(through) or not self._is_saved:
+            self.load()  # another process may have done it
+        if self.has(through):
+            if not self._is_saved:  # the disk refused it
+                self.save()
             return
-        if self.cursor.segment not in files:
-            self._begin()
+        self._pass_over()
         end = frames.Cursor(through, files.size(through), self.cursor.next_lsn)
         for frame in frames.whole(files.frames(self.cursor, end)):
             self.take(frame)
@@ -227,7 +243,16 @@ class History:
         following = min(lsn for lsn in files.lsns if lsn > through)
         next_lsn = max(self.cursor.next_lsn, following)
         self.cursor = frames.Cursor(following, codec.SEGMENT_HEADER.size, next_lsn)
+        self._is_saved = False
         self.save()
+
+    def _pass_over(self) -> None:
+        """Go on after segments that are gone: counts of before stay, whatever is missing."""
+        at = self.cursor
+        following = next((lsn for lsn in self.journal.files.lsns if lsn >= at.segment), at.segment)
+        if following != at.segment:
+            next_lsn = max(at.next_lsn, following)
+            self.cursor = frames.Cursor(following, codec.SEGMENT_HEADER.size, next_lsn)
 
     def has(self, segment: int) -> bool:
         """Return whether a sealed segment is in it, whole."""
@@ -235,11 +260,9 @@ class History:
 
     def read_on(self) -> Iterator[None]:
         """Fold what the log has by now, a frame a step."""
-        is_gone = self.cursor.segment not in self.journal.files
-        if is_gone:
-            self._begin()
-        if is_gone or not self._hour:
+        if not self._hour or self.cursor.segment not in self.journal.files.lsns:
             self.load()
+        self._pass_over()
         for frame in frames.whole(self.journal.frames(self.cursor)):
             self.take(frame)
             yield
@@ -247,10 +270,13 @@ class History:
     def take(self, frame: frames.Frame) -> None:  # noqa: C901, PLR0912 - one loop over records
         """Count what a frame holds."""
         data, now_ns = frame.data, frame.header.time_ns
-        # A clock that was set back counts in the hour that it came from.
-        hour, total = max(now_ns // HOUR_NS, self._hour), [0] * len(COUNTED)
-        if hour > self._hour:
-            self._prune(hour)
+        hour, total = now_ns // HOUR_NS, [0] * len(COUNTED)
+        if self._hour - _BACK_HOURS <= hour < self._hour:
+            hour = self._hour  # a clock that was set back counts in the hour that it came from
+        elif hour != self._hour:
+            # By the earlier of the two: a clock that is wrong for less than an hour drops nothing.
+            self._prune(min(hour, self._hour))
+            self._hour = hour
         names, running = self._tasks_of, self._running
         for lsn, at, length in places(frame):
             kind = data[at + codec.KIND_AT]
@@ -337,19 +363,18 @@ class History:
 
     def _prune(self, hour: int) -> None:
         """Drop what is past its time, and names beyond the most frequent, once an hour."""
-        self._hour = hour
         self._cells.clear()
-        _drop(self.minutes, hour * 60 - _MINUTES)
-        _drop(self.hours, hour - _HOURS)
-        _drop(self.days, hour // 24 - _DAYS)
+        _drop(self.minutes, hour * 60, _MINUTES)
+        _drop(self.hours, hour, _HOURS)
+        _drop(self.days, hour // 24, _DAYS)
         for name, series in list(self.tasks.items()):
-            _drop(series.hours, hour - _OWN_HOURS)
-            _drop(series.days, hour // 24 - _OWN_DAYS)
+            _drop(series.hours, hour, _OWN_HOURS)
+            _drop(series.days, hour // 24, _OWN_DAYS)
             if not series.days:
                 del self.tasks[name]
         for cause, (hours, days) in list(self.causes.items()):
-            _drop(hours, hour - _OWN_HOURS)
-            _drop(days, hour // 24 - _OWN_DAYS)
+            _drop(hours, hour, _OWN_HOURS)
+            _drop(days, hour // 24, _OWN_DAYS)
             if not days:
                 del self.causes[cause]
         named = [name for name in self.tasks if name]
@@ -365,9 +390,30 @@ class History:
                         mine[at] = mine.get(at, 0) + count
 
 
-def _drop(known: dict[int, Any], until: int) -> None:
-    for at in [at for at in known if at <= until]:
+def _whole(numbers: list[Any]) -> list[int]:
+    """Return the numbers of the file.
+
+    Raises:
+        ValueError: one is none.
+    """
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError("no whole numbers")
+    return numbers
+
+
+def _counts(numbers: list[Any]) -> list[int]:
+    if len(numbers) != len(COUNTED):
+        raise ValueError("other counts")
+    return _whole(numbers)
+
+
+def _drop(known: dict[int, Any], now: int, most: int) -> None:
+    """Drop what is past its time, and what a clock that jumps about left ahead beyond as much."""
+    for at in [at for at in known if at <= now - most]:
         del known[at]
+    if len(known) > 2 * most:
+        for at in sorted(known)[2 * most :]:
+            del known[at]
 
 
 def _task_at(data: bytes, at: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from collections.abc import Generator, Iterator
 from typing import Final
@@ -264,8 +263,10 @@ class Upkeep:
             self._history = history.History(self._journal)
         try:
             yield from self._history.steps(through)
-        except (errors.LogError, ValueError, LookupError, struct.error) as error:
-            # Counts are worth less than the room: no record holds a segment back.
+        except OSError:  # a later fold tries again
+            raise
+        except Exception as error:  # noqa: BLE001 - counts are worth less than the room
+            # No record holds a segment back: the next fold goes on after what is gone.
             self._history = None
             if not isinstance(error, SegmentGone):
                 self._complain(str(error), "%s: not all is counted: %s", self._journal.path, error)

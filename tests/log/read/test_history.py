@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import random
 import struct
+import zlib
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import Mock
@@ -22,6 +25,7 @@ from taskq.log.read.history import (
     HOUR_NS,
     TASKS_MAX,
     History,
+    _drop,
     class_of,
     middle_of,
 )
@@ -150,7 +154,7 @@ async def test_30_days_of_thousands_of_tasks_stay_small(tmp_path: Path) -> None:
     assert size < 300_000
 
 
-@pytest.mark.parametrize("error", [None, LogDamaged("x"), ValueError("x"), struct.error("x")])
+@pytest.mark.parametrize("error", [None, LogDamaged("x"), TypeError("x"), struct.error("x")])
 def test_whatever_hinders_the_counts_keeps_no_segment_back(
     error: Exception | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,3 +193,120 @@ def test_tasks_beyond_the_most_of_an_hour_share_one_entry(monkeypatch: pytest.Mo
         known._cell(f"task{number}", 500_000, 0, 0)
     assert len(known._cells) == len(known.tasks) == 4
     assert sum(part.weight() for part in known.tasks.values()) == 10
+
+
+def enqueued(world: World) -> int:
+    known = History(world.reader())
+    for _ in known.read_on():
+        pass
+    return sum(counted[0] for counted in known.hours.values())
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [("replace_file", OSError(errno.ENOSPC, "full")), ("History.take", TypeError("x")), ("", None)],
+)
+def test_segments_that_go_uncounted_take_no_other_counts_along(
+    place: str, error: Exception | None, monkeypatch: pytest.MonkeyPatch, *, is_restarted: bool
+) -> None:
+    """Without an error another program, without a history, let them go."""
+    world = World(0, keeping(keep_segments=1))
+    process = world.process()
+    upkeep = Upkeep(process.committer)
+    for _ in range(6):
+        fill_segment(process)
+    tend(process, upkeep)
+    before = enqueued(world)
+    with monkeypatch.context() as patch:
+        if error is None:
+            patch.setattr(Upkeep, "_fold_history", lambda _self, _through: iter(()))
+        else:
+            patch.setattr(f"taskq.log.read.history.{place}", Mock(side_effect=error))
+        for _ in range(3):
+            fill_segment(process)
+        tend(process, upkeep)
+    assert enqueued(world) >= before
+    if is_restarted:
+        process.kill()
+        process = world.process()
+        upkeep = Upkeep(process.committer)
+    for _ in range(2):
+        fill_segment(process)
+    tend(process, upkeep)
+    assert enqueued(world) > before
+    counted = History(process.journal)
+    counted.load()
+    assert counted.cursor.segment >= process.journal.files.lsns[0]
+
+
+def test_a_file_that_the_disk_refused_is_written_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = World(0, keeping()).process()
+    through = fill_segment(process)
+    known = History(process.journal)
+    with monkeypatch.context() as patch:
+        full = OSError(errno.ENOSPC, "full")
+        patch.setattr("taskq.log.read.history.replace_file", Mock(side_effect=full))
+        with pytest.raises(OSError, match="full"):
+            list(known.steps(through))
+    assert known.has(through)
+    list(known.steps(through))
+    after = History(process.journal)
+    after.load()
+    assert counts(after) == counts(known)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"minutes": {"1": [1]}}, {"hours": {"1": [1, 2, 3, 4, 5, None]}}, {"days": {"x": [0] * 6}},
+        {"tasks": {"a": 7}}, {"tasks": {"a": [{"1": [0] * 7}, {}]}}, {"acts": [[1, "x", "y"]]},
+        {"causes": [["a", "b", "c", {"1": "x"}, {}]]}, {"running": []}, {"running": {"1": "x"}},
+        {"hour": None}, {"at": [1, 2]}, {"at": ["1", 2, 3]}, {"deep": 200_000}, {"long": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+async def test_a_file_that_is_wrong_in_any_part_counts_nothing(
+    wrong: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with TaskQ(tmp_path, segment_bytes=SEGMENT_BYTES_MIN) as app:
+        await app.enqueue_by_name("a")
+    with LogReader.open(str(tmp_path)) as reader:
+        known, _ = reader.history(60)
+        whole = counts(known)
+        known.save()
+    data = json.loads(zlib.decompress((tmp_path / FILE).read_bytes()))
+    data["minutes"] = {at: [9, 9, 9, 9, 9, 9] for at in data["minutes"]}
+    text = "[" * wrong.get("deep", 0) or json.dumps(data | wrong)
+    (tmp_path / FILE).write_bytes(zlib.compress(text.encode()))
+    if "long" in wrong:
+        assert counts(read(tmp_path)) != whole
+        monkeypatch.setattr("taskq.log.read.history._DATA_BYTES_MAX", len(text) - 1)
+    assert counts(read(tmp_path)) == whole
+
+
+@pytest.mark.parametrize("days", [3_650, -3_650])
+async def test_a_clock_that_was_wrong_for_a_moment_takes_no_counts(
+    days: int, tmp_path: Path
+) -> None:
+    app = TaskQ(tmp_path)
+    clock = TravelClock(BEGIN)
+    use_clock(app, clock)
+    async with app:
+        await live(app, clock, 4)
+        before = read(tmp_path)
+        clock.step(days * 86_400)
+        await app.enqueue_by_name("wrong")
+        clock.step(-days * 86_400)
+        await live(app, clock, 4)
+    known = read(tmp_path)
+    for name in ("minutes", "hours", "days"):
+        assert getattr(before, name).keys() <= getattr(known, name).keys()
+    assert known.tasks["task0"].hours.keys() > before.tasks["task0"].hours.keys()
+    assert set(known.hours) >= set(range(BEGIN // 3_600 + 1, BEGIN // 3_600 + 8))
+
+
+def test_a_clock_that_jumps_about_leaves_few_counts() -> None:
+    known = dict.fromkeys(range(100))
+    _drop(known, 10, 20)
+    assert list(known) == list(range(40))
