@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 from uuid import UUID
 
 import httpx
@@ -25,7 +25,14 @@ from taskq.connection.settings import HubSettings
 from taskq.core.model import PAYLOAD_BYTES_MAX, SECOND_NS, Extras
 from taskq.core.sources import checked_move
 from taskq.core.why import Why
-from taskq.errors import JobCancelled, JobExpired, JobFailed, UsageError
+from taskq.errors import (
+    JobCancelled,
+    JobExpired,
+    JobFailed,
+    JobNotFound,
+    LogDamaged,
+    UsageError,
+)
 from taskq.log.machine.disk import SystemClock
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import Ingest, Op
@@ -289,6 +296,40 @@ async def test_a_cancel_that_was_cut_short_comes_again(
         with pytest.raises(RuntimeError, match="killed"):
             await place.sync()
     assert (await place.sync()).taken.cancelled == 1
+
+
+@pytest.mark.parametrize("error", [JobNotFound("gone"), LogDamaged("bytes 0 to 9")])
+async def test_a_job_that_cannot_be_cancelled_stops_no_other(
+    place: Place, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    job = await place.put()
+    await place.sync()
+    await job.cancel()
+    await place.put("7.3")
+    with monkeypatch.context() as broken:
+        broken.setattr(TaskLog, "find", AsyncMock(side_effect=error))
+        assert (await place.sync()).taken == (1, 0, 0)
+    await place.work()
+    assert ("edge-7", "7.3") in place.ran
+
+
+@pytest.mark.parametrize("name", ["hub-job", "hub-refused", "hub-ended"])
+async def test_a_call_with_a_header_of_the_hub_is_refused(place: Place, name: str) -> None:
+    with pytest.raises(UsageError, match=f"the header '{name}' is the hub's"):
+        await place.put(headers={name: "succeeded"})
+
+
+@pytest.mark.parametrize("name", ["hub-refused", "hub-ended"])
+async def test_a_header_that_says_what_became_of_a_job_is_never_a_calls(
+    place: Place, name: str
+) -> None:
+    call = place.hub.call_by_name("update", "7.2").options(headers={name: "succeeded"})
+    job = await place.hub.outbox("edge-7").enqueue(call)
+    await place.round()
+    assert place.ran == [("edge-7", "7.2")]
+    assert await place.hub.job(job.id).result(timeout=1) == "edge-7 has 7.2"
+    (view,) = _jobs(place.path / "edge-7")
+    assert There("", 1, True, "", "king of all").view(view).state is view.state
 
 
 async def test_one_that_succeeded_before_it_heard_of_the_cancel_stays_cancelled(

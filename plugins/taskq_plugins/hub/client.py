@@ -162,7 +162,7 @@ class Device:
         time, and there unless it ran in time.
 
         Raises:
-            UsageError: the argument is not a call, or has a concurrency key.
+            UsageError: the argument is not a call, or has a concurrency key or a header of the hub.
             PayloadTooLarge: its payload is over 1 MiB.
             LogError: the outbox cannot be written.
         """
@@ -197,7 +197,8 @@ class DeviceGroup:
         ones: with a ``key`` the same call again adds only what is missing.
 
         Raises:
-            UsageError: it is no call, has a concurrency key, or the group has no member.
+            UsageError: it is no call, has a concurrency key or a header of the hub, or nobody is in
+                the group.
             PayloadTooLarge: its payload is over 1 MiB.
             LogError: an outbox cannot be written.
         """
@@ -226,6 +227,8 @@ def _checked(call: Call[R]) -> Call[R]:
         raise UsageError(f"a device takes calls such as task.call(...), got {call!r:.60}")
     if call.extras is not None and call.extras.concurrency_key:
         raise UsageError(f"{call.name}: a concurrency_key does not go over to a device")
+    if call.extras is not None and (own := outbox.OWN_HEADERS & call.extras.headers.keys()):
+        raise UsageError(f"{call.name}: the header {min(own)!r} is the hub's: name it otherwise")
     return call
 
 

@@ -44,7 +44,7 @@ from taskq.engine import (
     checked_move,
     fork,
 )
-from taskq.errors import TaskqError
+from taskq.errors import JobNotFound, LogDamaged, TaskqError
 from taskq.hooks import Connection, off_loop
 from taskq.values import SECOND_NS
 from taskq.views import LIVE_STATES, JobView
@@ -72,6 +72,8 @@ REFUSED: Final = "hub-refused"
 #: Header, and queue, of the entry for a job that ended in a log that its device left: the state,
 #: and why. Its payload is the result.
 ENDED: Final = "hub-ended"
+#: Headers that say what becomes of a job; a call may have none of them.
+OWN_HEADERS: Final = frozenset({JOB, REFUSED, ENDED})
 #: Begins the name of a source of a device, before the id of an outbox's log.
 SOURCE: Final = "hub-jobs "
 #: Jobs that ended are kept: a device that was away must hear of a cancellation.
@@ -160,9 +162,10 @@ class There(NamedTuple):
         """Return the job; ``its`` is what the log has under the number."""
         if not self.end:
             return its
-        state, _, reason = self.end.partition(" ")
+        word, _, reason = self.end.partition(" ")
+        state = State.__members__.get(word.upper(), its.state)
         return replace(
-            its, state=State[state.upper()], result=its.payload or None,
+            its, state=state, result=its.payload or None,
             result_flags=its.payload_flags, reason=reason,
         )  # fmt: skip
 
@@ -457,9 +460,11 @@ def _made(job_id: str, record: Record, now_ns: int) -> HubJob | None:
     if 0 < expires_ns <= now_ns:
         return None
     flags = record.body_flags | (0 if record.stores_result else Flag.DROP_RESULT)
-    headers = {JOB: job_id} | extras.headers
+    name = _name(record) or job_id
+    others = {key: text for key, text in extras.headers.items() if key not in OWN_HEADERS}
+    headers = {JOB: name} | others
     return HubJob(
-        record.job, headers[JOB], record.queue, record.task, record.priority or 0,
+        record.job, name, record.queue, record.task, record.priority or 0,
         record.attempts_max, int(flags), headers,
         due_ns if is_wall or not due_ns else max(due_ns - now_ns, 0), is_wall,
         expires_ns and expires_ns - now_ns, record.body or b"",
@@ -715,8 +720,12 @@ def _key(job: str) -> bytes:
 
 
 async def _cancel(log: TaskLog, job: str, queue: str) -> bool:
-    view = await log.find(_key(job), queue)
-    return view is not None and await log.cancel(view.job_id)
+    try:
+        view = await log.find(_key(job), queue)
+        return view is not None and await log.cancel(view.job_id)
+    except (JobNotFound, LogDamaged) as error:  # the jobs after it are taken all the same
+        _log.warning("hub: job %s cannot be cancelled here: %s", job, error)
+        return False
 
 
 #: An answer that comes sooner, and says nothing, is of a hub that lets nobody wait just now.
