@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import AsyncMock, Mock, create_autospec
 from uuid import UUID
 
 import httpx
@@ -41,7 +41,7 @@ from taskq.testing.sandbox import use_clock
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub.line import Line
 from taskq_plugins.hub.models import JOB, SPOKEN, Given
-from taskq_plugins.hub.outbox import CopyReader, DeviceOutbox, There
+from taskq_plugins.hub.outbox import CopyReader, DeviceOutbox, DeviceReader, There
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.server import Server
 from taskq_plugins.hub.sync import SyncResult, sync
@@ -457,6 +457,22 @@ async def test_the_end_of_a_job_outlasts_set_backs_of_both_sides(place: Place) -
     with pytest.raises(JobFailed, match="no such version"):
         await place.hub.job(failed.id).result(timeout=1)
     assert [version for _, version in place.ran] == ["7.2", "bad"]
+
+
+async def test_the_ends_of_jobs_for_one_answer_are_read_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = place.path / "edge-7"
+    await place.sync()
+    before = await place.back_up(device)
+    jobs = [await place.put(version) for version in ("1", "2", "3")]
+    await place.round()
+    await place.hub.outbox("edge-7").settle()
+    await place.set_back(before, device)
+    reading = create_autospec(DeviceReader.read, side_effect=DeviceReader.read)
+    monkeypatch.setattr(DeviceReader, "read", reading)
+    assert (await place.sync()).taken.jobs == len(jobs)
+    reading.assert_called_once()
 
 
 async def test_a_device_that_comes_back_after_a_copy_of_it_gets_jobs_again(place: Place) -> None:

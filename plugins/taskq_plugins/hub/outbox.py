@@ -17,7 +17,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -272,11 +272,6 @@ class DeviceReader:
         there = self.find(tag, job, name)
         return there.is_over if there is not None else self.is_taken(tag, job)
 
-    def end(self, tag: Tag, job: int, name: str) -> JobView | None:
-        """Return a job that has ended, as its device's log has it; None if there is no end."""
-        there = self.find(tag, job, name)
-        return self.view(there) if there is not None and there.is_over else None
-
     def view(self, there: There) -> JobView | None:
         with LogReader.open(there.path) as reader:
             its = reader.job(there.number)
@@ -511,8 +506,8 @@ class OutboxServer:
         takes = {copies[-1].log_id, *dict(copies[-1].identity.parents)} if copies else ()
         if copies and asked.log_id not in takes:
             return None
-        with LogReader.open(str(path)) as reader:
-            journal, end = reader.journal, partial(self._end, device)
+        with LogReader.open(str(path)) as reader, contextlib.ExitStack() as opened:
+            journal, end = reader.journal, self._ends(device, opened)
             if asked.after.get(journal.tag, 0) >= (at := journal.next_lsn):
                 # It was set back in place, and would give numbers of earlier jobs again.
                 fork(str(path), at)
@@ -526,13 +521,29 @@ class OutboxServer:
         self._registry.note(device, given=before | {answer.tag: answer.end})
         return answer
 
-    def _end(self, device: str, tag: Tag, job: int, name: str) -> JobView | None:
-        known = self._reader
-        if known is None or known[0] != device:
-            known = self._reader = device, DeviceReader(self._path, device)
-        reader = known[1]
-        reader.read()
-        return reader.end(tag, job, name)
+    def _ends(
+        self, device: str, opened: contextlib.ExitStack
+    ) -> Callable[[Tag, int, str], JobView | None]:
+        """Return a function for jobs that have ended; each log is read and opened at most once."""
+
+        @cache
+        def reader() -> DeviceReader:
+            known = self._reader
+            if known is None or known[0] != device:
+                known = self._reader = device, DeviceReader(self._path, device)
+            known[1].read()
+            return known[1]
+
+        @cache
+        def log(path: str) -> LogReader:
+            return opened.enter_context(LogReader.open(path))
+
+        def end(tag: Tag, job: int, name: str) -> JobView | None:
+            there = reader().find(tag, job, name)
+            its = log(there.path).job(there.number) if there and there.is_over else None
+            return there.view(its) if there and its else None
+
+        return end
 
     async def run(self) -> None:
         """Wake waiting devices when jobs come, and free what ended; until cancelled."""
