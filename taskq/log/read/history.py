@@ -129,6 +129,8 @@ class History:
         self._cells: dict[str, tuple[Cell, Cell]] = {}
         self._hour = 0
         self._is_saved = True
+        #: of the file that it was read from or wrote
+        self._stamp: object = None
 
     @staticmethod
     def quantile(times: dict[int, int], part: float) -> int:
@@ -146,6 +148,9 @@ class History:
         """Go on from the file, if it is whole, of this log, and ahead; else as before."""
         journal = self.journal
         try:
+            stamp = self._file_stamp()
+            if stamp == self._stamp:
+                return
             packed = read_file(journal.disk, f"{journal.path}/{FILE}", _FILE_BYTES_MAX)
             data = json.loads(zlib.decompressobj().decompress(packed, _DATA_BYTES_MAX))
             segment, offset, next_lsn = _whole(data["at"])
@@ -155,7 +160,7 @@ class History:
             is_ahead = not self._hour or self.cursor.next_lsn < cursor.next_lsn
             if is_ours and is_known and is_ahead and cursor.next_lsn <= journal.next_lsn:
                 loaded = History(journal)
-                loaded.cursor = cursor
+                loaded.cursor, loaded._stamp = cursor, stamp
                 loaded._fill(data)
                 vars(self).update(vars(loaded))
         except Exception:  # noqa: BLE001 - whatever is wrong with it, the log has the counts
@@ -215,7 +220,11 @@ class History:
         }  # fmt: skip
         packed = zlib.compress(json.dumps(data, separators=(",", ":")).encode())
         replace_file(journal.disk, f"{journal.path}/{FILE}", packed)
-        self._is_saved = True
+        self._is_saved, self._stamp = True, self._file_stamp()
+
+    def _file_stamp(self) -> object:
+        disk, path = self.journal.disk, f"{self.journal.path}/{FILE}"
+        return disk.status(path), disk.modified_ns(path)
 
     # -- the fold ----------------------------------------------------------------------------------
 
