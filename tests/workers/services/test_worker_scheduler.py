@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from taskq import TaskQ, current_job
+from taskq.app.schedules import Schedule
 from taskq.core.errors import InvalidCall, UsageError
 from taskq.core.views import JobView
 from taskq.schedules import CATCH_UP_MAX
@@ -300,6 +302,38 @@ async def test_a_schedule_whose_arguments_do_not_fit_stops_the_worker(app: TaskQ
     with pytest.raises(InvalidCall, match="number"):
         async with app.worker():
             raise AssertionError("it started")
+
+
+@pytest.mark.parametrize("step", ["enrol", "pack"])
+async def test_a_schedule_that_fails_keeps_no_other_from_its_ticks(
+    app: TaskQ,
+    clock: FakeClock,
+    step: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @app.task
+    def note(which: str) -> None: ...
+
+    for name in ("a", "bad", "c"):
+        app.schedule(name, note.call(name), every="1h")
+    method = {"enrol": "enrolment", "pack": "call_at"}[step]
+    call = getattr(Schedule, method)
+
+    def fails(schedule: Schedule, *args: int) -> Any:
+        if schedule.name == "bad":
+            raise UsageError("too long")
+        return call(schedule, *args)
+
+    monkeypatch.setattr(Schedule, method, fails)
+    scheduler = Scheduler(app)
+    await look(app, scheduler)
+    for _ in range(2):
+        clock.advance(3_600)
+        await look(app, scheduler)
+    ticked = sorted(json.loads(job.payload)["which"] for job in await jobs(app))
+    assert ticked == ["a", "a", "c", "c"]
+    assert caplog.text.count("schedule bad does not tick: too long") == 1
 
 
 async def test_a_burst_ticks_nothing(app: TaskQ) -> None:

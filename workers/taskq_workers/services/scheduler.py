@@ -33,6 +33,8 @@ class Scheduler:
         self._enrolled: set[hooks.Schedule] = set()
         #: schedules for which another worker has a newer rule
         self._outdated: set[str] = set()
+        #: schedules that cannot tick, which was logged
+        self._failing: set[str] = set()
         #: those that were added at run time, by name, with the state that each was made of
         self._added: dict[str, tuple[tuple[bytes, bytes], hooks.Schedule | None]] = {}
         #: by schedule: up to where it was done with, and when its next tick is due
@@ -79,8 +81,7 @@ class Scheduler:
         new = [entry for entry in planned if entry not in self._enrolled]
         if new:
             with CancelScope(shield=True):
-                await port.enrol([entry.enrolment() for entry in new])
-            self._enrolled.update(new)
+                await asyncio.gather(*(self._enrol(port, entry) for entry in new))
         now_ns, states = await port.look(_states)
         planned += self._added_in(states, planned)
         if not planned:
@@ -93,14 +94,32 @@ class Scheduler:
             if state is not None and self._is_current(schedule, state):
                 due_ns = self._due_ns(schedule, state, now_ns)
                 if due_ns <= now_ns and not state.is_paused:
-                    turns += await self._turns(schedule, state, now_ns)
+                    try:
+                        turns += await self._turns(schedule, state, now_ns)
+                    except errors.UsageError as error:
+                        self._note(schedule.name, error)
+                        continue
                     due_ns = now_ns
                 sleeps_ns.append(due_ns - now_ns)
         if turns:
             # A begun tick is finished; the log's own waits are limited.
             with CancelScope(shield=True):
-                await _tick(port, turns)
+                await self._tick(port, turns)
         return max(min(sleeps_ns), 0) / values.SECOND_NS
+
+    async def _enrol(self, port: engine.LoopPort, schedule: hooks.Schedule) -> None:
+        try:
+            await port.enrol([schedule.enrolment()])
+        except errors.UsageError as error:
+            self._note(schedule.name, error)
+        else:
+            self._enrolled.add(schedule)
+
+    def _note(self, name: str, error: errors.UsageError) -> None:
+        """Log once that a schedule cannot tick; the others do."""
+        if name not in self._failing:
+            self._failing.add(name)
+            _log.warning("schedule %s does not tick: %s", name, error)
 
     def _added_in(
         self, states: dict[str, hooks.ScheduleState], planned: list[hooks.Schedule]
@@ -170,14 +189,15 @@ class Scheduler:
         packer = connection.packer
         return packer.plain_item(call) or await connection.pack(packer.loose(call))
 
-
-async def _tick(port: engine.LoopPort, turns: list[engine.Turn]) -> None:
-    answers: list[Any] = await asyncio.gather(*map(port.tick, turns), return_exceptions=True)
-    for turn, answer in zip(turns, answers, strict=True):
-        if isinstance(answer, BaseException):
-            raise answer
-        if answer is not None and turn.moments:
-            _log.debug("schedule %s ticked %d times", turn.name, len(turn.moments))
+    async def _tick(self, port: engine.LoopPort, turns: list[engine.Turn]) -> None:
+        answers: list[Any] = await asyncio.gather(*map(port.tick, turns), return_exceptions=True)
+        for turn, answer in zip(turns, answers, strict=True):
+            if isinstance(answer, errors.UsageError):
+                self._note(turn.name, answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            elif answer is not None and turn.moments:
+                _log.debug("schedule %s ticked %d times", turn.name, len(turn.moments))
 
 
 def _states(sight: engine.LogView) -> tuple[int, dict[str, hooks.ScheduleState]]:
