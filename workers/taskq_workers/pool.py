@@ -586,6 +586,9 @@ class Worker:
                 for deaths in self._deaths:
                     deaths.until = monotonic() + self.drain_seconds
                 runner.leave()
+                if self.drain_seconds:
+                    for batcher in self._batchers:
+                        batcher.drain()
                 for part in self._parts:
                     part.serve(self, None)
                 ending.start_soon(self._interrupt, runner)
@@ -622,6 +625,7 @@ class Worker:
 
     def _hire(self) -> feed.Runner:
         self._tell_what_it_serves()
+        self._batchers: list[batches.Batcher] = []
         runner = self._make_runner(self._parts)
         stranded = Stranded(runner)
         for part in self._parts:
@@ -691,7 +695,12 @@ class Worker:
             burst=self.burst,
             max_jobs=self._max_jobs,
         )
-        plans.batcher = lambda task, call: batches.Batcher(task, call, lambda: runner).join
+
+        def batcher(task: Task[..., Any], call: executors.Calling) -> executors.Calling:
+            self._batchers.append(batches.Batcher(task, call, lambda: runner))
+            return self._batchers[-1].join
+
+        plans.batcher = batcher
         # Asked from another thread: a copy of the slots is made in one step of the interpreter.
         give_back = partial(surrender, runner, self._parts)
         watch = LoopWatch(

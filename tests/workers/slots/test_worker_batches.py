@@ -217,6 +217,26 @@ async def test_a_stop_gives_a_gathering_batch_back(app: TaskQ) -> None:
     assert [await job.status() for job in jobs] == [State.READY] * 2
 
 
+async def test_a_drain_runs_what_has_gathered(app: TaskQ) -> None:
+    begun: list[str] = []
+
+    @app.middleware
+    async def note(job: JobContext) -> AsyncIterator[None]:
+        begun.append(job.id)
+        yield
+
+    @app.task(batch=3, within="1h")
+    async def take(items: list[int]) -> list[int]:
+        return items
+
+    jobs = await take.enqueue_many([(1,), (2,)])
+    async with app.worker(drain_timeout=3):
+        with anyio.fail_after(20):
+            while len(begun) < 2:
+                await anyio.lowlevel.checkpoint()
+    assert [await job.status() for job in jobs] == [State.SUCCEEDED] * 2
+
+
 async def test_middleware_stands_around_each_job_and_the_call_is_of_none(app: TaskQ) -> None:
     around: list[str] = []
 
@@ -253,6 +273,17 @@ async def test_a_batch_in_a_child_process_is_one_call_there(tmp_path: Path) -> N
         for job in [await app.enqueue(square.options(attempts=1).call(n)) for n in (-1, -1, 5)]:
             with pytest.raises(JobFailed, match="negative"):
                 await job.result(timeout=30)
+
+
+async def test_bad_arguments_fail_their_own_job_in_a_child_process(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "data")
+    square = batch_jobs.square
+    async with app, Worker(batch_jobs.app, logs=[tmp_path / "data"], concurrency=2):
+        bad = await app.enqueue_by_name(square.name, "no number")
+        jobs = [await app.enqueue(square.options(attempts=1).call(n)) for n in range(3)]
+        assert [(await job.result(timeout=30))[0] for job in jobs] == [0, 1, 4]
+        with pytest.raises(JobFailed, match="items"):
+            await bad.result(timeout=30)
 
 
 def test_a_kill_in_the_midst_runs_all_of_a_batch_again(tmp_path: Path) -> None:

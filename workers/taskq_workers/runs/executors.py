@@ -478,6 +478,16 @@ def _keeps_none(task: Task[..., Any]) -> bool:
         return False
 
 
+def _checking(task: Task[..., Any]) -> Callable[[bytes], Arguments]:
+    """Return what refuses a bad payload before it joins a batch, and leaves a good one as it is."""
+
+    def decode(payload: bytes) -> Arguments:
+        task.decode(payload)
+        return _undecoded(payload)
+
+    return decode
+
+
 def _undecoded(payload: bytes) -> Arguments:
     return (payload,), {}
 
@@ -546,6 +556,8 @@ class Plans(dict[str, RunPlan]):
             plan = make_plan(task, _refusing(error))
         if task.batch and self.batcher is not None:
             plan = plan._replace(call=self.batcher(task, plan.call))
+            if plan.decode is _undecoded:
+                plan = plan._replace(decode=_checking(task))
         for wrap in self._wraps:
             plan = plan._replace(call=wrap(plan.call, task))
         if task.keep_log or joblogs.chosen_logging().prints:

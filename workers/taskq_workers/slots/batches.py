@@ -60,6 +60,13 @@ class Batcher:
     ) -> None:
         self._task, self._call, self._host = task, call, host
         self._open: _Gathering | None = None
+        self._is_draining = False
+
+    def drain(self) -> None:
+        """Wait for no more jobs, since none begins any more: what has gathered runs now."""
+        self._is_draining = True
+        if self._open is not None:
+            self._close(self._open)
 
     async def join(self, *args: Any, **kwargs: Any) -> Any:
         """Wait for the call that this job is part of, and return the job's own result."""
@@ -72,7 +79,7 @@ class Batcher:
         member = (*args, *kwargs.values())[0], loop.create_future()
         batch.members.append(member)
         host.park()
-        if len(batch.members) >= self._task.batch:
+        if self._is_draining or len(batch.members) >= self._task.batch:
             self._close(batch)
         try:
             value, error, trace = await member[1]
