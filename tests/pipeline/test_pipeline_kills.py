@@ -94,6 +94,8 @@ def killed(root: Path, chance: random.Random, start_seconds: float) -> bool:
         only_java = [pid for pid in everybody if is_java(pid)] if chance.randrange(3) == 0 else []
         kill(only_java or chance.choice([everybody, [process.pid]]))
         process.communicate()
+        if not process.returncode:  # it ended in that very moment
+            return ended(process, root)
         said = (root / "said").read_text()
         assert process.returncode == (1 if only_java else -signal.SIGKILL), said
         assert "Traceback" not in said, said
