@@ -260,7 +260,7 @@ def reach(copy: Path, folders: tuple[str, ...], processes: int) -> None:
 
 
 class Reach:
-    """What a run of ``--reach`` found."""
+    """Findings of a run of ``--reach``."""
 
     def __init__(self) -> None:
         reached = json.loads(REACH.read_text())

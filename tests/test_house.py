@@ -422,7 +422,7 @@ def test_few_sentences_of_a_document_have_a_habit(document: Path) -> None:
 
 
 def test_all_documents_can_be_read() -> None:
-    """Those of the tests and the benchmarks have a measure of their own."""
+    """The tests and the benchmarks have a measure of their own."""
     own = {path for path in documents() if path.is_relative_to(ROOT / "tests")}
     assert sum(count(path) for path in documents() if path not in own) <= WORDS_MAX
     assert sum(map(count, own)) <= WORDS_MAX / 6

@@ -48,7 +48,7 @@ async def set_slots(log: LogHolder, count: int | None, worker: int | None) -> bo
         workers, port = await off_loop(store.live_workers), store.port()
         alive = {f"{it.owner:x}": it.pid for it in workers}
         known = controls.value_of(await port.look(_controls), controls.SLOTS)
-        # Numbers of all workers replace those of single ones, and dead ones have none.
+        # A number for all workers replaces single ones; dead workers have none.
         changes = {it: None for it in known if it and (worker is None or it not in alive)}
         chosen = [""] if worker is None else [it for it in alive if alive[it] == worker]
         is_there = is_there or bool(chosen)

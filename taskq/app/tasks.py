@@ -676,7 +676,7 @@ class TaskChoices(JobOptions, total=False):
 class _BatchSize(TypedDict, total=True):
     """See ``BatchChoices``."""
 
-    #: call the function for up to so many jobs at once, with a list of their arguments
+    #: the most jobs of one call of the function, with a list of their arguments
     batch: int
 
 

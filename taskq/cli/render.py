@@ -48,7 +48,7 @@ def when(moment_ns: int, now_ns: int) -> str:
     return f"in {text}" if moment_ns > now_ns else f"{text} ago"
 
 
-#: Where ``--utc`` stands among the values of a command's context.
+#: The key of ``--utc`` among the values of a command's context.
 UTC_WANTED: Final = "taskq.utc"
 
 

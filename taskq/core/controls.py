@@ -32,7 +32,7 @@ CONTROL_NAME_BYTES_MAX: Final = NAME_BYTES_MAX + 16
 #: Slots by worker: number of its owner in hexadecimal, "" for all other workers.
 SLOTS: Final = "slots"
 SLOTS_MAX: Final = 10_000
-#: In place of a limit: there is none, whatever the task's own code says.
+#: Stands for no limit, against the task's own code.
 NO_LIMIT: Final = "none"
 
 
@@ -60,7 +60,7 @@ class TaskWish(NamedTuple):
         return self.concurrency is not None or self.rate is not None
 
     def over(self, declared: rates.Limit) -> rates.Limit:
-        """Return a limit with the wishes in place of what the code says."""
+        """Return a limit with the wishes in place of the code's."""
         return rates.Limit(
             concurrency=declared.concurrency if self.concurrency is None else self.concurrency,
             rate=declared.rate if self.rate is None else _rate(self.rate),

@@ -23,7 +23,7 @@ def command(directory: str, *words: str) -> str:
 
 
 def as_typed(*words: str) -> str:
-    """Return words as one line for the system's shell; those of Windows know double quotes only."""
+    """Return words as one line for the system's shell; that of Windows has double quotes only."""
     if not any(map(_DRIVE.match, words)):
         import shlex  # noqa: PLC0415 - only errors need it
 

@@ -129,7 +129,7 @@ class Search:
         return counts
 
     def fits(self, job: views.JobView) -> bool:
-        """Return whether a job has all that is asked for."""
+        """Return whether a job fits each part of the search."""
         if self.fingerprints:
             fingerprint = fingerprints.failure_of(job.task, "dead", job.reason)[2]
             if fingerprint not in self.fingerprints:

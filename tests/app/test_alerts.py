@@ -1,4 +1,4 @@
-"""Alerts are told once when they begin and once when they are over, whoever watches."""
+"""Alerts are sent once when they begin and once when they are over, by any watcher."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Post:
         self.told.append((alert.is_over, alert.name))
 
     async def look(self, seconds: float = 0) -> list[tuple[bool, str]]:
-        """Let all watchers look at once; return what was told by that."""
+        """Let all watchers look at once; return the messages that they sent."""
         self.clock.advance(seconds)
         self.told.clear()
         await asyncio.gather(*(watch.look(self.app.store()) for watch in self.watches))

@@ -69,7 +69,7 @@ class Shy:
 
 
 def names_here(folder: Path) -> dict[str, Any]:
-    """Return what a line may name: all that is public, an app with tasks, and a log beside it."""
+    """Return the names of a line: the public ones, an app with tasks, and a log beside it."""
     names: dict[str, Any] = {
         "UTC": UTC, "datetime": datetime, "math": math, "re": re,
     }  # fmt: skip

@@ -142,7 +142,7 @@ class read_only:  # noqa: N801 - used as a function is
             subprocess.run(["umount", str(self._place)], check=True)
 
 
-#: What is typed and shown on each log, by heading.
+#: Typed lines and their output on each log, by heading.
 SESSIONS: Final = Path(__file__).with_name("sessions.md").read_text().split("\n## ")[1:]
 
 

@@ -158,7 +158,7 @@ def _rounded(value: Any) -> Any:
 
 
 def check_records(path: Path, written: dict[tuple[str, int], Row]) -> None:
-    """Hold the records of a lake against all that were written, by log and lsn."""
+    """Hold the records of a lake against the written ones, by log and lsn."""
     lsns: dict[str, list[int]] = {}
     for row in Lake.open(path).dataset("records").to_table().to_pylist():
         if row["kind"] != "break":

@@ -23,7 +23,7 @@ REASONS = ("OSError: host {} is offline\n  File app.py", "ValueError: broken", L
 
 
 class Lives:
-    """Rows of jobs, attempts and segments at random, with all that a query looks at."""
+    """Rows of jobs, attempts and segments at random, with each column that a query reads."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)

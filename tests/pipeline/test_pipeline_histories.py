@@ -231,7 +231,7 @@ def drain(root: Path, lake: Path, max_bytes: int) -> None:
 def test_tables_depend_neither_on_sizes_nor_on_numbers_of_batches(
     tmp_path: Path, seed: int
 ) -> None:
-    """Of two lakes one is filled in small batches, one in large ones."""
+    """One lake is filled in small batches, the other one in large ones."""
 
     def read(max_bytes: int) -> None:
         drain(tmp_path, tmp_path / "small", max_bytes)

@@ -344,7 +344,7 @@ def main() -> None:
     parser.add_argument("--dir", default=".", help="on a real disk")
     given = parser.parse_args()
     ways._ANSWER_SECONDS = 0.25  # type: ignore[misc]
-    # What fails is looked into: its directory stays.
+    # The directory of a failed run stays for a look.
     folder = Path(tempfile.mkdtemp(dir=given.dir, prefix="hub-chaos-")).absolute()
     chaos = Chaos(folder, given.seed)
     time.time_ns = chaos.clock_ns

@@ -171,7 +171,7 @@ async def test_with_tls_the_cookie_is_for_tls_alone() -> None:
 # -- roles -----------------------------------------------------------------------------------------
 
 ROLES = {"ana": "read", "bob": "operate", "eve": "admin"}
-#: What each act is asked with, for the job of the test.
+#: Fields of each act's form, for the job of the test.
 ASKED: Final[dict[str, dict[str, Any]]] = {
     "enqueue": {"task": "mail.send", "arguments": {"number": 0}},
     "edit": {"priority": 9},

@@ -97,7 +97,7 @@ def test_properties_and_parts_of_names_are_understood(
 def test_arguments_are_read_for_their_own_fields_alone(
     reader: LogReader, query: str, parsed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And of them the one that is asked for is cleaned of secrets."""
+    """Secrets are taken out of the wanted one."""
     arguments, cleaned = Mock(wraps=vars(JobView)["arguments"].fget), Mock()
     monkeypatch.setattr(JobView, "arguments", property(arguments))
     cleaned.side_effect = without_secrets

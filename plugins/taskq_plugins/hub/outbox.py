@@ -72,7 +72,7 @@ REFUSED: Final = "hub-refused"
 #: Header, and queue, of the entry for a job that ended in a log that its device left: the state,
 #: and why. Its payload is the result.
 ENDED: Final = "hub-ended"
-#: Headers that say what becomes of a job; a call may have none of them.
+#: Headers with the end of a job; a call may have none of them.
 OWN_HEADERS: Final = frozenset({JOB, REFUSED, ENDED})
 #: Begins the name of a source of a device, before the id of an outbox's log.
 SOURCE: Final = "hub-jobs "

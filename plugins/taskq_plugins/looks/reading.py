@@ -728,7 +728,7 @@ def _busiest(
 
 
 def acts_of(reader: engine.LogReader) -> dict[str, Any]:
-    """Return the values of the audit: the latest acts, those of one moment together."""
+    """Return the values of the audit: the latest acts, grouped by moment."""
     known, is_whole = reader.history(_HISTORY_SECONDS)
     together: dict[tuple[int, str], list[int]] = {}
     for time_ns, job, text in known.acts:

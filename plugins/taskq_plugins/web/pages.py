@@ -494,7 +494,7 @@ class Pages:
                 HTTPStatus.UNPROCESSABLE_ENTITY,
                 f"span={span!r:.40} is none of {', '.join(reading.SPANS)}",
             )
-        # Of all there is, whatever moment the slider points at.
+        # Counts the whole log, at any moment of the slider.
         return await self._looks.read(lambda reader: reading.history_of(reader, span, task))
 
     async def _audit(self, look: Look) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class JobTable:
     ) -> None:
         """Append jobs with ids from ``first`` on, one for each location, in one go.
 
-        A lane or meta that is a number is that of all.
+        A lane or meta as a number is for all of them.
         """
         done = 0
         while done < len(locations):

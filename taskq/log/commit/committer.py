@@ -354,7 +354,7 @@ class Committer:
         waiting = self.waiters.take_claims()
         rest: list[Request] = []
         held: list[Request] = []
-        # Jobs without a key need not wait for those with one.
+        # Jobs without a key need not wait for keyed jobs.
         parts = [parted([asked]) if _is_mixed(asked) else [asked] for asked in requests]
         for request in (*chain.from_iterable(parts), *waiting):
             op, _, future, operand = request

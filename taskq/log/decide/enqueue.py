@@ -32,7 +32,7 @@ _RECORD_BYTES: Final = 48
 LINE_WIDTH: Final = 3
 
 
-#: Of a job in a line: with its options, if it has some.
+#: The spec of a job in a line, with its options, if it has some.
 Spec: TypeAlias = EnqueueSpec | tuple[EnqueueSpec, Extras]
 _PAIRED_BYTES_MAX: Final = 256
 

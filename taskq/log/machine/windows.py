@@ -244,7 +244,7 @@ def touch(pace: Pace, path: str) -> None:
 
 
 def sync(pace: Pace, descriptor: int) -> None:
-    """Write a file to the platter, also one that was opened for reading."""
+    """Write a file to the platter, also after it was opened for reading."""
     del pace
     handle = msvcrt.get_osfhandle(descriptor)
     if _flush_file(handle):

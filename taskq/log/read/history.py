@@ -26,13 +26,13 @@ from taskq.log.machine.ports import read_file, replace_file
 if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
 
-#: Beside the log's segments.
+#: Its name, beside the log's segments.
 FILE: Final = "history"
 _FILE_BYTES_MAX: Final = 16 * 1024 * 1024
-#: Of the file unpacked.
+#: The size of the unpacked file.
 _DATA_BYTES_MAX: Final = 8 * _FILE_BYTES_MAX
 _VERSION: Final = 1
-#: What is counted, in this order.
+#: The counts, in this order.
 COUNTED: Final = ("enqueued", "succeeded", "retried", "dead", "cancelled", "expired")
 _OF_KINDS: Final[dict[int, int]] = {
     **dict.fromkeys(kinds.BIRTHS, 0),
@@ -110,7 +110,7 @@ class History:
         acts: (time, job, who and what), the latest.
     """
 
-    #: what is counted, in this order
+    #: the counts, in this order
     counted: ClassVar[tuple[str, ...]] = COUNTED
 
     def __init__(self, journal: Journal) -> None:
@@ -256,7 +256,7 @@ class History:
         self.save()
 
     def _pass_over(self) -> None:
-        """Go on after segments that are gone: counts of before stay, whatever is missing."""
+        """Go on after segments that are gone: counts of before stay."""
         at = self.cursor
         following = next((lsn for lsn in self.journal.files.lsns if lsn >= at.segment), at.segment)
         if following != at.segment:

@@ -262,7 +262,7 @@ class CallerCommit:
         """Return whether the requests take less than a millisecond, and read no file."""
         jobs = size = 0
         claims = bool(self._committer.waiters.claims)
-        # A copy, as other threads go on sending: that of a deque is made in one step.
+        # A copy, made in one step: other threads go on sending.
         for op, owner, _, operand in list(self._mailbox.requests):
             if owner is not port:
                 return False

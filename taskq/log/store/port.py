@@ -402,7 +402,7 @@ class _Port(Generic[F]):
     def set_alert(
         self, name: str, before: Mapping[str, object], after: Mapping[str, object]
     ) -> Sent[bool]:
-        """Change an alert if it is as it was before; empty: there is none."""
+        """Change an alert if its state is still the one before; empty for no alert."""
         changes = {**dict.fromkeys(before), **after}
         return self._send(Op.CONTROL, controls.Change(controls.ALERT + name, changes, before))
 

@@ -1,4 +1,4 @@
-"""What Windows does with files, locks and processes, on which ``machine.windows`` stands.
+"""Facts of Windows about files, locks and processes, which ``machine.windows`` needs.
 
 ``WINE`` names the facts in which Wine 8 differs: what stands on these was tried on no Windows.
 """

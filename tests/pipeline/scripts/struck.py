@@ -20,7 +20,7 @@ from taskq_plugins.spark.lake.files import Folder
 from taskq_plugins.spark.lake.store import LakeWriter
 from taskq_plugins.spark.run import frames
 
-#: What changes the lake, or lets executors do so.
+#: Calls that change the lake, or let executors do so.
 STEPS = [
     (Folder, "write"),
     (frames, "gathered"),

@@ -1,4 +1,4 @@
-"""Processes that each do one thing to a log, and tell of it in lines.
+"""Processes with one task at a log each, which print lines.
 
 Usage: actors.py NAME DIRECTORY ARGUMENT...     (NAME is a function below, and so are its arguments)
 """
@@ -124,7 +124,7 @@ def answer(path: str, *options: str) -> None:
 
 
 def claim_many(path: str, durability: str) -> None:
-    """Claim and settle jobs until a line comes; tell the counts and the longest lock wait."""
+    """Claim and settle jobs until a line comes; print the counts and the longest lock wait."""
     asyncio.run(_claim_many(path, durability))
 
 
@@ -157,7 +157,7 @@ async def _claim_many(path: str, durability: str) -> None:
 
 
 def produce_many(path: str, durability: str, name: str, count: str) -> None:
-    """Enqueue jobs of three priorities once a line comes; tell the longest wait for the lock."""
+    """Enqueue jobs of three priorities once a line comes; print the longest wait for the lock."""
 
     async def produce(number_of_jobs: int) -> None:
         port = store.port()
@@ -179,7 +179,7 @@ def produce_many(path: str, durability: str, name: str, count: str) -> None:
 def race_keys(
     path: str, durability: str, count: str, threads: str, conflict: str = "first"
 ) -> None:
-    """Race others for keys once a line comes; tell for each key "new LSN" or "duplicate LSN".
+    """Race others for keys once a line comes; print for each key "new LSN" or "duplicate LSN".
 
     Every thread enqueues every key once, each in an order of its own.
     """
@@ -214,7 +214,7 @@ def race_keys(
 
 
 def ingest_file(path: str, source: str, seconds: str, step: str = "50") -> None:
-    """Ingest the lines of a file, each as a job of bytes, and die within so many seconds.
+    """Ingest the lines of a file, each as a job of bytes, and die within a number of seconds.
 
     SIGALRM ends it as kill -9 does, at any instruction; 0 SECONDS: it comes to its end.
     """
@@ -232,7 +232,7 @@ def ingest_file(path: str, source: str, seconds: str, step: str = "50") -> None:
 
 
 def idle(path: str, seconds: str, lsn: str) -> None:
-    """Wait for a job that does not come; tell the share of a core that this took.
+    """Wait for a job that does not come; print the share of a core that this took.
 
     LSN: of a job whose outcome is waited for, too; 0: none.
     """
@@ -249,10 +249,10 @@ def idle(path: str, seconds: str, lsn: str) -> None:
 
 
 def follow_log(path: str, reader: str, durability: str, seconds: str = "") -> None:
-    """Stream a log, and tell of each record: its lsn, kind, and age by its payload.
+    """Stream a log, and print of each record: its lsn, kind, and age by its payload.
 
     READER "-": none. With SECONDS it reads the one record that is there, waits for another, and
-    tells the share of a core that this took.
+    prints the share of a core that this took.
     """
     try:
         asyncio.run(_follow_log(path, reader, durability, seconds))
@@ -276,7 +276,7 @@ async def _follow_log(path: str, reader: str, durability: str, seconds: str) -> 
 
 
 def owners(path: str) -> None:
-    """Tell the live owners of a log."""
+    """Print the live owners of a log."""
     for view in LogReader.open(path).owners():
         tell(f"{view.owner} {view.alive}")
 
@@ -318,7 +318,7 @@ def _stop_this_thread() -> None:
 
 
 def stop(path: str, place: str, waits: str = "") -> None:
-    """Stop oneself (SIGSTOP) at a given place, and tell the jobs' lsns after the continuation.
+    """Stop oneself (SIGSTOP) at a given place, and print the jobs' lsns after the continuation.
 
     before, half, after: while the storage thread holds the writer lock, and its frame is not,
     partly or wholly written. turnstile: while it is the next in line for the lock. With WAITS it
@@ -372,7 +372,7 @@ def _stop_in_line(store: Store, stop_here: Callable[[], None]) -> None:
 
 
 def fork_opening(path: str, children: str) -> None:
-    """Fork while other threads open and close logs; tell the lock files that children inherit."""
+    """Fork while other threads open and close logs; print the lock files that children inherit."""
     is_over = threading.Event()
 
     def open_and_close(name: str) -> None:

@@ -453,7 +453,7 @@ class ProcessRunner:
             raise
 
     def resize(self, limits: executors.ExecutorLimits) -> None:
-        """Have up to another number of children; those that there are stay."""
+        """Have up to another number of children; living ones stay."""
         self._limits = limits
         self._start_some()
 

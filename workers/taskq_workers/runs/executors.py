@@ -194,7 +194,7 @@ class ThreadRunner:
         return value
 
     def resize(self, limit: int) -> None:
-        """Start at most ``limit`` threads; those that there are stay."""
+        """Start at most ``limit`` threads; running ones stay."""
         if self._limit:
             self._limit = limit
 

@@ -304,7 +304,7 @@ class Lake:
         return [file for file in now if file.path not in before], gone
 
     def check(self) -> None:
-        """Raise LakeDamaged if a table is gone, or is not the one that the last batch filled."""
+        """Raise LakeDamaged if a table is gone, or is not the table of the last batch."""
         problems = {}
         for table, noted in self._noted.items():
             if not self.has(table):
