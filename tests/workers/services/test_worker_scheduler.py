@@ -304,11 +304,13 @@ async def test_a_schedule_whose_arguments_do_not_fit_stops_the_worker(app: TaskQ
             raise AssertionError("it started")
 
 
+@pytest.mark.parametrize("error", [UsageError("too long"), KeyError("too long")])
 @pytest.mark.parametrize("step", ["enrol", "pack"])
 async def test_a_schedule_that_fails_keeps_no_other_from_its_ticks(
     app: TaskQ,
     clock: FakeClock,
     step: str,
+    error: Exception,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -322,7 +324,7 @@ async def test_a_schedule_that_fails_keeps_no_other_from_its_ticks(
 
     def fails(schedule: Schedule, *args: int) -> Any:
         if schedule.name == "bad":
-            raise UsageError("too long")
+            raise error
         return call(schedule, *args)
 
     monkeypatch.setattr(Schedule, method, fails)
@@ -333,7 +335,7 @@ async def test_a_schedule_that_fails_keeps_no_other_from_its_ticks(
         await look(app, scheduler)
     ticked = sorted(json.loads(job.payload)["which"] for job in await jobs(app))
     assert ticked == ["a", "a", "c", "c"]
-    assert caplog.text.count("schedule bad does not tick: too long") == 1
+    assert caplog.text.count(f"schedule bad does not tick: {error}") == 1
 
 
 async def test_a_burst_ticks_nothing(app: TaskQ) -> None:

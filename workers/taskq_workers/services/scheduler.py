@@ -96,7 +96,9 @@ class Scheduler:
                 if due_ns <= now_ns and not state.is_paused:
                     try:
                         turns += await self._turns(schedule, state, now_ns)
-                    except errors.UsageError as error:
+                    except Exception as error:
+                        if not _is_of_schedule(error):
+                            raise
                         self._note(schedule.name, error)
                         continue
                     due_ns = now_ns
@@ -110,12 +112,14 @@ class Scheduler:
     async def _enrol(self, port: engine.LoopPort, schedule: hooks.Schedule) -> None:
         try:
             await port.enrol([schedule.enrolment()])
-        except errors.UsageError as error:
+        except Exception as error:
+            if not _is_of_schedule(error):
+                raise
             self._note(schedule.name, error)
         else:
             self._enrolled.add(schedule)
 
-    def _note(self, name: str, error: errors.UsageError) -> None:
+    def _note(self, name: str, error: Exception) -> None:
         """Log once that a schedule cannot tick; the others do."""
         if name not in self._failing:
             self._failing.add(name)
@@ -198,6 +202,11 @@ class Scheduler:
                 raise answer
             elif answer is not None and turn.moments:
                 _log.debug("schedule %s ticked %d times", turn.name, len(turn.moments))
+
+
+def _is_of_schedule(error: Exception) -> bool:
+    """Return whether it concerns one schedule: a codec of the user may raise anything."""
+    return isinstance(error, errors.UsageError) or not isinstance(error, errors.TaskqError)
 
 
 def _states(sight: engine.LogView) -> tuple[int, dict[str, hooks.ScheduleState]]:
