@@ -21,6 +21,8 @@ from taskq import DeadLetter, Discard, JobContext, Retry, Snooze, TaskQ
 
 #: Deaths that no attempt has reported: the process was killed, or did not extend its claim.
 _UNSEEN: Final = frozenset({"worker lost", "lease over"})
+#: The latest errors are kept until it is known that no attempt follows; each keeps its frames alive.
+_KEPT_MAX: Final = 100
 
 
 def report_to_sentry(app: TaskQ, *, retries: bool = True) -> None:
@@ -30,8 +32,10 @@ def report_to_sentry(app: TaskQ, *, retries: bool = True) -> None:
 
     Args:
         app: whose jobs.
-        retries: whether attempts that others follow are reported; else only the last.
+        retries: whether attempts that others follow are reported; else only the last, whether the
+            attempts ran out or the retry policy gave up.
     """
+    kept: dict[str, Exception] = {}
 
     async def sentry(job: JobContext) -> AsyncIterator[None]:
         import sentry_sdk  # noqa: PLC0415 - an app that only enqueues need not have it
@@ -43,24 +47,33 @@ def report_to_sentry(app: TaskQ, *, retries: bool = True) -> None:
             scope.set_context("taskq", {
                 "job_id": job.id, "attempt": job.attempt, "attempts_max": job.attempts_max,
             })  # fmt: skip
+            kept.pop(job.id, None)
             try:
                 yield
             except (Retry, Snooze, Discard):
                 raise
             except Exception as error:
-                is_last = 0 < job.attempts_max <= job.attempt
-                if retries or is_last:
+                if retries or 0 < job.attempts_max <= job.attempt:
                     sentry_sdk.capture_exception(error)
+                else:
+                    kept[job.id] = error
+                    if len(kept) > _KEPT_MAX:
+                        kept.pop(next(iter(kept)), None)
                 raise
 
     def lost(letter: DeadLetter) -> None:
-        if letter.cause not in _UNSEEN:
+        error = kept.pop(letter.job_id, None)
+        if error is None and letter.cause not in _UNSEEN:
             return
         import sentry_sdk  # noqa: PLC0415 - as above
 
         with sentry_sdk.isolation_scope() as scope:
             scope.set_tag("taskq.task", letter.task)
+            scope.set_tag("taskq.queue", letter.queue)
             scope.set_context("taskq", {"job_id": letter.job_id, "attempt": letter.attempt})
+            if error is not None:
+                sentry_sdk.capture_exception(error)
+                return
             first = letter.reason.partition("\n")[0]
             sentry_sdk.capture_message(f"{letter.task} is dead: {first}", level="error")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from taskq import Discard, Retry, TaskQ
+from taskq import Discard, Retry, TaskQ, retry
 from taskq_plugins.sentry import report_to_sentry
 from tests.programs import run_python
 
@@ -53,12 +53,18 @@ async def test_each_failed_attempt_is_an_event_with_its_job(
     async def again() -> None:
         raise ValueError("once more")
 
+    @app.task(retry=retry.exponential(attempts=5, give_up_on=(KeyError,)))
+    async def hopeless() -> None:
+        raise KeyError("gone")
+
     jobs = await send.enqueue_many([("secret",), ("good",), ("wish",), ("later",)])
     await again.enqueue()
+    await hopeless.enqueue()
     await app.worker(burst=True).run()
     monkeypatch.callback()  # type: ignore[attr-defined]
     reported = {event["exception"]["values"][-1]["value"]: event for event in events}
-    assert reported.keys() == {"no such address", *(["once more"] * retries)}
+    assert reported.keys() == {"no such address", "'gone'", *(["once more"] * retries)}
+    assert len(events) == len(reported)
     event = reported["no such address"]
     assert event["tags"] == {"taskq.task": "mail.send", "taskq.queue": "mail"}
     context = {"job_id": jobs[0].id, "attempt": 1, "attempts_max": 1}
