@@ -70,7 +70,7 @@ async def controls_of(log: LogHolder) -> dict[str, dict[str, Any]]:
 
 
 def _controls(sight: LogView) -> dict[str, SourceState]:
-    return sight.facets.need_agenda().controls
+    return dict(sight.facets.need_agenda().controls)
 
 
 def kept_call(call: Call[Any]) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class Agenda:
         ages: since when ready jobs wait, and the current moment.
         schedules: how far each schedule has ticked, by its name.
         sources: how far jobs were taken from each source, by its name.
-        controls: what people changed at run time, by name. Replaced as a whole.
+        controls: what people changed at run time, by name.
         steered: changes of controls and schedules, but for ticks, since this object was made.
         queues: the lanes, and which of them have jobs to claim.
         lanes: all lanes by number.
@@ -370,8 +370,10 @@ class Agenda:
     def apply_steered(self, control: sources.SourceRecord) -> None:
         """Somebody changed a control; a task's takes effect at once."""
         name, state = control
-        others = {known: value for known, value in self.controls.items() if known != name}
-        self.controls = {**others, name: state} if state.position else others
+        if state.position:
+            self.controls[name] = state
+        else:
+            self.controls.pop(name, None)
         self.steered += 1
         if name.startswith(controls.TASK):
             wish = controls.task_wish(controls.value_of(self.controls, name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush, merge
 from itertools import chain, filterfalse, islice, takewhile
@@ -350,9 +351,9 @@ class ClaimOrder:
         jobs = sorted(chain.from_iterable(lane.pop(lane.entries, NO_JOB) for lane in alone))
         before = len(taken)
         self._claim_each(jobs, taken)
-        claimed = taken.lanes[before:]
+        claimed = Counter(taken.lanes[before:])
         for lane in alone:
-            number = claimed.count(lane)
+            number = claimed[lane]
             lane.running += number
             lane.ready -= number
             if not lane.ready:
