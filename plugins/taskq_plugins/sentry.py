@@ -21,7 +21,7 @@ from taskq import DeadLetter, Discard, JobContext, Retry, Snooze, TaskQ
 
 #: Deaths that no attempt has reported: the process was killed, or did not extend its claim.
 _UNSEEN: Final = frozenset({"worker lost", "lease over"})
-#: The latest errors are kept until it is known that no attempt follows; each keeps its frames alive.
+#: Latest errors kept until a death shows that no attempt follows. Each keeps its frames alive.
 _KEPT_MAX: Final = 100
 
 

@@ -11,6 +11,7 @@ import types
 from asyncio import Future
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ from taskq.errors import (
 )
 from taskq.log.requests import Answer, ClaimRequest, Delivery, Settlement
 from taskq_workers import Worker, pool
+from taskq_workers.runs import system
 from taskq_workers.runs.executors import SWITCH_INTERVAL_SECONDS
 from taskq_workers.slots import feed
 from tests.workers.fakes import FakeApp
@@ -682,3 +684,51 @@ def test_weights_that_are_none_are_refused(app: TaskQ) -> None:
         assert "write -Q mail=3,bulk=1" in result.output
     result = CliRunner().invoke(main, ["worker", "nothing:app", "-Q", "mail=3,mail=1"])
     assert "-Q names the queue 'mail' twice" in result.output
+
+
+def test_turns_of_threads_are_short_only_while_others_compute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clocks, interval = dict.fromkeys(("now", "process", "loop", "storage"), 0.0), [0.005]
+
+    def passes(seconds: float, others: float) -> None:
+        clocks["now"] += seconds
+        clocks["loop"] += seconds / 2
+        clocks["storage"] += seconds / 4
+        clocks["process"] += seconds * 3 / 4 + others
+
+    fake_time = SimpleNamespace(
+        monotonic=lambda: clocks["now"], process_time=lambda: clocks["process"],
+        thread_time=lambda: clocks["loop"], clock_gettime=lambda _: clocks["storage"],
+    )  # fmt: skip
+    fake_sys = SimpleNamespace(
+        getswitchinterval=lambda: interval[0],
+        setswitchinterval=lambda seconds: interval.insert(0, seconds),
+    )
+    storage = SimpleNamespace(name="taskq-storage", ident=1)
+    monkeypatch.setattr(system, "time", fake_time)
+    monkeypatch.setattr(system, "sys", fake_sys)
+    monkeypatch.setattr(threading, "enumerate", lambda: [storage])
+    monkeypatch.setattr(system, "_clock_of", lambda ident: ident)
+    turns = system.Turns()
+    expected = []
+    for seconds, others, then in [
+        (9.0, 9.0, 0.005),  # since the start, which says nothing
+        (0.5, 0.0, 0.005),
+        (0.5, 0.4, system.TURN_SECONDS),
+        (0.5, 0.4, system.TURN_SECONDS),
+        (5.0, 0.0, system.TURN_SECONDS),  # too long ago
+        (0.5, 0.1, 0.005),
+        (0.5, 0.4, system.TURN_SECONDS),
+    ]:
+        passes(seconds, others)
+        turns.look()
+        expected.append((interval[0], then))
+    assert all(is_ == then for is_, then in expected), expected
+    turns.rest()
+    assert interval[0] == 0.005
+    interval[0] = 0.0002  # the program's own
+    passes(0.5, 0.5)
+    turns.look()
+    turns.rest()
+    assert interval[0] == 0.0002

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from taskq.engine import ClaimRequest
 from taskq.errors import AppendFailed, LogLocked, TaskqError
+from taskq_workers.runs.system import Turns
 
 if TYPE_CHECKING:
     import asyncio
@@ -248,6 +249,7 @@ class Feed:
         self._burst_clock = burst_clock
         self._pace = pace or ClaimPace(concurrency)
         self._pause = Pause(loop.time)
+        self._turns = Turns()
         self._quota = quota or Quota()
         self._request = ClaimRequest(0)
         self._claim: asyncio.Future[list[Delivery]] | None = None
@@ -383,6 +385,7 @@ class Feed:
     def close(self) -> None:
         """Claim no more, and give back what no slot took. Legal twice."""
         self._closed = True
+        self._turns.rest()
         self.low = 0
         if self._timer is not None:
             self._timer.cancel()
@@ -440,6 +443,7 @@ class Feed:
 
     def _watch_soon(self) -> None:
         if self._timer is None:
+            self._turns.look()
             self._mark = self._received
             self._timer = self._loop.call_later(HOARD_SECONDS, self._watch)
 
@@ -504,7 +508,9 @@ class Feed:
             self._pace.cut()
             self._request.count = min(self._request.count, max(self._runner.free(), 1))
             self._timer = None
+            self._turns.rest()
             return
+        self._turns.look()
         self._mark = self._received
         self._timer = self._loop.call_later(HOARD_SECONDS, self._watch)
 
