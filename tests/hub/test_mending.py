@@ -27,7 +27,7 @@ from taskq_plugins.hub.transport import hub_backed_up
 from tests.hub.place import DEVICE, is_copy, run
 from tests.hub.place import DEVICE as _DEVICE
 from tests.hub.place import run as _run
-from tests.processes.hub_matrix import roll_back
+from tests.processes.hub_kills import roll_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -502,12 +502,14 @@ async def test_of_logs_that_a_device_may_not_have_nothing_is_remembered(
     assert len(copies._sessions) == len(copies.all()) == 5
 
 
-async def test_a_question_of_no_session_waits_for_nothing(place: Place, url: str) -> None:
-    line = Line(url, place.token)
-    log_id = uuid4()
+async def test_a_question_waits_no_longer_than_it_says_and_not_at_all_without_a_session(
+    place: Place, url: str
+) -> None:
+    line, log_id = Line(url, place.token), uuid4()
     with fail_after(10):
-        answer = await line.hold(Question(7, log_id, {}, 50.0))
-    assert answer == _ANEW
+        assert await line.hold(Question(7, log_id, {}, 50.0)) == _ANEW
+    session = (await _synced(line, log_id)).session
+    assert await line.hold(Question(session, log_id, {}, 0.1)) is None
     await line.close()
 
 

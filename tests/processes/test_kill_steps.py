@@ -1,10 +1,7 @@
 """Jobs of several steps, and chords, whose workers are killed: recorded steps are not done again.
 
-``python -m tests.processes.test_kill_steps kill COUNT [SEED]`` kills COUNT times, in parts of one
-log each, and prints a line for each part. ``… boundaries COUNT JOBS`` lets workers kill themselves
-COUNT times, at any turn of any step, while they go through JOBS jobs; by Python alone with
-``TASKQ_NATIVE=0``. ``… DIRECTORY [COUNT]`` is one of the workers; it kills itself at its COUNT-th
-turn of a step.
+``python -m tests.processes.test_kill_steps DIRECTORY [COUNT]`` is one of the workers; it kills
+itself at its COUNT-th turn of a step.
 """
 
 from __future__ import annotations
@@ -13,12 +10,9 @@ import asyncio
 import json
 import os
 import random
-import signal
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,12 +20,12 @@ from taskq import TaskQ, chord, durable, retry
 from taskq.core import kinds
 from taskq.core.folds.steps import Form
 from taskq.core.records import Cause, Kind
-from taskq.durable.waits import DurableRun
 from taskq.log.format.flows import takes_of
 from taskq.log.format.record import Record
 from taskq.log.read.reader import LogReader
 from tests.effort import every, grows, some
 from tests.processes.harness import STEP_SECONDS, Child, eventually, log_records
+from tests.processes.striker import strike
 
 pytestmark = grows
 JOBS: Final = 12
@@ -107,30 +101,6 @@ def make_app(path: Path) -> tuple[TaskQ, Any]:  # noqa: C901 - a task after the 
         return [first, *numbers]
 
     return app, long
-
-
-def die_at(count: int) -> None:
-    turns = 0
-
-    def turn() -> None:
-        nonlocal turns
-        turns += 1
-        if turns == count:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def counted(
-        method: Callable[..., Coroutine[Any, Any, Any]],
-    ) -> Callable[..., Coroutine[Any, Any, Any]]:
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            turn()
-            value = await method(*args, **kwargs)
-            turn()
-            return value
-
-        return call
-
-    for name in ("_begin", "_record", "_wait", "_ends"):
-        setattr(DurableRun, name, counted(getattr(DurableRun, name)))
 
 
 async def work(path: Path) -> None:
@@ -244,59 +214,21 @@ async def run_with_kills(path: Path, seed: int, most: int) -> int:
     return kills
 
 
-async def run_with_deaths(path: Path, most: int, count: int, seed: int = 1) -> int:
-    """Let workers kill themselves at any turn of a step, until all jobs are done, and check.
-
-    Returns how many did, about ``most`` at most.
-    """
-    draw, kills = random.Random(seed), 0
-    app, long = make_app(path)
-    async with app:
-        jobs = await app.enqueue_many([long.call(number) for number in range(count)])
-        for job in jobs:
-            assert await app.signal(job, "go", 7, once="once")
-        results = asyncio.gather(*(ran.result() for ran in jobs))
-        workers = [start_worker(path, draw.randrange(1, 30)) for _ in range(WORKERS)]
-        try:
-            while not results.done():
-                await asyncio.wait((results,), timeout=0.05)
-                for place, worker in enumerate(workers):
-                    if worker.process.poll() is not None:
-                        worker.__exit__()
-                        kills += 1
-                        turns = (draw.randrange(1, 30),) if kills < most else ()
-                        workers[place] = start_worker(path, *turns)
-        finally:
-            for worker in workers:
-                worker.__exit__()
-    assert await results == [_SUM] * count
-    check(path, jobs, kills)
-    return kills
-
-
 def _size(path: Path) -> int:
     """Return how many bytes the log has."""
     return sum(segment.stat().st_size for segment in (path / "log" / "log").glob("*.log"))
-
-
-def kill(path: Path, most: int, seed: int = 0) -> None:
-    while most > 0:
-        began, part = time.monotonic(), path / str(seed)
-        part.mkdir()
-        kills = asyncio.run(run_with_kills(part, seed, most))
-        again = len(lines_of(part)) - JOBS * len(_TITLES)
-        most -= kills
-        spent = time.monotonic() - began
-        sys.stdout.write(f"seed {seed}: {kills} kills, {again} effects again, {spent:.1f} s\n")
-        sys.stdout.flush()
-        seed += 1
 
 
 def test_three_workers_are_killed_at_random_and_no_recorded_step_runs_again(
     tmp_path: Path,
 ) -> None:
     """And each callback of a chord runs once, with all results of its members."""
-    kill(tmp_path, some(4, 500))
+    kills = seed = 0
+    while kills < some(4, 500):
+        path = tmp_path / str(seed)
+        path.mkdir()
+        kills += asyncio.run(run_with_kills(path, seed, some(4, 500) - kills))
+        seed += 1
 
 
 def test_a_worker_that_dies_at_each_turn_of_a_step_repeats_only_what_was_in_flight(
@@ -333,18 +265,8 @@ def _is_done(path: Path) -> bool:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "boundaries":
-        with tempfile.TemporaryDirectory() as path:
-            began = time.monotonic()
-            kills = asyncio.run(run_with_deaths(Path(path), *map(int, sys.argv[2:])))
-            again = len(lines_of(Path(path))) - int(sys.argv[3]) * len(_TITLES)
-            spent = time.monotonic() - began
-            sys.stdout.write(f"{kills} kills, {again} effects again, {spent:.1f} s\n")
-        sys.exit()
-    if sys.argv[1] == "kill":
-        with tempfile.TemporaryDirectory() as path:
-            kill(Path(path), *map(int, sys.argv[2:]))
-        sys.exit()
     if len(sys.argv) > 2:
-        die_at(int(sys.argv[2]))
+        methods = ("_begin", "_record", "_wait", "_ends")
+        turns = [f"taskq.durable.waits:DurableRun.{name}" for name in methods]
+        strike("turns", int(sys.argv[2]), *turns)
     asyncio.run(work(Path(sys.argv[1])))

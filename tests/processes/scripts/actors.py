@@ -28,6 +28,7 @@ from taskq.log.machine.threads import Pending
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import ClaimRequest, Delivery, Duplicate, EnqueueSpec, Settlement
 from taskq.log.store.store import Store, open_store
+from tests.processes.striker import strike
 
 SPEC = EnqueueSpec()
 PRIORITIES = [EnqueueSpec(priority=priority) for priority in (3, 5, 7)]
@@ -213,16 +214,13 @@ def race_keys(
     store.close()
 
 
-def ingest_file(path: str, source: str, seconds: str, step: str = "50") -> None:
-    """Ingest the lines of a file, each as a job of bytes, and die within a number of seconds.
-
-    SIGALRM ends it as kill -9 does, at any instruction; 0 SECONDS: it comes to its end.
-    """
+def ingest_file(path: str, source: str, milliseconds: str) -> None:
+    """Ingest the lines of a file, each as a job of bytes, and die after a while; 0: at its end."""
     with TaskLog.open(path) as log, open(source, "rb") as file:  # noqa: PTH123 - tells its place
-        signal.setitimer(signal.ITIMER_REAL, float(seconds))
+        strike("time", int(milliseconds))
         done = log.position_sync("lines")
         file.seek(done or 0)
-        while lines := [line for line in (file.readline() for _ in range(int(step))) if line]:
+        while lines := [line for line in (file.readline() for _ in range(20)) if line]:
             jobs = [Put(payload=line.rstrip()) for line in lines]
             log.ingest_sync("lines", jobs, file.tell(), after=done)
             done = file.tell()

@@ -13,43 +13,29 @@ import os
 import shutil
 import signal
 import sys
+from pathlib import Path
 
 from taskq.core.model import Durability
 from taskq.core.records import Kind
 from taskq.log.config import LogConfig
-from taskq.log.read.reader import LogReader
-from taskq.log.requests import ClaimRequest, EnqueueSpec, Settlement
-from taskq.log.state.job_history import records
-from taskq.log.store.store import Store, open_store
+from taskq.log.requests import ClaimRequest, Settlement
+from taskq.log.store.store import open_store
+from tests.processes.harness import log_records, of_kind, put
+from tests.processes.striker import strike
 
 STEPS_MAX = 500
 CONFIG = LogConfig(durability=Durability.FSYNC, lock_wait_seconds=5)
 
 
-def put(store: Store) -> int:
-    lsn = store.thread_port.enqueue(EnqueueSpec(), b"x").result(5)
-    assert isinstance(lsn, int)
-    return lsn
-
-
 def live(path: str, step: int, number: int) -> None:
     """A process's life; never returns."""
-    left = step
-
-    def count(event: str, _: object) -> None:
-        nonlocal left
-        if event.startswith(("open", "os.", "fcntl", "shutil", "socket")):
-            left -= 1
-            if not left:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(count)
+    strike("events", step)
     store = open_store(path, CONFIG)
-    os.write(number, f"{put(store)}\n".encode())
+    os.write(number, f"{put(store, b'x')}\n".encode())
     port = store.thread_port
     taken = port.claim(ClaimRequest(1)).result(5)
     port.settle([Settlement(Kind.SUCCEEDED, delivery) for delivery in taken]).result(5)
-    os.write(number, f"{put(store)}\n".encode())
+    os.write(number, f"{put(store, b'x')}\n".encode())
     store.close()
     os._exit(0)
 
@@ -68,12 +54,9 @@ def run(path: str, step: int) -> tuple[int, list[int]]:
 
 def check(path: str, numbers: list[int]) -> int:
     store = open_store(path, CONFIG)
-    fresh = put(store)
+    fresh = put(store, b"x")
     store.close()
-    journal = LogReader.open(path)._journal
-    lsns = [
-        record.lsn for record in records(journal, journal.start()) if record.type == Kind.ENQUEUED
-    ]
+    lsns = [record.lsn for record in of_kind(log_records(Path(path)), Kind.ENQUEUED)]
     assert set(numbers) <= set(lsns), f"lost {set(numbers) - set(lsns)}"
     assert fresh == max(lsns)
     left = os.listdir(f"{path}/owners")  # noqa: PTH208 - names are all that is wanted
