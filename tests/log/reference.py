@@ -82,6 +82,8 @@ class Reference:
     may_fall: bool = False
     is_free: Callable[[int], bool] = lambda _: False
     jobs: dict[int, Job] = field(default_factory=dict)
+    #: jobs that are or were scheduled
+    waiting: dict[int, Job] = field(default_factory=dict)
     claims: dict[int, int] = field(default_factory=dict)
     shift_ns: int = 0
     time_ns: int = 0
@@ -152,8 +154,10 @@ class Reference:
             self.sources[record.moved.name] = record.moved.state.position
 
     def _promote(self) -> None:
-        for job in self.jobs.values():
-            if job.state is State.SCHEDULED and self._is_due(job, self.time_ns):
+        for job in [*self.waiting.values()]:
+            if job.state is not State.SCHEDULED:
+                del self.waiting[job.lsn]
+            elif self._is_due(job, self.time_ns):
                 job.state, job.awaits = State.READY, set()
                 job.since_ns = job.due_ns - (0 if job.shifts else self.shift_ns)
 
@@ -186,6 +190,8 @@ class Reference:
             expires_is_wall=not extras.expires_ns or extras.expires_is_wall,
             since_ns=self.dated_ns,
         )
+        if waits:
+            self.waiting[record.lsn] = self.jobs[record.lsn]
         if extras.key is not None:
             active = self.active(record.queue, extras.key, record.time_ns)
             holders = self.holders.setdefault((record.queue, extras.key), [])
@@ -267,6 +273,7 @@ class Reference:
         assert record.attempt == job.attempt - free
         job.attempt = record.attempt
         job.state = State.SCHEDULED if record.due_ns > record.time_ns else State.READY
+        self.waiting[job.lsn] = job
         job.due_ns, job.shifts = record.due_ns - self.shift_ns, True
         job.awaits = {wait.name for wait in unpack_waits(record.awaits)}
         assert not any(name in job.awaits for _, name in job.signals), f"{job} waits for nothing"

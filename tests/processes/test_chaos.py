@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -13,37 +11,38 @@ import pytest
 
 from taskq import TaskLog
 from taskq.core.folds.dedup import key_hash
-from taskq.core.kinds import after, legal
-from taskq.core.model import LIVE_STATES, Durability, State
+from taskq.core.model import Durability, State
 from taskq.core.records import Cause, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.format.frames import segment_name
-from taskq.log.format.record import Record
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import ClaimRequest, Settlement
 from taskq.log.state.facets import Facets
 from taskq.log.store.store import open_store
 from tests.effort import grows, some
+from tests.log.reference import Reference
 from tests.log.world import fold_of, told
-from tests.processes.harness import Child, eventually, log_records, open_here, put
+from tests.processes.harness import Child, eventually, log_records, of_kind, open_here, put
+from tests.processes.striker import STRUCK
 
 PROCESSES = 3
 ENDS = {"succeeded": Kind.SUCCEEDED, "dead": Kind.DEAD}
+BORN = {"enqueued", "delayed", "held"}
 
 
 class Chaos:
     """Processes that come and go, and their answers."""
 
-    def __init__(self, path: Path, durability: Durability, seed: int) -> None:
+    def __init__(self, path: Path, durability: Durability, seed: int, keep_bytes: int = 0) -> None:
         self.path = path
-        self.durability = durability
+        self.options = durability, keep_bytes
         self.random = random.Random(seed)
         self.started = 0
         self.children: list[tuple[int, Child]] = []
         self.killed: set[int] = set()
-        self.enqueued: dict[int, str] = {}
+        #: what each job was said to be when it was enqueued: its word, body, and key if it is held
+        self.born: dict[int, list[str]] = {}
         self.ended: dict[int, Kind] = {}
-        self.stale: set[int] = set()
 
     def run(self, rounds: int) -> None:
         try:
@@ -52,6 +51,8 @@ class Chaos:
             for _ in range(rounds):
                 self.listen(self.random.randrange(1, 60))
                 self.strike()
+            while not self.is_tidied():
+                self.listen(10)
             self.finish()
         finally:
             for _, child in self.children:
@@ -59,7 +60,8 @@ class Chaos:
 
     def start(self) -> None:
         self.started += 1
-        child = Child("chaos.py", self.path, self.durability, self.started)
+        durability, keep_bytes = self.options
+        child = Child("chaos.py", self.path, durability, self.started, keep_bytes)
         self.children.append((int(child.expect("open")), child))
 
     def listen(self, count: int) -> None:
@@ -70,14 +72,12 @@ class Chaos:
     def note(self, line: str) -> None:
         word, number, *rest = line.split()
         lsn = int(number)
-        if word == "enqueued":
-            assert lsn not in self.enqueued
-            self.enqueued[lsn] = rest[0]
+        if word in BORN:
+            assert lsn not in self.born
+            self.born[lsn] = [word, *rest]
         elif word in ENDS:
             assert lsn not in self.ended, "a job ended twice"
             self.ended[lsn] = ENDS[word]
-        elif word == "stale":
-            self.stale.add(lsn)
 
     def strike(self) -> None:
         owner, victim = self.random.choice(self.children)
@@ -97,6 +97,13 @@ class Chaos:
         self.children.remove((owner, victim))
         self.start()
 
+    def is_tidied(self) -> bool:
+        """Return whether there was time for upkeep, of which a busy machine leaves little."""
+        if not self.options[1]:
+            return True
+        made = [*(self.path / "snapshot").glob("*.snap"), *(self.path / "log").glob("*.idx")]
+        return bool(made) and not (self.path / "log" / segment_name(1)).exists()
+
     def finish(self) -> None:
         """End one in good order and the others, perhaps inside the lock, by a kill."""
         (_, last), *others = self.children
@@ -111,45 +118,40 @@ class Chaos:
         assert last.wait() == 0
 
 
-def check_story(chaos: Chaos, records: list[Record]) -> None:
+def check_records(chaos: Chaos) -> None:
     """Every record is legal after those before it, and only the killed lost their jobs."""
-    states: dict[int, State] = {}
-    claims: dict[int, Record] = {}
-    keys: dict[bytes, int] = {}
-    last = 0
-    for record in records:
-        assert record.lsn > last
-        last = record.lsn
-        if not record.job:
-            continue
-        job, kind = record.job, Kind(record.type)
-        state = states.get(job, State.ABSENT)
-        if state is State.SCHEDULED and kind is Kind.CLAIMED:
-            state = State.READY  # its time had come
-        assert legal(state, kind), f"{kind.name} of job {job}, which is {state.name}"
-        states[job] = after(state, kind, waits=record.due_ns > record.time_ns)
-        if kind is Kind.CLAIMED:
-            claims[job] = record
-        elif kind is not Kind.ENQUEUED and record.token:
-            assert record.token == claims[job].lsn
-        if record.cause == str(Cause.OWNER_LOST):
-            assert claims[job].token in chaos.killed, "the owner was alive"
-        if record.extras is not None and record.extras.key is not None:
-            holder = keys.get(record.extras.key)
-            assert holder is None or states[holder] not in LIVE_STATES
-            keys[record.extras.key] = job
-
-
-def check_acknowledged(chaos: Chaos, records: list[Record]) -> None:
-    bodies = {
-        record.lsn: (record.body or b"").decode().strip()
-        for record in records
-        if record.type == Kind.ENQUEUED
-    }
+    records = log_records(chaos.path)
+    reference = Reference.of(records, lambda _: False, may_fall=False)
+    owners = {record.lsn: record.token for record in of_kind(records, Kind.CLAIMED)}
+    lost = [record for record in records if record.cause == str(Cause.OWNER_LOST)]
+    assert {owners[record.token] for record in lost} <= chaos.killed, "the owner was alive"
+    bodies = {lsn: job.body.decode().strip() for lsn, job in reference.jobs.items()}
     assert len(set(bodies.values())) == len(bodies)
-    assert chaos.enqueued.items() <= bodies.items()
-    ends = {record.job: record.type for record in records if record.type in ENDS.values()}
-    assert chaos.ended.items() <= ends.items()
+    assert {lsn: body for lsn, (_, body, *_) in chaos.born.items()}.items() <= bodies.items()
+    for lsn, kind in chaos.ended.items():
+        assert reference.jobs[lsn].state.name == kind.name
+
+
+def check_folds(chaos: Chaos) -> None:
+    """What was answered is so in the folds, also where compaction took the records."""
+    with LogReader.open(str(chaos.path)) as reader:
+        facets = Facets(reader.journal)
+        agenda, dedup = facets.need_agenda(), facets.need_dedup()
+        assert not facets.damage
+        for lsn, (word, *rest) in chaos.born.items():
+            if word == "delayed":
+                assert agenda.table.state(lsn) is State.SCHEDULED, f"job {lsn} was lost"
+            elif word == "held":
+                key = key_hash(b"default", rest[1].encode())
+                assert dedup.until_ns(key, lsn), f"key {key} is free"
+        for lsn, kind in chaos.ended.items():
+            assert agenda.table.state(lsn) is State.ABSENT, f"job {lsn} came back"
+            if kind is Kind.DEAD:
+                assert agenda.dead.find(lsn) is not None, f"dead letter {lsn} was lost"
+                view = reader.job(lsn)
+                assert view is not None
+                assert view.reason == "enough"
+        assert (agenda.floor_lsn > 1) == bool(chaos.options[1]), "nothing was compacted"
 
 
 def check_snapshots(path: Path) -> None:
@@ -173,6 +175,12 @@ def check_that_it_serves(path: Path) -> None:
     store.close()
 
 
+def check_end(path: Path) -> None:
+    report = LogReader.open(str(path)).verify()
+    assert report.damage == ()
+    eventually(lambda: not any(owner.alive for owner in LogReader.open(str(path)).owners()))
+
+
 @pytest.mark.disk
 @pytest.mark.parametrize(
     ("durability", "seed", "rounds"),
@@ -192,138 +200,48 @@ def test_chaos_leaves_a_log_in_which_everything_told_is_true(
     """Kills and stops at random: no answer is taken back and no living worker loses its job."""
     chaos = Chaos(tmp_path, durability, seed)
     chaos.run(rounds)
-    records = log_records(tmp_path)
-    check_story(chaos, records)
-    check_acknowledged(chaos, records)
+    check_records(chaos)
+    check_folds(chaos)
     check_snapshots(tmp_path)
     check_that_it_serves(tmp_path)
     assert "is passed over" not in caplog.text
-    report = LogReader.open(str(tmp_path)).verify()
-    assert report.damage == ()
-    eventually(lambda: not any(owner.alive for owner in LogReader.open(str(tmp_path)).owners()))
-    print(  # noqa: T201 - figures
-        f"{len(chaos.killed)} kills, {len(chaos.enqueued)} jobs, {len(chaos.ended)} ends, "
-        f"{len(chaos.stale)} stale, {report.segments} segments"
-    )
-
-
-class Run:
-    """Two processes that are killed in turn, and their answers."""
-
-    def __init__(self, path: Path, seed: int) -> None:
-        self.path = path
-        self.chance = random.Random(seed)
-        self.started = 0
-        self.told: dict[str, list[str]] = {
-            "delayed": [], "held": [], "succeeded": [], "dead": [],
-        }  # fmt: skip
-
-    def note(self, lines: list[str]) -> None:
-        for line in lines:
-            word, _, rest = line.partition(" ")
-            if word in self.told:
-                self.told[word].append(rest)
-
-    def start(self) -> Child:
-        self.started += 1
-        child = Child("tidy.py", self.path, self.started)
-        child.expect("open")
-        return child
-
-    def go(self, kills: int) -> None:
-        children = [self.start(), self.start()]
-        try:
-            for _ in range(kills):
-                for _ in range(self.chance.randrange(20, 400)):
-                    self.note([self.chance.choice(children).line()])
-                victim = children.pop(0)
-                victim.kill()
-                self.note(victim.rest())
-                victim.__exit__()
-                children.append(self.start())
-            while not self.is_tidied():
-                self.note([self.chance.choice(children).line()])
-            for child in children:
-                child.say("stop")
-            for child in children:
-                self.note(child.rest())
-                assert child.wait() == 0
-        finally:
-            for child in children:
-                child.__exit__()
-
-    def is_tidied(self) -> bool:
-        """Return whether there was time for upkeep, of which a busy machine leaves little."""
-        made = [*(self.path / "snapshot").glob("*.snap"), *(self.path / "log").glob("*.idx")]
-        return bool(made) and not (self.path / "log" / segment_name(1)).exists()
-
-    def jobs(self, word: str) -> list[int]:
-        return [int(rest.split()[0]) for rest in self.told[word]]
-
-
-def check(run: Run) -> None:
-    with LogReader.open(str(run.path)) as reader:
-        facets = Facets(reader.journal)
-        agenda, dedup = facets.need_agenda(), facets.need_dedup()
-        assert not facets.damage
-        for job in run.jobs("delayed"):
-            assert agenda.table.state(job) is State.SCHEDULED, f"job {job} was lost"
-        ended = run.jobs("succeeded") + run.jobs("dead")
-        assert len(set(ended)) == len(ended), "a job ended twice"
-        for job in ended:
-            assert agenda.table.state(job) is State.ABSENT, f"job {job} came back"
-        for job in run.jobs("dead"):
-            assert agenda.dead.find(job) is not None, f"dead letter {job} was lost"
-            view = reader.job(job)
-            assert view is not None
-            assert view.reason == "why"
-        for rest in run.told["held"]:
-            number, key = rest.split()
-            assert dedup.until_ns(key_hash(b"keep", key.encode()), int(number)), (
-                f"key {key} is free"
-            )
-        assert agenda.floor_lsn > 1, "nothing was compacted"
-
-
-def compact(path: Path) -> None:
-    config = LogConfig(
-        durability=Durability.OS, segment_bytes=SEGMENT_BYTES_MIN, keep_bytes=8 * SEGMENT_BYTES_MIN
-    )
-    store = open_store(str(path), config)
-    store.thread_port.compact(None, dry_run=False).result(60)
-    store.close()
+    check_end(tmp_path)
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("seed", "kills"),
-    [(1, 4), *(pytest.param(seed, 40, marks=pytest.mark.slow) for seed in range(2, 6))],
+    ("seed", "rounds"),
+    [(1, 4), *(pytest.param(seed, 60, marks=pytest.mark.slow) for seed in range(2, 6))],
 )
 def test_kills_in_the_midst_of_upkeep_lose_nothing_and_bring_nothing_back(
-    tmp_path: Path, seed: int, kills: int
+    tmp_path: Path, seed: int, rounds: int
 ) -> None:
-    run = Run(tmp_path / "log", seed)
-    run.go(kills)
-    check(run)
-    compact(run.path)
-    check(run)
-    assert len(list((run.path / "log").glob("*.log"))) < 40
+    chaos = Chaos(tmp_path, Durability.OS, seed, 3 * SEGMENT_BYTES_MIN)
+    chaos.run(rounds)
+    check_folds(chaos)
+    config = LogConfig(
+        durability=Durability.OS, segment_bytes=SEGMENT_BYTES_MIN, keep_bytes=8 * SEGMENT_BYTES_MIN
+    )
+    store = open_store(str(tmp_path), config)
+    store.thread_port.compact(None, dry_run=False).result(60)
+    store.close()
+    check_folds(chaos)
+    check_end(tmp_path)
 
 
-def ingest(directory: Path, lines: int, step: int, seconds: float, seed: int) -> int:
+def ingest(directory: Path, lines: int, seed: int) -> int:
     """Ingest a file by programs that are killed after a while each; returns how many were."""
-    chance, kills = random.Random(seed), 0
+    chance, kills, most = random.Random(seed), 0, 20.0
     source, path = directory / "lines.txt", directory / "log"
     source.write_text("".join(f"line {number}\n" for number in range(lines)))
     while True:
-        with Child(
-            "actors.py", "ingest_file", path, source, chance.uniform(0, seconds), step
-        ) as child:
+        milliseconds = 1 + chance.randrange(int(most))
+        with Child("actors.py", "ingest_file", path, source, milliseconds) as child:
             code = child.wait()
         if not code:
             return kills
-        assert code == -signal.SIGALRM
-        kills, seconds = kills + 1, seconds * 1.3  # also the slowest machine comes to the end
+        assert code in STRUCK
+        kills, most = kills + 1, most * 1.3  # also the slowest machine comes to the end
 
 
 def payloads(path: Path) -> list[str]:
@@ -337,14 +255,6 @@ def payloads(path: Path) -> list[str]:
 @grows
 @pytest.mark.parametrize("seed", range(some(2, of=40)))
 def test_a_kill_at_any_moment_leaves_each_line_of_a_file_once(tmp_path: Path, seed: int) -> None:
-    kills = ingest(tmp_path, 2_000, 20, 0.02, seed)
+    kills = ingest(tmp_path, 2_000, seed)
     assert kills >= 2
     assert payloads(tmp_path / "log") == [f"line {number}" for number in range(2_000)]
-
-
-if __name__ == "__main__":
-    COUNT = int(sys.argv[1])
-    with tempfile.TemporaryDirectory() as name:
-        killed = ingest(Path(name), COUNT, 100, 0.5, 1)
-        assert payloads(Path(name, "log")) == [f"line {number}" for number in range(COUNT)]
-    sys.stdout.write(f"{COUNT} lines: each once, {killed} programs were killed\n")

@@ -3,9 +3,9 @@
 Segments are small, and snapshots are due all the time. One producer is a thread that blocks, the
 other a coroutine: if no answer waits for the disk, the coroutine commits on its own loop's thread.
 
-Usage: chaos.py DIRECTORY DURABILITY NAME      (a line on stdin ends it in good order)
+Usage: chaos.py DIRECTORY DURABILITY NAME KEEP_BYTES      (a line on stdin ends it in good order)
 
-enqueued LSN BODY | duplicate LSN KEY | done LSN | stale LSN
+enqueued LSN BODY | delayed LSN BODY | held LSN BODY KEY | duplicate LSN BODY | dead LSN | stale LSN
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from taskq.core.model import Durability, Extras
+from taskq.core.model import SECOND_NS, Durability, Extras
 from taskq.core.records import Cause, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import ClaimRequest, Delivery, Duplicate, EnqueueSpec, Settlement
@@ -27,6 +27,7 @@ from taskq.log.upkeep import snapshots
 
 SPECS = [EnqueueSpec(priority=priority, attempts=0) for priority in (4, 5, 6)]
 KEYS = 20
+HOUR_NS = 3_600 * SECOND_NS
 stop = threading.Event()
 vars(snapshots)["SnapshotPolicy"] = functools.partial(snapshots.SnapshotPolicy, 4_000, 1_000)
 
@@ -39,31 +40,40 @@ def jobs(name: str) -> Iterator[tuple[EnqueueSpec, bytes, Extras | None]]:
     number = 0
     while not stop.is_set():
         number += 1
-        extras = None
-        if random.random() < 0.3:
+        draw, extras = random.random(), None
+        if draw < 0.3:
             extras = Extras(key=f"key-{random.randrange(KEYS)}".encode())
-        elif random.random() < 0.1:
+        elif draw < 0.37:
             extras = Extras(due_ns=random.randrange(20_000_000))
+        elif draw < 0.38:
+            extras = Extras(due_ns=HOUR_NS)
+        elif draw < 0.4:
+            extras = Extras(key=b"%d" % random.randrange(10**12), window_ns=HOUR_NS)
         padding = b" " * random.choice((0, 0, 100, 5_000))
         yield random.choice(SPECS), f"{name}:{number}".encode() + padding, extras
 
 
-def told(answer: int | Duplicate, body: bytes) -> None:
+def told(answer: int | Duplicate, body: bytes, extras: Extras | None) -> None:
+    text = body.decode().strip()
     if isinstance(answer, Duplicate):
-        tell(f"duplicate {answer.lsn} {body.decode().strip()}")
+        tell(f"duplicate {answer.lsn} {text}")
+    elif extras and extras.due_ns == HOUR_NS:
+        tell(f"delayed {answer} {text}")
+    elif extras and extras.key and extras.window_ns:
+        tell(f"held {answer} {text} {extras.key.decode()}")
     else:
-        tell(f"enqueued {answer} {body.decode().strip()}")
+        tell(f"enqueued {answer} {text}")
 
 
 def produce(store: Store, name: str) -> None:
     for job in jobs(name):
-        told(store.thread_port.enqueue(*job).result(), job[1])
+        told(store.thread_port.enqueue(*job).result(), *job[1:])
 
 
 async def produce_async(store: Store, name: str) -> None:
     port = store.port()
     for job in jobs(name):
-        told(await port.enqueue(*job), job[1])
+        told(await port.enqueue(*job), *job[1:])
 
 
 def how_it_ends(delivery: Delivery) -> Settlement:
@@ -72,7 +82,7 @@ def how_it_ends(delivery: Delivery) -> Settlement:
         return Settlement(Kind.RETRIED, delivery, b"again", random.randrange(10_000_000))
     if draw < 0.2:
         return Settlement(Kind.RELEASED, delivery, cause=Cause.DRAIN)
-    if draw < 0.25:
+    if draw < 0.22:
         return Settlement(Kind.DEAD, delivery, b"enough", cause=Cause.EXHAUSTED)
     return Settlement(Kind.SUCCEEDED, delivery, b"result")
 
@@ -88,8 +98,11 @@ def work(store: Store) -> None:
 
 
 def main() -> None:
-    path, durability, name = sys.argv[1:]
-    config = LogConfig(durability=Durability(durability), segment_bytes=SEGMENT_BYTES_MIN)
+    path, durability, name, keep_bytes = sys.argv[1:]
+    config = LogConfig(
+        durability=Durability(durability), segment_bytes=SEGMENT_BYTES_MIN,
+        keep_bytes=int(keep_bytes) or None, min_free_bytes=0,
+    )  # fmt: skip
     store = open_store(path, config)
     tell(f"open {store.owner}")
     threads = [
