@@ -378,6 +378,7 @@ class Reference:
         was_ready = job.state is State.READY
         job.state = carried.state
         if job.state is State.SCHEDULED:
+            self.waiting[job.lsn] = job
             job.shifts = not carried.due_is_wall
             job.due_ns = carried.due_ns - (self.shift_ns if job.shifts else 0)
             assert carried.due_ns > record.time_ns or seen
