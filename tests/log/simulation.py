@@ -832,6 +832,12 @@ class Simulation(Snapshooting, Care):
             return
         opener = self.world.process()
         memory = self.memory
+        if self.world.config.durability is Durability.OS and self.world.has_gap():
+            # An fsync failed, its process was killed before it could say so, and power was lost.
+            self.world.fold()
+            opener.close()
+            self.counts["gaps"] += 1
+            return
         records = self.world.records()
         reference = Reference.of(
             records, memory.free_claims.__contains__, may_fall=self._steps_of_clock

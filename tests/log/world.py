@@ -29,7 +29,7 @@ from taskq.log.commit.room import with_reserve
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.decide.context import BatchNeeds
 from taskq.log.format.flows import decode_step
-from taskq.log.format.frames import segment_name
+from taskq.log.format.frames import Gap, segment_name
 from taskq.log.format.record import Record
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import WriterLock
@@ -145,6 +145,11 @@ class World:
         journal = self.reader()
         return list(records(journal, journal.start()))
 
+    def has_gap(self) -> bool:
+        """Return whether bytes between two frames do not read."""
+        journal = self.reader()
+        return any(isinstance(item, Gap) for _, item in journal.frames(journal.start()))
+
     def kinds(self) -> list[int]:
         return [record.type for record in self.records() if record.type != Kind.OWNER]
 
@@ -237,6 +242,7 @@ class Process:
 
     def commit_here(self, requests: list[Request], needs: BatchNeeds, *, syncs: bool) -> bool:
         self.committer.commit(requests, needs)
+        self.journal.writer.release()
         self.committer.take_interest()
         if syncs and self.committer.must_sync():
             self.committer.sync()
