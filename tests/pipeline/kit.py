@@ -21,9 +21,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 from pyspark_taskq import DefaultSource
 from taskq import Put, TaskLog, TaskQ, durable
 from taskq.arrow import DETAILS, SCHEMA, Corrupt, Piece, as_bytes, decode
-from taskq.core.flows import Policy
-from taskq.core.model import SECOND_NS, Conflict, Extras
-from taskq.core.records import Cause, Flag, Kind
+from taskq.core.model import SECOND_NS, Extras
+from taskq.core.records import Cause, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.read.jobs import JobFilter, each_job, entries
 from taskq.log.read.reader import open_journal
@@ -74,10 +73,7 @@ from tests.log.world import (
     SMALL,
     Process,
     World,
-    chord,
-    edit,
     fill_segment,
-    items_of,
     keeping,
     tend,
 )
@@ -498,15 +494,6 @@ def of_directory(directory: Path) -> JobLog:
         journal.close()
 
 
-def joined(logs: Iterable[JobLog]) -> JobLog:
-    logs = list(logs)
-    jobs: Jobs = {}
-    for log in logs:
-        assert not jobs.keys() & log.jobs.keys(), "each log has a name of its own"
-        jobs |= log.jobs
-    return JobLog(pa.concat_tables(log.records for log in logs), jobs)
-
-
 class FoldedRows(NamedTuple):
     """Results of the fold, in plain values."""
 
@@ -514,16 +501,12 @@ class FoldedRows(NamedTuple):
     attempts: pa.Table
 
 
-def folded_rows(
-    records: pa.Table, nows: dict[str, int] | None = None, lineage: Lineage | None = None
-) -> FoldedRows:
+def folded_rows(records: pa.Table, lineage: Lineage | None = None) -> FoldedRows:
     """Fold records; a log of ``lineage`` begins with its parents' records."""
     logs = logs_of(log_rows(records), lineage)
     if lineage:
         planned = Plan([], {}, {}, [], UnreadRest())
         records = _Fold(planned, lineage, Path(), has_payload=True)._inherited(records, logs)
-    for log_id, now_ns in (nows or {}).items():
-        logs[log_id] = logs[log_id]._replace(now_ns=now_ns)
     rows = rows_of(records, logs)
     return FoldedRows(plain(rows.jobs), rows.attempts)
 
@@ -540,14 +523,6 @@ def by_job(rows: Iterable[Row]) -> Jobs:
         assert key not in result, f"job {key} has two rows"
         result[key] = row
     return result
-
-
-def check_equal(shown: Jobs, wanted: Jobs) -> None:
-    assert shown.keys() == wanted.keys()
-    for key, row in wanted.items():
-        got = comparable(shown[key])
-        different = {name: (got[name], row[name]) for name in row if got[name] != row[name]}
-        assert not different, (key, row["state"])
 
 
 def comparable(row: Row) -> Row:
@@ -615,62 +590,6 @@ def _dead(process: Process, body: bytes = _REASON, extras: Extras | None = None)
     return job
 
 
-def jobs_that_succeed_wait_and_run(world: World) -> None:
-    process = world.process()
-    for _ in range(5):
-        process.enqueue()
-        world.clock.advance(1)
-    process.settle(_one(process), body=b"42")
-    process.settle(_one(process), body=b"")
-    process.settle(_one(process))
-    _one(process)
-
-
-def retries_with_and_without_delay(world: World) -> None:
-    process = world.process()
-    process.enqueue()
-    for delay_ns in (0, 60 * SECOND_NS, 0):
-        process.settle(_one(process), Kind.RETRIED, body=_REASON, delay_ns=delay_ns)
-        world.clock.advance(61)
-    process.settle(_one(process), body=b"at last")
-    process.enqueue()
-    process.settle(_one(process), Kind.RETRIED, body=b"\xff no text", delay_ns=_HOUR_NS)
-
-
-def releases_by_drain_and_snooze(world: World) -> None:
-    process = world.process()
-    process.enqueue()
-    process.settle(_one(process), Kind.RELEASED, cause=Cause.DRAIN)
-    world.clock.advance(2)
-    process.settle(_one(process), Kind.RELEASED, cause=Cause.SNOOZE, delay_ns=_HOUR_NS)
-
-
-def an_owner_that_is_lost(world: World) -> None:
-    process, other = world.process(), world.process()
-    process.enqueue()
-    process.enqueue()
-    _one(other)
-    world.clock.advance(3)
-    other.kill()
-    process.commit([])
-    process.sync()
-    process.settle(_one(process), body=b"done by another")
-
-
-def dead_letters_requeued_and_purged(world: World) -> None:
-    process = world.process()
-    expires = Extras(expires_ns=_HOUR_NS, key=b"k")
-    first, second, third = _dead(process, extras=expires), _dead(process, b""), _dead(process)
-    for job in (first, second):
-        _requeue(process, job)
-        world.clock.advance(1)
-    process.settle(_one(process), Kind.RETRIED, body=b"again", delay_ns=60 * SECOND_NS)
-    world.clock.step(-7_200)
-    process.enqueue()
-    process.ask(Op.PURGE, [third])
-    _dead(process)
-
-
 def dead_letters_that_still_expire(world: World) -> None:
     """Have it as a span or a date, requeued before and after it; the clock is set meanwhile."""
     process = world.process()
@@ -710,18 +629,6 @@ def jobs_withdrawn_and_expired(world: World) -> None:
         process.sync()
 
 
-def keys_and_headers(world: World) -> None:
-    process = world.process()
-    keyed = Extras(key=b"\x00key", headers={"replay_of": "other-7", "trace": "é"})
-    process.enqueue(extras=keyed)
-    process.offer(b"second", Extras(key=b"\x00key"))
-    process.offer(b"third", Extras(key=b"\x00key", on_conflict=Conflict.REPLACE))
-    process.enqueue(extras=Extras(headers={"empty": ""}), spec=EnqueueSpec("réseau", "", 9, 0))
-    dropping = EnqueueSpec("mail", "drop", 9, 1, flags=int(Flag.DROP_RESULT))
-    process.enqueue(spec=dropping)
-    process.settle(_one(process))
-
-
 def clocks_that_are_set(world: World) -> None:
     """Delays, expiries and backoff shift; dates do not. One job runs meanwhile."""
     process = world.process()
@@ -741,23 +648,6 @@ def clocks_that_are_set(world: World) -> None:
     for _ in range(9):
         for delivery in process.claim():
             process.settle(delivery, body=b"ok")
-
-
-def flows(world: World) -> None:
-    process = world.process()
-    runs, fails, waits = (
-        process.ask(Op.ENQUEUE_MANY, items_of(chord(2, policy)))
-        for policy in (Policy.CANCEL, Policy.CANCEL, Policy.WAIT)
-    )
-    for delivery in process.claim(6):
-        world.clock.advance(1)
-        is_bad = delivery.job in {fails[1], waits[1]}
-        kind = Kind.DEAD if is_bad else Kind.SUCCEEDED
-        process.settle(delivery, kind, body=b"1")
-    world.clock.advance(5)
-    callback = _one(process)
-    assert callback.job == runs[0]
-    process.settle(callback, body=b"2")
 
 
 def compacted_logs(world: World) -> None:
@@ -796,41 +686,11 @@ def dead_letters_requeued_in_compacted_logs(world: World) -> None:
     process.journal.files.remove(begun)
 
 
-def jobs_that_are_edited(world: World) -> None:
-    """Before a first attempt and between two, to another place or moment; and carried."""
-    process = world.process(_TIGHT)
-    later = process.enqueue(b"later", Extras(due_ns=_HOUR_NS, key=b"k"))
-    early = process.enqueue(b"early")
-    again = process.enqueue(b"again", spec=EnqueueSpec(priority=9))
-    process.settle(_one(process), Kind.RETRIED, body=_REASON, delay_ns=_HOUR_NS)
-    world.clock.advance(7)
-    edit(process, again, due=(0, False), priority=1)
-    edit(process, early, queue=b"mail", due=(5 * SECOND_NS, False))
-    world.clock.step(-60)
-    edit(process, later, due=(world.clock.wall_ns() + 3 * SECOND_NS, True))
-    world.clock.advance(9)
-    process.settle(_one(process), Kind.RETRIED, body=b"no", delay_ns=_HOUR_NS)
-    edit(process, later, due=(0, False), priority=7)
-    process.settle(_one(process))
-    wait = process.enqueue(b"wait", Extras(due_ns=9 * _HOUR_NS, expires_ns=99 * _HOUR_NS))
-    for _ in range(3):
-        fill_segment(process)
-        tend(process)
-    edit(process, wait, queue=b"slow", due=(_HOUR_NS, False))
-    edit(process, wait, priority=0)
-    world.clock.step(-30)
-    fill_segment(process)
-    tend(process)
-
-
 STORIES: Final[dict[str, Callable[[World], None]]] = {
     story.__name__: story
     for story in (
-        jobs_that_succeed_wait_and_run, retries_with_and_without_delay,
-        releases_by_drain_and_snooze, an_owner_that_is_lost, dead_letters_requeued_and_purged,
-        jobs_withdrawn_and_expired, keys_and_headers, clocks_that_are_set, compacted_logs,
-        dead_letters_requeued_in_compacted_logs, dead_letters_that_still_expire, flows,
-        jobs_that_are_edited,
+        jobs_withdrawn_and_expired, clocks_that_are_set, compacted_logs,
+        dead_letters_requeued_in_compacted_logs, dead_letters_that_still_expire,
     )
 }  # fmt: skip
 
@@ -839,17 +699,6 @@ def world_of(story: str) -> World:
     world = World(config=_TIGHT if story == "compacted_logs" else SMALL)
     STORIES[story](world)
     return world
-
-
-async def bodies(path: Path) -> None:
-    """Return a log whose payloads and results are compressed or in files, each in every way."""
-    large = b"all work and no play " * 80_000
-    async with TaskLog.open(path, durability="os", min_free=0, reserve=0) as log:
-        for compress in ("none", "zlib", "zstd"):
-            for body in (b"small", large[:9_000], large):
-                await log.put(body, compress=compress)
-                (delivery,) = await log.claim()
-                await log.ack(delivery, body, compress=compress)
 
 
 #: Size before a record, CRC after it.
