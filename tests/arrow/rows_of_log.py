@@ -6,7 +6,6 @@ come from the decoder. Both are lists of dicts by column.
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +24,7 @@ from taskq.core.records import PACKED, Kind, Option
 from taskq.log.config import LogConfig
 from taskq.log.format import codec
 from taskq.log.format.carried import Carried, find_moment
-from taskq.log.format.frames import segment_lsn, segment_name
+from taskq.log.format.frames import segment_lsn
 from taskq.log.format.options import each_option
 from taskq.log.format.record import Record
 from taskq.log.journal.journal import Journal
@@ -33,7 +32,8 @@ from taskq.log.read.jobs import entries
 from taskq.log.read.reader import open_journal
 from taskq.log.requests import EnqueueSpec
 from taskq.log.segments.bodystore import BodyStore
-from tests.log.world import PATH, World
+from tests.fleet.made_logs import MadeLog
+from tests.log.world import PATH
 from tests.machine.crashable import Machine
 
 Row = dict[str, Any]
@@ -88,10 +88,6 @@ def rows_of_directory(directory: Path) -> tuple[list[Row], list[Row]]:
         return decoded_rows(pieces(journal, directory)), expected_rows(journal, directory)
     finally:
         journal.close()
-
-
-def rows_of_world(world: World, directory: Path) -> tuple[list[Row], list[Row]]:
-    return rows_of_directory(save(world.machine, directory))
 
 
 def _row(journal: Journal, record: Record, bodies: BodyStore, device: str) -> Row:
@@ -253,75 +249,30 @@ START_NS: Final = 1_700_000_000_123_456_789
 SPEC: Final = EnqueueSpec("mail", "mail.send", 7, 3)
 
 
-class Segments:
-    """A log's directory, and frames for it.
+class Segments(MadeLog):
+    """A log whose records may hang on their lsn, and pieces of it."""
 
-    Args:
-        directory: where it is made.
-        log_id: of the log.
-        device: the name of the device in its pieces.
-    """
+    def __init__(self, directory: Path, log_id: uuid.UUID = LOG_ID) -> None:
+        super().__init__(directory, log_id)
+        self.epoch, self.time_ns = EPOCH, START_NS
+        self.rotate()
 
-    def __init__(self, directory: Path, log_id: uuid.UUID = LOG_ID, device: str = "edge-7") -> None:
-        self.directory = directory
-        self.log_id = log_id
-        self.device = device
-        self.next_lsn = 1
-        self.time_ns = START_NS
-        self._path: Path | None = None
-        self._segment = self._offset = 0
-        (directory / "log").mkdir(parents=True)
-        identity = {
-            "format": 1,
-            "log_id": str(log_id),
-            "created_ns": START_NS,
-            "features": {"compat": [], "read_only_compat": [], "incompat": []},
-        }
-        (directory / "taskq.json").write_text(json.dumps(identity))
-
-    def begin(self) -> Path:
-        self._segment = self.next_lsn
-        self._path = self.directory / "log" / segment_name(self._segment)
-        header = codec.SegmentHeader(self._segment, EPOCH, self.log_id.bytes, self.time_ns)
-        self._path.write_bytes(codec.encode_segment_header(header))
-        self._offset = codec.SEGMENT_HEADER.size
-        return self._path
-
-    def frame(self, *records: bytes | Callable[[int], bytes], synced: bool = True) -> int:
-        """Append a frame; returns its offset. ``synced``: it declares all before it durable."""
-        lsn = self.next_lsn
-        return self.append(
-            b"".join(
-                record if isinstance(record, bytes) else record(lsn + index)
-                for index, record in enumerate(records)
+    def add(self, *records: bytes | Callable[[int], bytes], synced: bool = True) -> int:
+        """Append a frame; return its offset."""
+        first = self.next_lsn
+        place = self.frame(
+            *(
+                record if isinstance(record, bytes) else record(lsn)
+                for lsn, record in enumerate(records, first)
             ),
-            len(records),
             synced=synced,
         )
+        return place.offset
 
-    def append(self, body: bytes, count: int, *, synced: bool = True) -> int:
-        if self._path is None:
-            self.begin()
-        assert self._path is not None
-        offset, self.time_ns = self._offset, self.time_ns + 1_000_001
-        seed = codec.segment_seed(self.log_id, self._segment)
-        through = self.next_lsn if synced else 0
-        frame = codec.encode_frame(
-            body, count, self.next_lsn, EPOCH, self.time_ns, through, seed, offset
-        )
-        with self._path.open("ab") as file:
-            file.write(frame)
-        self._offset += len(frame)
-        self.next_lsn += count
-        return offset
-
-    def piece(self, start: int = 0, end: int | None = None, path: Path | None = None) -> Piece:
-        path = path or self._path
-        assert path is not None
-        end = path.stat().st_size if end is None else end
+    def piece(self, start: int = 0, end: int | None = None) -> Piece:
+        end = self.file.stat().st_size if end is None else end
         tag = Tag(self.log_id.hex[:8])
-        segment = int(path.stem)
-        return Piece(str(path), self.device, str(self.log_id), tag, segment, start, end)
+        return Piece(str(self.file), DEVICE, str(self.log_id), tag, self.segment, start, end)
 
 
 def enqueued(

@@ -9,7 +9,7 @@ import random
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,6 @@ from taskq.arrow import (
     SegmentDamaged,
     SegmentMissing,
     WrongSegment,
-    as_bytes,
     decode,
 )
 from taskq.arrow.arrays import HEAD_SIZE, PAD_SIZE, Bytes, Ints
@@ -36,7 +35,7 @@ from taskq.core.folds.steps import Form
 from taskq.core.kinds import name_of
 from taskq.core.model import Extras, State
 from taskq.core.rates import Times
-from taskq.core.records import Cause, Flag, Kind, Option
+from taskq.core.records import Cause, Kind
 from taskq.core.schedules import ScheduleState, TickRecord
 from taskq.core.sources import SourceRecord, SourceState
 from taskq.log.format import codec
@@ -65,97 +64,103 @@ from tests.arrow.rows_of_log import (
     rows_of_directory,
     succeeded,
 )
+from tests.fleet.made_logs import SECOND
 
 
-def _three_frames(tmp_path: Path) -> tuple[Segments, Path, list[int]]:
-    segments = Segments(tmp_path)
-    path = segments.begin()
-    offsets = [
-        segments.frame(enqueued(b"one"), enqueued(b"two")),
-        segments.frame(enqueued(b"three"), claimed(1), enqueued(b"five")),
-        segments.frame(enqueued(b"six")),
-    ]
-    return segments, path, offsets
+class _Three(NamedTuple):
+    """A segment with three frames, the second from ``second`` to ``third``."""
+
+    segments: Segments
+    path: Path
+    second: int
+    third: int
+
+    def flip(self, at: int | bytes) -> None:
+        data = bytearray(self.path.read_bytes())
+        data[data.index(at) if isinstance(at, bytes) else at] ^= 0x10
+        self.path.write_bytes(data)
 
 
-def _flip(path: Path, place: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[place] ^= 0x10
-    path.write_bytes(data)
+@pytest.fixture
+def three(tmp_path: Path) -> _Three:
+    segments = Segments(Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")))
+    segments.add(enqueued(b"one"), enqueued(b"two"))
+    second = segments.add(enqueued(b"three"), claimed(1), enqueued(b"five"))
+    return _Three(segments, segments.file, second, segments.add(enqueued(b"six")))
 
 
 def _values(rows: list[Row]) -> list[Any]:
     return [row["value"] for row in rows if row["kind"] == "enqueued"]
 
 
-def test_damage_is_an_error_that_names_file_place_and_option(tmp_path: Path) -> None:
-    segments, path, (_, second, third) = _three_frames(tmp_path)
-    _flip(path, path.read_bytes().index(b"three"))
+_LEFT: Final = ["one", "two", "three", "five", "six"]
+
+
+@pytest.mark.parametrize(
+    ("flip", "what", "left"),
+    [
+        (b"three", "the frame of 3 records is damaged", ["one", "two", "five", "six"]),
+        (None, "no whole frame starts here", _LEFT),
+        (0, "this is no segment of a task log", _LEFT),
+        (17, "the header is damaged", _LEFT),
+    ],
+)
+def test_damage_is_an_error_passed_over_or_kept(
+    flip: int | bytes | None, what: str, left: list[str], three: _Three
+) -> None:
+    """The error names file, place and option; by its own CRC a record may be whole."""
+    is_header = isinstance(flip, int)
+    begin, end, lsn = (0, 64, 1) if is_header else (three.second, three.third, 3)
+    three.flip(three.second + 9 if flip is None else flip)
     with pytest.raises(SegmentDamaged) as caught:
-        decoded_rows([segments.piece()], Corrupt.FAIL)
-    error = caught.value
-    assert str(error) == (
-        f"{path}: the frame of 3 records is damaged, bytes {second} to {third}, from lsn 3 on: "
-        "corruptMode=skip reads past them"
+        decoded_rows([three.segments.piece()], Corrupt.FAIL)
+    error = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own
+    shown = str(three.path).encode(errors="surrogateescape").decode(errors="backslashreplace")
+    assert (
+        str(error)
+        == str(caught.value)
+        == (
+            f"{shown}: {what}, bytes {begin} to {end}, from lsn {lsn} on: "
+            "corruptMode=skip reads past them"
+        )
     )
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own
-    assert (error.path, error.offset, error.resume, error.lsn) == (str(path), second, third, 3)
-
-
-def test_skipping_gives_the_records_that_are_whole_by_their_own_crc(tmp_path: Path) -> None:
-    segments, path, _ = _three_frames(tmp_path)
-    _flip(path, path.read_bytes().index(b"three"))
-    rows = decoded_rows([segments.piece()], Corrupt.SKIP)
-    assert _values(rows) == ["one", "two", "five", "six"]
-    decoded, expected = rows_of_directory(tmp_path)
+    assert (error.path, error.offset, error.resume, error.lsn) == (str(three.path), begin, end, lsn)
+    rows = decoded_rows([three.segments.piece()])
+    assert _values(rows) == left
+    decoded, expected = rows_of_directory(three.segments.path)
     assert decoded == expected == rows
+    every = decoded_rows([three.segments.piece()], Corrupt.QUARANTINE)
+    (damaged,) = (row for row in every if row["kind"] == "damaged")
+    assert [row for row in every if row is not damaged] == rows
+    assert every.index(damaged) == lsn - 1
+    kept = (damaged["offset"], damaged["lsn"], damaged["segment"], damaged["problem"])
+    assert kept == (begin, lsn, 1, what)
+    assert damaged["value_bytes"] == three.path.read_bytes()[begin:end]
+    if not is_header:
+        assert (damaged["epoch"], damaged["ts_ns"]) == (f"{EPOCH:016x}", rows[2]["ts_ns"])
 
 
-def test_quarantine_keeps_the_bytes_of_each_gap_as_a_row(tmp_path: Path) -> None:
-    segments, path, (_, second, third) = _three_frames(tmp_path)
-    _flip(path, path.read_bytes().index(b"three"))
-    rows = decoded_rows([segments.piece()], Corrupt.QUARANTINE)
-    assert [row["kind"] for row in rows] == ["enqueued"] * 2 + ["damaged"] + ["enqueued"] * 2
-    damaged = rows[2]
-    assert damaged["value_bytes"] == path.read_bytes()[second:third]
-    assert (damaged["offset"], damaged["lsn"], damaged["segment"]) == (second, 3, 1)
-    assert damaged["epoch"] == f"{EPOCH:016x}"
-    assert damaged["ts_ns"] == rows[3]["ts_ns"]
-    assert damaged["problem"] == "the frame of 3 records is damaged"
-    assert [row for row in rows if row is not damaged] == decoded_rows([segments.piece()])
-
-
-def test_a_frame_whose_header_is_damaged_ends_at_the_next_whole_one(tmp_path: Path) -> None:
-    segments, path, (_, second, third) = _three_frames(tmp_path)
-    _flip(path, second + 9)
-    rows = decoded_rows([segments.piece()], Corrupt.QUARANTINE)
-    assert _values(rows) == ["one", "two", "three", "five", "six"]
-    assert rows[2]["problem"] == "no whole frame starts here"
-    assert len(rows[2]["value_bytes"]) == third - second
-    decoded, expected = rows_of_directory(tmp_path)
-    assert decoded == expected == [row for row in rows if row["kind"] != "damaged"]
-
-
-def test_a_piece_that_starts_with_damage_finds_out_its_lsns(tmp_path: Path) -> None:
-    segments, path, (_, second, _) = _three_frames(tmp_path)
-    _flip(path, second + 9)
-    rows = decoded_rows([segments.piece(second)], Corrupt.QUARANTINE)
+def test_a_piece_that_starts_with_damage_finds_out_its_lsns(three: _Three) -> None:
+    segments = three.segments
+    three.flip(three.second + 9)
+    rows = decoded_rows([segments.piece(three.second)], Corrupt.QUARANTINE)
     assert [row["lsn"] for row in rows] == [3, 3, 5, 6]
     whole = decoded_rows([segments.piece()], Corrupt.QUARANTINE)
     assert rows == whole[2:]
 
 
-def test_long_gaps_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_gaps_are_cut(three: _Three, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("taskq.arrow.decoder.QUARANTINED_BYTES_MAX", 100)
-    segments, path, (_, second, third) = _three_frames(tmp_path)
-    _flip(path, second + 9)
-    damaged = decoded_rows([segments.piece()], Corrupt.QUARANTINE)[2]
+    three.flip(three.second + 9)
+    damaged = decoded_rows([three.segments.piece()], Corrupt.QUARANTINE)[2]
     assert len(damaged["value_bytes"]) == 100
-    assert damaged["problem"].endswith(f"; the first 100 of {third - second} bytes")
+    assert damaged["problem"].endswith(f"; the first 100 of {three.third - three.second} bytes")
 
 
-def test_a_file_that_ends_before_the_piece_does_is_damage(tmp_path: Path) -> None:
-    segments, path, (_, second, third) = _three_frames(tmp_path)
+def test_a_frame_that_its_file_or_piece_cuts_in_two_is_damage(three: _Three) -> None:
+    segments, path, second, third = three
+    with pytest.raises(SegmentDamaged, match=f"bytes {second} to {second + 20}, from lsn 3"):
+        decoded_rows([segments.piece(0, second + 20)], Corrupt.FAIL)
     piece = segments.piece()
     path.write_bytes(path.read_bytes()[: second + 70])
     with pytest.raises(SegmentDamaged, match=f"bytes {second} to {third}, from lsn 3"):
@@ -165,89 +170,62 @@ def test_a_file_that_ends_before_the_piece_does_is_damage(tmp_path: Path) -> Non
     assert [len(row["value_bytes"]) for row in rows[2:]] == [70, 0]
 
 
-def test_a_frame_that_a_piece_cuts_in_two_is_damage(tmp_path: Path) -> None:
-    segments, _, (_, second, _) = _three_frames(tmp_path)
-    with pytest.raises(SegmentDamaged, match=f"bytes {second} to {second + 20}, from lsn 3"):
-        decoded_rows([segments.piece(0, second + 20)], Corrupt.FAIL)
-
-
-@pytest.mark.parametrize(
-    ("place", "what"),
-    [(0, "this is no segment of a task log"), (17, "the header is damaged")],
-)
-def test_a_damaged_header_is_passed_over_where_damage_is(
-    place: int, what: str, tmp_path: Path
-) -> None:
-    segments, path, _ = _three_frames(tmp_path)
-    _flip(path, place)
-    with pytest.raises(SegmentDamaged, match=f"{what}, bytes 0 to 64, from lsn 1 on"):
-        decoded_rows([segments.piece()], Corrupt.FAIL)
-    assert len(decoded_rows([segments.piece()])) == 6
-    assert decoded_rows([segments.piece()], Corrupt.QUARANTINE)[0]["value_bytes"][8:10] == b"\1\0"
-    decoded, expected = rows_of_directory(tmp_path)
-    assert decoded == expected
-
-
 @pytest.mark.parametrize("corrupt", Corrupt)
-def test_a_segment_of_another_log_is_refused_whatever_is_done_about_damage(
-    corrupt: Corrupt, tmp_path: Path
+def test_other_segments_and_newer_formats_are_refused_whatever_is_done_about_damage(
+    corrupt: Corrupt, three: _Three
 ) -> None:
-    segments, path, _ = _three_frames(tmp_path)
+    segments, path = three.segments, three.path
     other = uuid.uuid4()
     piece = segments.piece()._replace(log_id=str(other))
-    with pytest.raises(
-        WrongSegment, match=f"{path}: this is segment 1 .* segment 1 of log {other}"
-    ):
+    with pytest.raises(WrongSegment, match=rf"this is segment 1 .* segment 1 of log {other}"):
         decoded_rows([piece], corrupt)
-
-
-@pytest.mark.parametrize("corrupt", Corrupt)
-def test_what_a_newer_taskq_wrote_is_refused_whatever_is_done_about_damage(
-    corrupt: Corrupt, tmp_path: Path
-) -> None:
-    segments, path, (first, *_) = _three_frames(tmp_path)
     data = bytearray(path.read_bytes())
     data[8] = 2
     data[56:60] = codec.crc32(data[:56]).to_bytes(4, "little")
     path.write_bytes(data)
-    with pytest.raises(FormatError, match=f"{path}: segment format 2 is unknown"):
+    with pytest.raises(FormatError, match="segment format 2 is unknown"):
         decoded_rows([segments.piece()], corrupt)
     data[8] = 1
     data[56:60] = codec.crc32(data[:56]).to_bytes(4, "little")
-    seed = codec.segment_seed(segments.log_id, 1)
-    seed = codec.crc32(first.to_bytes(8, "little"), seed)
+    first = codec.SEGMENT_HEADER.size
+    seed = codec.crc32(first.to_bytes(8, "little"), codec.segment_seed(segments.log_id, 1))
     data[first + 12] = 4
-    data[first + 52 : first + 56] = codec.crc32(data[first : first + 52], seed).to_bytes(
-        4, "little"
-    )
+    crc = codec.crc32(data[first : first + 52], seed)
+    data[first + 52 : first + 56] = crc.to_bytes(4, "little")
     path.write_bytes(data)
-    with pytest.raises(FormatError, match=f"{path}: frame flags 0x4 at offset {first}"):
+    with pytest.raises(FormatError, match=f"frame flags 0x4 at offset {first}"):
         decoded_rows([segments.piece()], corrupt)
 
 
-def test_a_file_that_is_missing_or_unreadable_is_named(tmp_path: Path) -> None:
-    segments, path, _ = _three_frames(tmp_path)
-    piece = segments.piece()
-    (tmp_path / "link").symlink_to(path)
-    os.mkfifo(tmp_path / "pipe")  # or opening would hang on it
-    for name, what in (
-        ("link", "a symbolic link"),
-        ("pipe", "no regular file"),
-        ("", "no regular"),
-    ):
-        with pytest.raises(SegmentUnreadable, match=rf"cannot be read \(it is {what}"):
-            list(decode(piece._replace(path=str(tmp_path / name)), DETAILS))
+def test_a_file_that_is_missing_or_unreadable_is_named(
+    three: _Three, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piece, path = three.segments.piece(), three.path
+    path.with_name("link").symlink_to(path)
+    os.mkfifo(path.with_name("pipe"))  # or opening would hang on it
+    for name, what in (("link", "symbolic link"), ("pipe", "regular file"), (".", "regular")):
+        with pytest.raises(SegmentUnreadable, match=rf"caf\\xe9/log.* read \(it is \w+ {what}"):
+            list(decode(piece._replace(path=str(path.parent / name)), DETAILS))
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(posix, "pread", refuse)
+        patch.setattr(posix, "preadv", refuse)
+        with pytest.raises(SegmentUnreadable, match=r"cannot be read \(Permission denied\)"):
+            decoded_rows([piece])
     path.unlink()
-    with pytest.raises(SegmentMissing, match=r"the segment is missing.*failOnDataLoss=false"):
+    with pytest.raises(SegmentMissing, match=r"caf\\xe9/log.* is missing.*failOnDataLoss=false"):
         list(decode(piece, DETAILS))
 
 
 def test_blocks_that_the_disk_does_not_give_back_are_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    segments = Segments(tmp_path)
-    path = segments.begin()
-    offsets = [segments.frame(enqueued(b"x" * 3_000)) for _ in range(5)]
+    segments = Segments(tmp_path / "log")
+    path = segments.file
+    offsets = [segments.add(enqueued(b"x" * 3_000)) for _ in range(5)]
     assert path.stat().st_size > 3 * 4_096
     read = os.pread
 
@@ -268,71 +246,13 @@ def test_blocks_that_the_disk_does_not_give_back_are_damage(
     assert [row["lsn"] for row in decoded_rows([segments.piece()])] == [1, 4, 5]
 
 
-def test_a_disk_that_refuses_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    segments, path, _ = _three_frames(tmp_path)
-
-    def refuse(*_: object) -> int:
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(posix, "pread", refuse)
-    monkeypatch.setattr(posix, "preadv", refuse)
-    with pytest.raises(
-        SegmentUnreadable, match=rf"{path}: the segment cannot be read \(Permission denied\)"
-    ):
-        decoded_rows([segments.piece()])
-
-
 def test_frames_larger_than_what_is_read_at_once_are_whole(tmp_path: Path) -> None:
-    segments = Segments(tmp_path)
+    segments = Segments(tmp_path / "log")
     bodies = [bytes([number]) * 1_500_000 for number in range(3)]
-    segments.frame(*(enqueued(body) for body in bodies))
-    segments.frame(enqueued(b"small"))
+    segments.add(*(enqueued(body) for body in bodies))
+    segments.add(enqueued(b"small"))
     rows = decoded_rows([segments.piece()])
     assert [row["value"] for row in rows] == [*map(bytes.decode, bodies), "small"]
-
-
-def test_errors_name_a_directory_whose_name_is_no_text(tmp_path: Path) -> None:
-    directory = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
-    segments = Segments(directory)
-    path = segments.begin()
-    piece = segments.piece(path=path)
-    path.write_bytes(b"\0" * 300)
-    with pytest.raises(SegmentDamaged, match=r"caf\\xe9/log/"):
-        list(decode(piece._replace(end=300), DETAILS))
-    path.unlink()
-    with pytest.raises(SegmentMissing, match=r"caf\\xe9/log/"):
-        list(decode(piece._replace(end=300), DETAILS))
-
-
-@pytest.mark.parametrize("frames", [1, 40, 300])
-def test_sync_points_among_frames_that_are_walked_together_are_no_rows(
-    tmp_path: Path, frames: int
-) -> None:
-    segments = Segments(tmp_path)
-    segments.begin()
-    for number in range(frames):
-        segments.frame(enqueued(b"%d" % number), enqueued(b"again"))
-        segments.frame()
-    values = _values(decoded_rows([segments.piece()]))
-    assert values == [text for n in range(frames) for text in (str(n), "again")]
-
-
-def test_sync_points_are_no_rows_wherever_they_stand(tmp_path: Path) -> None:
-    segments = Segments(tmp_path)
-    path = segments.begin()
-    segments.frame(enqueued(b"one"))
-    begin = segments.frame()
-    segments.frame()
-    segments.frame(enqueued(b"two"))
-    segments.frame(enqueued(b"three"))
-    end = segments.frame()
-    for piece in (segments.piece(), segments.piece(begin)):
-        assert _values(decoded_rows([piece]))[-2:] == ["two", "three"]
-    assert decoded_rows([segments.piece(end)]) == []
-    _flip(path, path.read_bytes().index(b"three"))
-    decoded, expected = rows_of_directory(tmp_path)
-    assert decoded == expected
-    assert _values(decoded) == ["one", "two"]
 
 
 # -- decode walks ----------------------------------------------------------------------------------
@@ -422,12 +342,8 @@ def test_a_wrong_length_is_named_wherever_it_stands(count: int, wrong: int) -> N
         broken[at[number] : at[number] + 4] = np.frombuffer(codec.pack_length(wrong), np.uint8)
         with pytest.raises(FormatError, match=f"lsn {100 + number} has an impossible length"):
             places(broken, starts, sizes, counts, np.array([100, 100 + count]))
-
-
-def test_more_records_than_there_is_room_for_are_refused() -> None:
-    data, starts, sizes, _, _, _ = _laid_out([[claimed(1), claimed(2)]])
-    with pytest.raises(FormatError, match="lsn 9 has an impossible length of 0 bytes"):
-        places(data, starts, sizes, np.array([2**32 - 1]), np.array([7]))
+    with pytest.raises(FormatError, match=r"lsn \d+ has an impossible length of \d+ bytes"):
+        places(data, starts, sizes, np.full(2, 2**32 - 1), np.array([7, 7]))
 
 
 @given(offsets=st.lists(st.integers(0, 2**40), max_size=20), seed=st.integers(0, 2**32 - 1))
@@ -543,17 +459,18 @@ def _rows(segments: Segments, **rest: Any) -> list[Row]:
 
 
 def test_every_kind_of_record_has_these_columns(tmp_path: Path) -> None:
-    segments = Segments(tmp_path)
-    offset = segments.frame(*(record for record, _ in _GOLDEN)) + codec.FRAME_HEADER_SIZE
+    assert {Kind(r[4] if isinstance(r, bytes) else r(1)[4]) for r, _ in _GOLDEN} == set(Kind)
+    segments = Segments(tmp_path / "log")
+    offset = segments.add(*(record for record, _ in _GOLDEN)) + codec.FRAME_HEADER_SIZE
     rows = _rows(segments)
-    time_ns = START_NS + 1_000_001
+    time_ns = START_NS + SECOND
     for number, (record, shown) in enumerate(_GOLDEN):
         data = record if isinstance(record, bytes) else record(number + 1)
         kind = Kind(data[4])
         expected = dict.fromkeys(DETAILS.names) | {
             "device": "edge-7", "log_id": str(LOG_ID), "segment": 1, "offset": offset,
             "lsn": number + 1, "kind": name_of(kind), "ts_ns": time_ns, "flags": 1,
-            "timestamp": datetime.fromtimestamp(1_700_000_000, UTC).replace(microsecond=124_456),
+            "timestamp": datetime.fromtimestamp(1_700_000_001, UTC).replace(microsecond=123_456),
             "epoch": f"{EPOCH:016x}",
         }  # fmt: skip
         if kind is Kind.ENQUEUED:
@@ -562,18 +479,13 @@ def test_every_kind_of_record_has_these_columns(tmp_path: Path) -> None:
         offset += len(data)
 
 
-def test_every_kind_of_record_is_pinned() -> None:
-    pinned = {Kind(r[4] if isinstance(r, bytes) else r(1)[4]) for r, _ in _GOLDEN}
-    assert pinned == set(Kind)
-
-
 def test_gathering_never_leaves_the_data() -> None:
     assert HEAD_SIZE <= PAD_SIZE
 
 
 def test_only_the_columns_that_are_asked_for_come_in_that_order(tmp_path: Path) -> None:
-    segments = Segments(tmp_path)
-    segments.frame(*(record for record, _ in _GOLDEN))
+    segments = Segments(tmp_path / "log")
+    segments.add(*(record for record, _ in _GOLDEN))
     for names in (["lsn", "kind"], ["value", "due_ns", "device"], list(reversed(DETAILS.names))):
         schema = pa.schema([DETAILS.field(name) for name in names])
         [batch] = decode(segments.piece(), schema)
@@ -587,9 +499,9 @@ def test_only_the_columns_that_are_asked_for_come_in_that_order(tmp_path: Path) 
 
 
 def test_batches_span_frames_and_have_no_more_than_the_rows_asked_for(tmp_path: Path) -> None:
-    segments = Segments(tmp_path)
+    segments = Segments(tmp_path / "log")
     for _ in range(30):
-        segments.frame(enqueued(b"1"), enqueued(b"22"), claimed(1))
+        segments.add(enqueued(b"1"), enqueued(b"22"), claimed(1))
     batches = list(decode(segments.piece(), SCHEMA, rows_max=40))
     assert [batch.num_rows for batch in batches] == [30, 30, 30]
     lsns = [lsn for batch in batches for lsn in batch["lsn"].to_pylist()]
@@ -597,8 +509,8 @@ def test_batches_span_frames_and_have_no_more_than_the_rows_asked_for(tmp_path: 
 
 
 def test_pieces_of_a_segment_give_together_what_the_whole_gives(tmp_path: Path) -> None:
-    segments = Segments(tmp_path)
-    borders = [segments.frame(enqueued(b"%d" % n), claimed(1)) for n in range(5)]
+    segments = Segments(tmp_path / "log")
+    borders = [segments.add(enqueued(b"%d" % n), claimed(1)) for n in range(5)]
     end = segments.piece().end
     parts = [
         segments.piece(start, stop)
@@ -608,118 +520,37 @@ def test_pieces_of_a_segment_give_together_what_the_whole_gives(tmp_path: Path) 
 
 
 def test_payloads_and_headers_can_be_left_out(tmp_path: Path) -> None:
-    segments = Segments(tmp_path)
-    segments.frame(
+    segments = Segments(tmp_path / "log")
+    segments.add(
         enqueued(b"secret", encode_extras(Extras(headers={"a": "b"}), 0)), succeeded(1, 2, b"42")
     )
     rows = _rows(segments, payload=False, headers=False)
     assert [(row["value"], row["headers"]) for row in rows] == [(None, None), ("42", None)]
 
 
-def test_headers_come_as_every_reader_takes_them(tmp_path: Path) -> None:
-    """Also where they are cut short, no text, or a name comes twice: then the last value counts."""
-
-    def option(*texts: bytes) -> bytes:
-        value = b"".join(len(text).to_bytes(2, "little") + text for text in texts)
-        return bytes([Option.HEADERS]) + len(value).to_bytes(2, "little") + value
-
-    cases: list[tuple[bytes, dict[str, str] | None]] = [
-        (option(b"a", b"b", b"c", b"d"), {"a": "b", "c": "d"}),
-        (b"", None),
-        (option(), None),
-        (option(b"a"), None),
-        (option(b"", b""), {"": ""}),
-        (option(b"a", b"b", b"c"), {"a": "b"}),
-        (option(b"a", b"long")[:-2], {"a": "lo"}),
-        (option(b"\xff", "é".encode()), {"\ufffd": "é"}),
-        (option(b"x", b"y") + option(b"z", b"w"), {"z": "w"}),
-    ]
-    segments = Segments(tmp_path)
-    segments.frame(*(enqueued(b"", options) for options, _ in cases))
-    assert [row["headers"] for row in _rows(segments)] == [headers for _, headers in cases]
-    twice = option(b"a", b"1", b"b", b"2", b"a", b"3")
-    segments.frame(enqueued(b"", twice), enqueued(b""), enqueued(b"", cases[0][0]))
-    shown = [row["headers"] for row in _rows(segments)]
-    assert shown[len(cases) :] == [{"a": "3", "b": "2"}, None, cases[0][1]]
-
-
-def test_bodies_come_as_they_were_given(tmp_path: Path) -> None:
-    """Compressed; what does not read back is null, with the reason."""
-    segments = Segments(tmp_path)
-    big = b"[1,2,3]" * 1_000
-    zlib, zstd = compress(big, "zlib"), compress(big, "zstd")
-    born = enqueued(zlib[0], flags=zlib[1])(1)
-    segments.frame(
-        enqueued(zlib[0], flags=zlib[1]),
-        enqueued(b"plain"),
-        enqueued(zstd[0], flags=zstd[1]),
-        enqueued(b"\xff" * 20, flags=int(Flag.ZLIB)),
-        encode_carried(
-            Kind.CARRIED, Carried(1, State.SUCCEEDED, born, 7, body=zstd[0], flags=zstd[1]), 5
-        ),
-    )
-    rows = _rows(segments)
-    text = big.decode()
-    assert [row["value"] for row in rows] == [text, "plain", text, None, text]
-    assert rows[4]["result"] == text
-    assert [row["problem"] for row in rows[:3]] == [None] * 3
-    assert "the limit is 104857600" in rows[3]["problem"]
-
-
-def test_bytes_that_are_no_text_stand_beside_the_column_of_text(tmp_path: Path) -> None:
-    segments = Segments(tmp_path)
-    packed, flag = compress(b"\xff" * 6_000, "zlib")
-    key = encode_extras(Extras(key=b"\xe9t\xe9"), 0)
-    segments.frame(
-        enqueued("é".encode()),
-        enqueued(b"\xff\x00", key),
-        enqueued(packed, flags=flag),
-        succeeded(1, 2, b"\xc3"),
-        encode_carried(
-            Kind.CARRIED, Carried(1, State.SUCCEEDED, enqueued(b"a")(1), 7, body=b"\xff"), 6
-        ),
-    )
-    rows = _rows(segments)
-    assert [row["value"] for row in rows] == ["é", None, None, None, "a"]
-    whole = b"\xff" * 6_000
-    assert [row["value_bytes"] for row in rows] == [None, b"\xff\x00", whole, b"\xc3", None]
-    assert (rows[4]["result"], rows[4]["result_bytes"]) == (None, b"\xff")
-    assert rows[1]["key"] == r"\xe9t\xe9"
-    plain = _rows(segments, schema=as_bytes(DETAILS))
-    assert [row["value"] for row in plain] == ["é".encode(), b"\xff\x00", whole, b"\xc3", b"a"]
-    assert (plain[1]["key"], plain[4]["result"]) == (b"\xe9t\xe9", b"\xff")
-
-
-def test_numbers_without_sign_are_sixteen_digits(tmp_path: Path) -> None:
-    segments = Segments(tmp_path)
-    owners = [1, 2**64 - 1, 0xABCD, 2**63]
-    segments.frame(enqueued(b"x"), *(claimed(1, owner) for owner in owners))
-    assert [row["owner"] for row in _rows(segments)] == [None, *(f"{item:016x}" for item in owners)]
-
-
 def test_large_unpacked_bodies_come_in_batches_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taskq.arrow.decoder.UNPACKED_BYTES_MAX", 10_000)
-    segments = Segments(tmp_path)
+    segments = Segments(tmp_path / "log")
     packed, flag = compress(b"x" * 6_000, "zlib")
-    segments.frame(*(enqueued(packed, flags=flag) for _ in range(3)), enqueued(b"small"))
+    segments.add(*(enqueued(packed, flags=flag) for _ in range(3)), enqueued(b"small"))
     batches = list(decode(segments.piece(), SCHEMA))
     assert [batch.num_rows for batch in batches] == [1, 1, 2]
     assert [batch.num_rows for batch in decode(segments.piece(), SCHEMA.empty_table().schema)]
 
 
 def test_records_of_unknown_types_are_passed_on_or_refused(tmp_path: Path) -> None:
-    segments = Segments(tmp_path)
+    segments = Segments(tmp_path / "log")
     skippable = codec.PREFIX.pack(12, 200, 1, 0, 0)
-    segments.frame(skippable, enqueued(b"x"))
+    segments.add(skippable, enqueued(b"x"))
     rows = _rows(segments)
     assert [row["kind"] for row in rows] == ["unknown", "enqueued"]
     assert {name for name, value in rows[0].items() if value is not None} == {
         "device", "log_id", "segment", "offset", "lsn", "kind", "timestamp", "ts_ns", "epoch",
         "flags",
     }  # fmt: skip
-    segments.frame(codec.PREFIX.pack(12, 99, 1, 0, 0))
+    segments.add(codec.PREFIX.pack(12, 99, 1, 0, 0))
     with pytest.raises(FormatError, match=r"001\.log: record type 99 at lsn 3 is unknown"):
         _rows(segments)
 
@@ -727,7 +558,7 @@ def test_records_of_unknown_types_are_passed_on_or_refused(tmp_path: Path) -> No
 def test_a_length_that_cannot_be_is_refused(tmp_path: Path) -> None:
     for number, length in enumerate((0, 11, 31, 33, 2**32 - 1)):
         segments = Segments(tmp_path / str(number))
-        segments.frame(enqueued(b"x"), codec.JOB.pack(length, Kind.CLAIMED, 0, 0, 0, 1, 1, 1))
+        segments.add(enqueued(b"x"), codec.JOB.pack(length, Kind.CLAIMED, 0, 0, 0, 1, 1, 1))
         with pytest.raises(FormatError, match=f"lsn 2 has an impossible length of {length} bytes"):
             _rows(segments)
     segments.append(b"", 2**32 - 1)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskq.arrow import DETAILS, Corrupt, SegmentDamaged, decode, decode_together
+from taskq.arrow import DETAILS, as_bytes, decode, decode_together
 from taskq.arrow.decoder import batches_of
 from taskq.core.folds.steps import Form
 from taskq.core.model import Extras, State
@@ -26,26 +26,21 @@ from taskq.log.format.flows import Stepped, encode_step
 from taskq.log.format.notes import encode_ticked
 from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces
 from taskq.log.read.reader import LogReader, open_journal
-from taskq.log.requests import EnqueueSpec
 from tests.arrow.rows_of_log import (
     Row,
     Segments,
-    claimed,
     decoded_rows,
-    enqueued,
     expected_rows,
     pieces,
     rows_of_directory,
-    rows_of_world,
     save,
-    succeeded,
 )
 from tests.effort import grows, some
 from tests.log.mix import CONFIGS, History, Mix
 from tests.log.simulation import Simulation
 from tests.log.world import World
 
-_SOME: Final = pa.schema([DETAILS.field(name) for name in ("lsn", "value")])
+_BYTES: Final = as_bytes(DETAILS)
 
 
 def _check(rows: tuple[list[Row], list[Row]]) -> None:
@@ -65,11 +60,24 @@ def _mix(seed: int, acts: int = 200) -> World:
     return mix.world
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_logs_with_keys_delays_retries_dead_letters_and_compaction(
-    seed: int, tmp_path: Path
-) -> None:
-    _check(rows_of_world(_mix(seed), tmp_path))
+def _crashed(seed: int) -> World:
+    simulation = Simulation(seed, steps_of_clock=True, faults=bool(seed % 2))
+    simulation.run(60)
+    return simulation.world
+
+
+def _compacted(seed: int) -> World:
+    history = History(seed, steps_of_clock=True, small=True)
+    history.run(15)
+    history.compact()
+    history.run(15)
+    return history.world
+
+
+@pytest.mark.parametrize("make", [_mix, _crashed, _compacted])
+def test_random_logs(make: Callable[[int], World], tmp_path: Path) -> None:
+    for seed in range(4):
+        _check(rows_of_directory(save(make(seed).machine, tmp_path / str(seed))))
 
 
 def test_a_whole_log_is_decoded_segment_by_segment(tmp_path: Path) -> None:
@@ -81,22 +89,6 @@ def test_a_whole_log_is_decoded_segment_by_segment(tmp_path: Path) -> None:
         assert len({row["segment"] for row in rows}) > 1
         assert schema == DETAILS
         _check((rows, expected_rows(reader.journal, directory)))
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_logs_of_processes_that_crash_while_the_clock_steps(seed: int, tmp_path: Path) -> None:
-    simulation = Simulation(seed, steps_of_clock=True, faults=bool(seed % 2))
-    simulation.run(60)
-    _check(rows_of_world(simulation.world, tmp_path))
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_logs_whose_beginning_compaction_wrote_again(seed: int, tmp_path: Path) -> None:
-    history = History(seed, steps_of_clock=True, small=True)
-    history.run(15)
-    history.compact()
-    history.run(15)
-    _check(rows_of_world(history.world, tmp_path))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -116,27 +108,6 @@ def test_logs_that_are_torn_or_have_flipped_bytes(seed: int, tmp_path: Path) -> 
         _check(rows_of_directory(directory))
 
 
-def test_a_tail_that_is_cut_at_any_byte_is_read_to_its_last_whole_frame(tmp_path: Path) -> None:
-    """Up to the end that the log's readers know; up to the end of the file it is damage."""
-    segments = Segments(tmp_path)
-    segments.frame(enqueued(b"one"), enqueued(b"two"))
-    last = segments.frame(claimed(1), enqueued(b"three"), succeeded(1, 3, b"42"), synced=False)
-    path = Path(segments.piece().path)
-    data = path.read_bytes()
-    body_size = codec.FRAME_HEADER.unpack_from(data, last)[1]
-    for size in range(last, len(data)):
-        path.write_bytes(data[:size])
-        if size % 24 == 0:
-            _check(rows_of_directory(tmp_path))
-        torn = segments.piece()
-        # Zero padding after a frame's last record may be missing.
-        if last < size < last + codec.FRAME_HEADER_SIZE + body_size:
-            with pytest.raises(SegmentDamaged, match=f"bytes {last} to {size}, from lsn 3"):
-                decoded_rows([torn], Corrupt.FAIL, _SOME)
-            salvaged = decoded_rows([torn], schema=_SOME)
-            assert [row["value"] for row in salvaged][:2] == ["one", "two"]
-
-
 # -- any records at all ----------------------------------------------------------------------------
 
 _names = st.sampled_from([b"", b"mail", "réseau".encode(), b"\xff\xfe", b"\xed\xa0\x80x"])
@@ -144,7 +115,21 @@ _small = st.integers(0, 2**63 - 1) | st.integers(0, 300)
 _eight = st.binary(min_size=8, max_size=8)
 _bodies = st.binary(max_size=40)
 _option = st.tuples(st.sampled_from([*Option, 99]), st.one_of(_eight, _eight, _eight, _bodies))
-_options = st.lists(_option, max_size=4).map(
+
+
+def _headers(*texts: bytes, cut: int = 0) -> tuple[Option, bytes]:
+    value = b"".join(len(text).to_bytes(2, "little") + text for text in texts)
+    return Option.HEADERS, value[: len(value) - cut]
+
+
+#: Cut short, no text, or a name twice; and what a later version may say of a record of any kind.
+_odd = st.sampled_from([
+    _headers(), _headers(b"a"), _headers(b"", b""), _headers(b"a", b"b", b"c"),
+    _headers(b"a", b"long", cut=2), _headers(b"\xff", "é".encode()),
+    _headers(b"a", b"1", b"b", b"2", b"a", b"3"),
+    (Option.STEP, b"\1\0\0\0do"), (Option.BEGAN, b"\6" * 8),
+])  # fmt: skip
+_options = st.lists(_option | _odd, max_size=4).map(
     lambda pairs: b"".join(bytes([tag]) + len(v).to_bytes(2, "little") + v for tag, v in pairs)
 )
 _texts = st.text(max_size=5)
@@ -162,6 +147,8 @@ _extras = st.builds(
 _packed = st.sampled_from(
     [
         (b"plain", 0),
+        (b"\xff\x00", 0),
+        compress(b"\xff" * 6_000, "zlib"),
         compress(b"{}" * 900, "zlib"),
         compress(b"[]" * 900, "zstd"),
         (b"no zlib at all", int(Flag.ZLIB)),
@@ -228,6 +215,7 @@ def _others(text: bytes, number: int) -> list[bytes]:
         codec.encode_back(Kind.RETRIED, Cause.EXHAUSTED, 2, number, 9, number, text, 5),
         codec.encode_back(Kind.RELEASED, Cause.DRAIN, 2, 1, 9, 0, text, 5),
         encode_queue(Kind.PAUSED, "mail", 5),
+        encode_step(Stepped("do", 1, Form.SLEEP, 0, began_ns=number, body=text), 2, 1, 30, 5),
         encode_ticked(TickRecord("nightly", ScheduleState(number, 5, True, b"every 60")), 5),
         codec.encode_checked(codec.NAME.pack(0, Kind.RESUMED, 0, 0, 1, 0)[4:], text, 5),
         codec.encode_checked(tallied, bytes([len(text) // 2]) + b"\x03" + text, 5),
@@ -246,16 +234,18 @@ _records: st.SearchStrategy[Any] = st.one_of(
 )
 
 
-@given(frames=st.lists(st.lists(_records, min_size=1, max_size=6), min_size=1, max_size=5))
+@given(frames=st.lists(st.lists(_records, max_size=6), min_size=1, max_size=5))
 @grows
 @settings(max_examples=some(17, 50))
 def test_any_records_at_all(
     frames: list[list[Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    """Frames without any are sync points, and no rows."""
     directory = tmp_path_factory.mktemp("log")
-    segments = Segments(directory)
+    segments = Segments(directory / "log")
     for frame in frames:
-        segments.frame(*frame)
+        segments.add(*frame)
+    directory = segments.path
     journal = open_journal(str(directory))
     try:
         expected = expected_rows(journal, directory)
@@ -265,34 +255,12 @@ def test_any_records_at_all(
         return
     finally:
         journal.close()
-    _check((decoded_rows(pieces(journal, directory)), expected))
-
-
-def test_what_a_step_says_is_read_of_steps_alone(tmp_path: Path) -> None:
-    """A later version may give any record any option; both ways of reading then ignore it."""
-    step = Stepped("do", 1, Form.SLEEP, 0, began_ns=6, body=b"1")
-    options = codec.option(Option.STEP, b"\1\0\0\0do") + codec.option(Option.BEGAN, b"\6" * 8)
-    segments = Segments(tmp_path)
-    segments.frame(
-        lambda lsn: encode_step(step, 2, 1, 30, lsn),
-        lambda lsn: codec.encode_job(Kind.CLAIMED, Cause.CALLER, 3, 1, 5, None, lsn, options, 0),
-    )
-    _check(rows_of_directory(tmp_path))
-
-
-@pytest.mark.parametrize("count", [1, 3, 60, 700])
-def test_frames_of_any_number_of_records(count: int, tmp_path: Path) -> None:
-    """Walked in step, in runs or one by one: records are found where they stand."""
-    chance = random.Random(count)
-    segments = Segments(tmp_path, device="edge-7")
-    spec = EnqueueSpec("mail", "mail.send")
-    for number in range(120 if count < 60 else 8):
-        equal = number % 3 == 0
-        sizes = [40 if equal else chance.randrange(60) for _ in range(chance.randint(1, count))]
-        segments.frame(*(enqueued(b"x" * size, spec=spec) for size in sizes))
-        if number % 50 == 0:
-            segments.begin()
-    _check(rows_of_directory(tmp_path))
+    rows = decoded_rows(pieces(journal, directory))
+    _check((rows, expected))
+    for row, plain in zip(rows, decoded_rows([segments.piece()], schema=_BYTES), strict=True):
+        for name in ("value", "result"):
+            text, raw = row[name], row[f"{name}_bytes"]
+            assert plain[name] == (raw if text is None else text.encode())
 
 
 def test_small_pieces_of_several_logs_give_together_what_each_gives_alone(tmp_path: Path) -> None:

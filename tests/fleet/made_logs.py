@@ -115,23 +115,27 @@ class MadeLog:
         (self.path / "taskq.json").write_text(json.dumps(identity))
 
     def frame(self, *records: bytes, synced: bool = True) -> Place:
+        return self.append(b"".join(records), len(records), synced=synced)
+
+    def append(self, body: bytes, count: int, *, synced: bool = True) -> Place:
+        """Append a frame; if ``synced``, it declares all before it durable."""
         if synced:
             self.synced_through = self.next_lsn
         self.time_ns += SECOND
         offset = self.file.stat().st_size
         data = codec.encode_frame(
-            b"".join(records), len(records), self.next_lsn, self.epoch, self.time_ns,
-            self.synced_through, self.seed, offset,
+            body, count, self.next_lsn, self.epoch, self.time_ns, self.synced_through, self.seed,
+            offset,
         )  # fmt: skip
         with self.file.open("ab") as file:
             file.write(data)
         self.written[self.log_id, self.segment] += data
         place = Place(
             self.file, self.segment, offset, offset + len(data), self.next_lsn,
-            self.next_lsn + len(records),
+            self.next_lsn + count,
         )  # fmt: skip
         self.frames.append(place)
-        self.next_lsn += len(records)
+        self.next_lsn += count
         return place
 
     def enqueue(self, count: int = 1, size: int = 20, queue: str = "mail") -> Place:
