@@ -90,9 +90,13 @@ class Lives:
         return row | sizes | {"modified_ns": times[0], "last_record_ns": times[1]}
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_rows_of_each_query_are_those_of_a_plain_loop(spark: SparkSession, seed: int) -> None:
-    lives = Lives(seed)
+def test_rows_of_each_query_are_those_of_a_plain_loop(spark: SparkSession) -> None:
+    for seed in range(3):
+        check_lives(spark, Lives(seed))
+    check_steps(spark)
+
+
+def check_lives(spark: SparkSession, lives: Lives) -> None:
     given = {"jobs": lives.jobs, "attempts": lives.attempts}
     frames = tables(spark, **given, segments=lives.segments, read=lives.read)
     jobs, attempts = frames["jobs"], frames["attempts"]
@@ -119,8 +123,11 @@ def record(lsn: int, place: int, /, **details: Any) -> dict[str, Any]:
     return row | {"lsn": lsn, "place": place, "ts_ns": NOON + lsn, "value": b"1"} | details
 
 
-def test_a_step_counts_as_it_was_told_first(spark: SparkSession) -> None:
-    """Also with a value that was left out, or that began after its end by the clock."""
+def check_steps(spark: SparkSession) -> None:
+    """A step counts as it was told first.
+
+    Also with a value that was left out, or that began after its end by the clock.
+    """
     given: Rows = [
         record(9, 0), record(2, 0), record(3, 1, value=None), record(4, 1, log_id="b", value=b""),
         record(5, 2, value=b'{"left out": {"sha256": "ab", "size": 70000}}'),

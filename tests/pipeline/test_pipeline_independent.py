@@ -25,18 +25,13 @@ from tests.pipeline.kit import check_tables, do_steps, listed, live, order_app, 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_STEP = (
-    "job_id", "place", "name", "number", "form", "began_ns", "ended_ns", "attempt", "size_bytes",
-)  # fmt: skip
-
 
 class Made(NamedTuple):
-    """A lake, one that was filled from the same logs at once, these, and the log with steps."""
+    """A lake, one that was filled from the same logs at once, and these."""
 
     lake: Path
     anew: Path
     hub: Path
-    orders: Path
 
 
 async def same(path: Path) -> None:
@@ -74,11 +69,11 @@ async def gone_on(path: Path, more: int, ends: int) -> None:
                 await log.ack(delivery)
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Made:
+@pytest.fixture
+def made(tmp_path: Path, spark: SparkSession) -> Made:
     """Devices that came late, set their clocks, lost bytes or were restored; a run was killed."""
     del spark  # the runs take it
-    root = tmp_path_factory.mktemp("independent")
+    root = tmp_path
     hub, lake, anew, orders = (root / name for name in ("hub", "lake", "anew", "hub/orders"))
 
     def run(*words: str, to: Path = lake) -> int:
@@ -114,18 +109,25 @@ def made(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Made:
         assert run() != 0
     assert run() == 0
     assert run(to=anew) == 0
-    return Made(lake, anew, hub, orders)
+    return Made(lake, anew, hub)
 
 
-def test_each_row_is_that_of_a_plain_fold(made: Made) -> None:
+def test_a_lake_that_spark_filled_equals_a_plain_fold_for_every_reader(
+    made: Made, spark: SparkSession
+) -> None:
     check_tables(made.lake, made.hub, "jobs", "attempts", "steps", *DERIVED)
     jobs = Lake.open(made.lake).dataset("jobs").to_table(columns=["state"])["state"]
     states = {"ready", "scheduled", "succeeded", "dead", "cancelled", "running", "lost"}
     assert states <= set(jobs.to_pylist())
+    (row,) = DeltaTable(str(made.lake / "breaks")).to_pandas().to_dict("records")
+    shown = (row["device"], row["kind"], row["lsn"], row["is_declared"])
+    assert shown == ("hurt", "damaged", 4, False)
+    check_anew(made)
+    check_readers(made, spark)
 
 
-def test_tables_that_grew_equal_those_made_anew(made: Made) -> None:
-    """But for what a restored device had before: nobody has that any more."""
+def check_anew(made: Made) -> None:
+    """Tables that grew equal those made at once, but for what a restored device had before."""
     lake, anew = table_rows(made.lake), table_rows(made.anew)
     assert lake.keys() == anew.keys() == {"records", "jobs", "attempts", "steps", *DERIVED}
     for name, rows in lake.items():
@@ -135,31 +137,7 @@ def test_tables_that_grew_equal_those_made_anew(made: Made) -> None:
         ], name
 
 
-def test_steps_are_those_of_the_log(made: Made) -> None:
-    rows = []
-    with LogReader.open(str(made.orders)) as reader:
-        for job in reader.jobs(None, None, None, 100):
-            for place, step in enumerate(reader.steps(job.lsn)):
-                name, _, number = step.title.rpartition("#")
-                rows.append(
-                    (job.job_id, place, name, int(number), step.form, step.began_ns or None,
-                     step.ended_ns, step.attempt, len(step.value or b""))
-                )  # fmt: skip
-    shown = Lake.open(made.lake).dataset("steps").to_table().to_pylist()
-    assert sorted(tuple(row[name] for name in _STEP) for row in shown) == sorted(rows)
-    assert {row[4] for row in rows} == {"step", "call", "event"}
-    for row in shown:
-        took_ns = row["ended_ns"] - row["began_ns"] if row["began_ns"] else None
-        assert (row["took_ns"], row["date"]) == (took_ns, row["ended_at"].date())
-
-
-def test_what_is_skipped_is_a_row_of_breaks(made: Made) -> None:
-    (row,) = DeltaTable(str(made.lake / "breaks")).to_pandas().to_dict("records")
-    shown = (row["device"], row["kind"], row["lsn"], row["is_declared"])
-    assert shown == ("hurt", "damaged", 4, False)
-
-
-def test_every_reader_finds_the_same_rows(made: Made, spark: SparkSession) -> None:
+def check_readers(made: Made, spark: SparkSession) -> None:
     """Each by its own reader: of deltalake, Polars, pandas, DuckDB (by Parquet) and Spark."""
     lake = Lake.open(made.lake)
     for name in lake.tables():

@@ -20,12 +20,11 @@ from unittest import mock
 
 import polars as pl
 import pytest
-from click.testing import CliRunner
 
-from examples.fleet.__main__ import main
 from taskq import Put, State, TaskLog, TaskQ
 from taskq.log.read.jobs import entries
 from taskq.log.read.reader import open_journal
+from taskq_plugins.spark import session as sessions
 from taskq_plugins.spark.errors import SparkError
 from taskq_plugins.spark.lake.errors import LakeDiskError
 from taskq_workers.process.running import WorkerOrder, find_executor
@@ -77,27 +76,27 @@ def addresses_listened_on(pids: list[int]) -> set[str]:
     return {address.partition(":")[0] for address in result}
 
 
-def test_nothing_listens_beyond_loopback(spark: SparkSession) -> None:
-    spark.sparkContext.parallelize(range(2), 2).map(lambda item: item + 1).collect()
+def test_a_session_serves_this_process_alone_in_folders_of_its_own(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Nothing listens beyond loopback, nor without the secret; executors import our packages."""
+
+    def names(_: object) -> list[str]:
+        import taskq_plugins.spark.session  # noqa: PLC0415 - there, and not here
+        import taskq_workers  # noqa: PLC0415
+
+        return [sys.executable, taskq_plugins.spark.session.__name__, taskq_workers.__name__]
+
+    shown = spark.sparkContext.parallelize(range(2), 2).map(names).collect()
+    assert shown == 2 * [[sys.executable, "taskq_plugins.spark.session", "taskq_workers"]]
     listening = addresses_listened_on(family(os.getpid()))
     assert listening
     assert listening <= _LOOPBACKS
-
-
-def test_what_listens_takes_orders_from_who_knows_the_secret_alone(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    from taskq_plugins.spark.session import settings  # noqa: PLC0415 - 1 s to import
-
-    assert spark.sparkContext.getConf().get("spark.authenticate") == "true"
-    folder = tmp_path
-    own = settings("own", "local[2]", folder, {"spark.authenticate": "false"})
-    assert own["spark.authenticate"] == "false", "what is given wins"
-    assert "spark.authenticate" not in settings("far", "spark://host:7077", folder, {})
-
-
-def test_a_session_has_a_clock_without_zones_and_folders_of_its_own(spark: SparkSession) -> None:
     conf = spark.sparkContext.getConf()
+    assert conf.get("spark.authenticate") == "true"
+    own = sessions.settings("own", "local[2]", tmp_path, {"spark.authenticate": "false"})
+    assert own["spark.authenticate"] == "false", "what is given wins"
+    assert "spark.authenticate" not in sessions.settings("far", "spark://host:7077", tmp_path, {})
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert conf.get("spark.speculation") == "false"
     folder = Path(conf.get("spark.local.dir") or "").parent
@@ -105,42 +104,18 @@ def test_a_session_has_a_clock_without_zones_and_folders_of_its_own(spark: Spark
     warehouse = str(spark.conf.get("spark.sql.warehouse.dir"))
     assert Path(warehouse.removeprefix("file:")).parent == folder
     assert folder.stat().st_mode & 0o077 == 0, "for nobody else to read"
+    check_another_open(spark)
 
 
-def test_executors_import_what_the_driver_can(
-    spark: SparkSession,
-) -> None:
-    def names(_: object) -> list[str]:
-        import taskq_plugins.spark.session  # noqa: PLC0415 - there, and not here
-        import taskq_workers  # noqa: PLC0415
-
-        return [sys.executable, taskq_plugins.spark.session.__name__, taskq_workers.__name__]
-
-    (result,) = spark.sparkContext.parallelize([1], 1).map(names).collect()
-    assert result == [sys.executable, "taskq_plugins.spark.session", "taskq_workers"]
-
-
-def test_a_second_open_gives_the_session_that_is_there(spark: SparkSession) -> None:
-    from taskq_plugins.spark.session import (  # noqa: PLC0415 - 1 s to import
-        open_session,
-        spark_session,
-    )
-
-    with spark_session("within") as result:
-        assert result is spark
-    assert open_session("again", conf={"spark.sql.shuffle.partitions": "9"}) is spark
-    assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
-
-
-def test_a_session_of_the_users_is_neither_changed_nor_stopped(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from taskq_plugins.spark import session  # noqa: PLC0415 - 1 s to import
-
-    monkeypatch.setattr(session, "_ours", {})  # as if somebody else had made it
+def check_another_open(spark: SparkSession) -> None:
+    """The session that is there is given, and one of the user's is not changed nor stopped."""
     before = sorted(spark.sparkContext.getConf().getAll()), dict(spark.conf.getAll)
     conf = {"spark.sql.shuffle.partitions": "7"}
-    with session.spark_session("ours", master="local[1]", conf=conf) as result:
+    assert sessions.open_session("again", conf=conf) is spark
+    with (
+        mock.patch.object(sessions, "_ours", {}),  # as if somebody else had made it
+        sessions.spark_session("ours", master="local[1]", conf=conf) as result,
+    ):
         assert result is spark
     assert before == (sorted(spark.sparkContext.getConf().getAll()), dict(spark.conf.getAll))
     assert spark.range(3).count() == 3
@@ -177,18 +152,15 @@ def signal_of_its_end(pidfd: int) -> None:
 
 
 def test_a_master_that_does_not_answer_is_told_at_once() -> None:
-    from taskq_plugins.spark.session import _check_answers  # noqa: PLC0415 - 1 s to import
-
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):
-        _check_answers(f"spark://nobody:x,127.0.0.1:{port}")
+        sessions._check_answers(f"spark://nobody:x,127.0.0.1:{port}")
     with pytest.raises(SparkError, match=r"does not answer .*--master local"):
-        _check_answers(f"spark://127.0.0.1:{port}")
+        sessions._check_answers(f"spark://127.0.0.1:{port}")
 
 
 def test_java_that_ends_while_it_is_told_to_leaves_no_session_behind(tmp_path: Path) -> None:
     """A process that was just killed may be there still, though nobody answers any more."""
-    from taskq_plugins.spark import session as sessions  # noqa: PLC0415 - 1 s to import
 
     class Context:
         _jsc: object = "java"
@@ -208,33 +180,31 @@ def test_java_that_ends_while_it_is_told_to_leaves_no_session_behind(tmp_path: P
     folder.cleanup.assert_called_once()
 
 
-@pytest.mark.parametrize("error", [EOFError(), TypeError("'JavaPackage' object is not callable")])
-def test_whatever_a_run_meets_whose_java_has_ended_the_error_says_so(error: Exception) -> None:
-    from taskq_plugins.spark import session as sessions  # noqa: PLC0415 - 1 s to import
+REFUSED = ConnectionRefusedError(111, "Connection refused")
 
-    opened = mock.Mock(**{"sparkContext._gateway.proc.poll.return_value": -9})
+
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [
+        (EOFError(), False),
+        (TypeError("'JavaPackage' object is not callable"), False),
+        (LakeDiskError("lake", REFUSED), True),
+    ],
+)
+def test_whatever_a_run_meets_whose_java_has_ended_the_error_says_so(
+    error: Exception, waits: bool
+) -> None:
+    """A process that was just killed may be there still, though it answers no more."""
+    process = mock.Mock()
+    process.poll.side_effect = lambda: -9 if process.wait.call_args.args[0] or not waits else None
+    opened = mock.Mock(**{"sparkContext._gateway.proc": process})
     with (
         mock.patch.object(sessions, "open_session", return_value=opened),
         pytest.raises(SparkError, match="Java ended before") as raised,
         sessions.spark_session("x"),
     ):
-        raise error
+        raise error from REFUSED if waits else None
     assert raised.value.__cause__ is error
-
-
-def test_a_connection_that_is_refused_in_a_batch_is_told_as_javas_end(tmp_path: Path) -> None:
-    from taskq_plugins.spark import session as sessions  # noqa: PLC0415 - 1 s to import
-
-    refused = ConnectionRefusedError(111, "Connection refused")
-    error, process = LakeDiskError(tmp_path, refused), mock.Mock()
-    process.poll.side_effect = lambda: -9 if process.wait.call_args.args[0] else None
-    opened = mock.Mock(**{"sparkContext._gateway.proc": process})
-    with (
-        mock.patch.object(sessions, "open_session", return_value=opened),
-        pytest.raises(SparkError, match="Java ended before"),
-        sessions.spark_session("x"),
-    ):
-        raise error from refused
 
 
 WRITER = Path(__file__).parent / "scripts" / "busy_writer.py"
@@ -380,16 +350,6 @@ def check(work: Path, shown: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_tables_of_a_fleet_equal_the_python_fold_of_its_logs(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    assert spark.range(1).count() == 1
-    result = CliRunner().invoke(main, [*WORDS, str(tmp_path / "work")])
-    assert result.exit_code == 0, result.output
-    check(tmp_path / "work", result.stdout)
-
-
-@pytest.mark.slow
 # With the tests that share a session: two of Java at a time would be slow on two cores.
 @pytest.mark.xdist_group("spark")
 @pytest.mark.skipif(
@@ -444,18 +404,6 @@ def test_a_worker_runs_the_jobs_while_they_are_written(spark: SparkSession, tmp_
 
 
 @pytest.mark.slow
-async def test_priorities_and_order_hold(spark: SparkSession, tmp_path: Path) -> None:
-    frame = spark.createDataFrame(
-        [("low", 1, "a"), ("high", 9, "b"), ("low", 1, "c"), ("high", 9, "d")],
-        "task string, priority int, text string",
-    ).coalesce(1)
-    save(frame, tmp_path, upload="once")
-    save(frame, tmp_path, upload="once")
-    async with TaskLog.open(tmp_path) as log:
-        deliveries = await log.claim(10)
-    assert [json.loads(delivery.payload)["text"] for delivery in deliveries] == ["b", "d", "a", "c"]
-
-
 def test_every_type_of_spark_that_json_has_a_form_for_is_an_argument(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -673,6 +621,7 @@ def run_block(title: str, directory: Path, **names: Any) -> dict[str, Any]:
     return names
 
 
+@pytest.mark.slow
 def test_the_lines_on_tables_give_every_reader_the_same_rows(
     spark: SparkSession, tmp_path: Path
 ) -> None:

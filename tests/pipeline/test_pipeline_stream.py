@@ -102,8 +102,8 @@ class Growth:
     def lose(self, log: MadeLog) -> None:
         """Let a segment go that is not read; without any that was read, it would be compacted."""
         unread = {frame.path for frame in log.frames if frame.first_lsn >= self.next_lsn(log) > 1}
-        if unread := sorted(unread - {log.file} - self.lost.keys()):
-            path = self.chance.choice(unread)
+        if unread := unread - {log.file} - self.lost.keys():
+            path = self.chance.choice(sorted(unread))
             path.rename(path.with_suffix(".lost"))
             self.lost[path] = log
 
@@ -646,8 +646,13 @@ def named_otherwise(log: MadeLog) -> None:
     (other.path / "taskq.json").replace(log.path / "taskq.json")
 
 
+def grown(log: MadeLog) -> None:
+    log.rotate()
+    log.enqueue()
+
+
 CHANGES: dict[str, Callable[[MadeLog], object]] = {
-    "grown": lambda log: (log.rotate(), log.enqueue()),
+    "grown": grown,
     "lacking": lambda log: log.frames[0].path.unlink(),
     "declared": lambda log: (log.path / "breaks.jsonl").write_text('{"n": 2}\n'),
     "marked": lambda log: (log.path / "failed").write_text('{"durable_lsn": 1}'),
