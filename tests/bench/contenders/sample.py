@@ -15,62 +15,56 @@ import random
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from tests.bench.contenders import told
 from tests.bench.harness import ROOT, rss_bytes
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.bench.contenders.told import Caller
-
-#: After this time without a first job a worker hangs.
-START_SECONDS: Final = 60
-#: After this time jobs that have not run hang.
-RUN_SECONDS: Final = 90
+#: After this time a worker, or a job that has not run, hangs.
+HANGS_SECONDS = 90
 #: The store's counts must be right this long after the last job ran.
-SETTLE_SECONDS: Final = 30
+SETTLE_SECONDS = 30
 #: How long a killed worker's job is waited for.
-TAKEOVER_SECONDS: Final = float(os.environ.get("PEERS_TAKEOVER_SECONDS", "90"))
+TAKEOVER_SECONDS = float(os.environ.get("PEERS_TAKEOVER_SECONDS", "90"))
 #: A job that has not run again by then, and is not in the store, is lost.
-LOST_SECONDS: Final = 10
+LOST_SECONDS = 10
 #: A worker with a backlog is at rest once its memory grows by less than 1 % in this time.
-REST_SECONDS: Final = 3
-REST_SECONDS_MAX: Final = 60
+REST_SECONDS = 3
+REST_SECONDS_MAX = 60
 #: Pauses between the jobs whose latency is taken: a worker is idle before each.
-PAUSE_SECONDS: Final = (0.1, 0.4)
+PAUSE_SECONDS = (0.1, 0.4)
 
 
 class Stage:
     """A contender in its directory, and the reports of its tasks."""
 
     def __init__(self, app: str) -> None:
-        self.heard = told.Listener()
-        module = importlib.import_module(f"tests.bench.contenders.{app}")
-        self.caller: Caller = module.make()
+        self._listener = told.Listener()
+        self.caller: told.Caller = importlib.import_module(f"tests.bench.contenders.{app}").make()
+
+    def hear(self, word: str, seconds: float = HANGS_SECONDS) -> float:
+        return self._listener.hear(word, seconds)
 
     @contextlib.contextmanager
-    def worker(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Run a worker inside; killed at the end, when what it did has been checked."""
+    def worker(self, *, warm: bool = False) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a worker inside, ``warm`` after its first job; killed after the checks."""
         log = told.DIRECTORY / "worker.log"
         with log.open("ab") as output:
             process = subprocess.Popen(
                 self.caller.worker, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
             )
         try:
+            if warm:
+                self.caller.call("stamp", 0)
+                self.hear("stamp")
             yield process
         except told.HangsError as error:
-            *_, last = ["", *log.read_text(encoding="utf-8", errors="replace").split("\n")[-3:]]
+            last = log.read_text(encoding="utf-8", errors="replace")[-300:]
             raise told.HangsError(f"{error}; the worker's last words: {last!r}") from None
         finally:
             process.kill()
             process.wait()
-
-    def warm(self) -> None:
-        """Wait until the worker has run one job and has nothing to do."""
-        self.caller.enqueue("stamp")
-        self.heard.hear("stamp", START_SECONDS)
 
     def settled(self, jobs: int) -> float:
         """Return the moment at which the store says that all succeeded and none is left."""
@@ -85,11 +79,10 @@ class Stage:
 
 def cycle(stage: Stage, jobs: int) -> dict[str, Any]:
     """Many callers and a worker in another process, from the first call until all is settled."""
-    with stage.worker():
-        stage.warm()
+    with stage.worker(warm=True):
         begin = time.monotonic()
         stage.caller.enqueue_at_once(jobs)
-        stage.heard.hear("last", RUN_SECONDS)
+        stage.hear("last")
         return {"seconds": stage.settled(jobs + 1) - begin}
 
 
@@ -97,8 +90,8 @@ def drain(stage: Stage, jobs: int) -> dict[str, Any]:
     """A backlog, from its first job's start until all is settled: the worker's is not in it."""
     stage.caller.fill("noop", jobs)
     with stage.worker():
-        begin = stage.heard.hear("first", START_SECONDS)
-        stage.heard.hear("last", RUN_SECONDS)
+        begin = stage.hear("first")
+        stage.hear("last")
         return {"seconds": stage.settled(jobs) - begin}
 
 
@@ -124,13 +117,12 @@ def lone(stage: Stage, jobs: int) -> dict[str, Any]:
 def latency(stage: Stage, jobs: int) -> dict[str, Any]:
     """From the call of an enqueue to its task's first line; the worker is idle before each."""
     latencies = []
-    with stage.worker():
-        stage.warm()
+    with stage.worker(warm=True):
         for _ in range(jobs):
             time.sleep(random.uniform(*PAUSE_SECONDS))
             called = time.monotonic()
-            stage.caller.enqueue("stamp")
-            latencies.append(stage.heard.hear("stamp", RUN_SECONDS) - called)
+            stage.caller.call("stamp", 0)
+            latencies.append(stage.hear("stamp") - called)
         stage.settled(jobs + 1)
     return {"latencies": latencies}
 
@@ -139,7 +131,7 @@ def start(stage: Stage, jobs: int) -> dict[str, Any]:
     stage.caller.fill("stamp", jobs)
     begin = time.monotonic()
     with stage.worker():
-        seconds = stage.heard.hear("stamp", START_SECONDS) - begin
+        seconds = stage.hear("stamp") - begin
         stage.settled(jobs)
     return {"seconds": seconds}
 
@@ -148,41 +140,35 @@ def memory(stage: Stage, jobs: int) -> dict[str, Any]:
     """Resident memory of a worker whose slots are taken by jobs that do not end; others wait."""
     stage.caller.fill("hold", jobs)
     with stage.worker() as worker:
-        stage.heard.hear("held", RUN_SECONDS)
-        rss = rest(worker.pid)
+        stage.hear("held")
+        until, before, now = time.monotonic() + REST_SECONDS_MAX, 0, rss_bytes(worker.pid)
+        while now > 1.01 * before and time.monotonic() < until:
+            time.sleep(REST_SECONDS)
+            before, now = now, rss_bytes(worker.pid)
         ended, left = stage.caller.counts()
-    # The store forgets jobs when they are taken, so it cannot be asked for them.
+    # A store may forget a job when it is taken.
     assert ended in {0, None}, ended
     assert left in {jobs, jobs - 1}, left
-    return {"bytes": rss}
-
-
-def rest(pid: int) -> int:
-    until = time.monotonic() + REST_SECONDS_MAX
-    before, now = 0, rss_bytes(pid)
-    while now > 1.01 * before and time.monotonic() < until:
-        time.sleep(REST_SECONDS)
-        before, now = now, rss_bytes(pid)
-    return now
+    return {"bytes": now}
 
 
 def takeover(stage: Stage, jobs: int) -> dict[str, Any]:
     """From kill -9 of a worker within a job until that runs again, in a worker started at once."""
     stage.caller.fill("hold", jobs)
     with stage.worker():
-        stage.heard.hear("held", START_SECONDS)
+        stage.hear("held")
         killed = time.monotonic()
     with stage.worker():
         for seconds in (min(LOST_SECONDS, TAKEOVER_SECONDS), TAKEOVER_SECONDS):
             with contextlib.suppress(told.HangsError):
                 left = killed + seconds - time.monotonic()
-                return {"seconds": stage.heard.hear("held", left) - killed}
+                return {"seconds": stage.hear("held", left) - killed}
             if stage.caller.counts()[1] == 0:
                 return {"never": "never: lost"}
     return {"never": f"> {TAKEOVER_SECONDS:.0f} s"}
 
 
-SCENARIOS: Final[dict[str, Callable[[Stage, int], dict[str, Any]]]] = {
+SCENARIOS: dict[str, Callable[[Stage, int], dict[str, Any]]] = {
     item.__name__: item for item in (cycle, drain, calls, lone, latency, start, memory, takeover)
 }
 

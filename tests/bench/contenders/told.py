@@ -10,28 +10,25 @@ import functools
 import itertools
 import os
 import select
-import threading
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 #: Files of a sample and its worker.
-DIRECTORY: Final = Path(os.environ.get("PEERS_DIRECTORY", "."))
+DIRECTORY = Path(os.environ.get("PEERS_DIRECTORY", "."))
 #: The no-ops that are to run.
-JOBS: Final = int(os.environ.get("PEERS_JOBS", "0"))
+JOBS = int(os.environ.get("PEERS_JOBS", "0"))
 #: Callers at once in a full cycle.
-CALLERS: Final = 64
+CALLERS = 64
 #: How long a held job goes on: longer than any sample.
-HOLD_SECONDS: Final = 3_600
-_PIPE: Final = DIRECTORY / "told"
+HOLD_SECONDS = 3_600
+_PIPE = DIRECTORY / "told"
 _ran = itertools.count(1)
 
 
 class HangsError(Exception):
-    """Nobody told what was waited for."""
+    """The awaited word did not come."""
 
 
 def tell(word: str) -> None:
@@ -65,7 +62,7 @@ def hold(i: int, subject: str) -> None:
 
 
 #: The tasks of all contenders that take sync functions.
-FUNCTIONS: Final = {"noop": noop, "stamp": stamp, "hold": hold}
+FUNCTIONS = {"noop": noop, "stamp": stamp, "hold": hold}
 
 
 class Listener:
@@ -77,10 +74,11 @@ class Listener:
         self._rest = b""
 
     def hear(self, word: str, seconds: float) -> float:
+        """Return the moment of the next such word; others are skipped."""
         until = time.monotonic() + seconds
         while True:
-            line, result, rest = self._rest.partition(b"\n")
-            if result:
+            line, end, rest = self._rest.partition(b"\n")
+            if end:
                 self._rest = rest
                 said, moment = line.decode().split()
                 if said == word:
@@ -106,15 +104,13 @@ class Caller:
         raise NotImplementedError
 
     def counts(self) -> tuple[int | None, int]:
-        """Return jobs (succeeded, not ended) as the store says; None if it keeps no count of those.
+        """Return jobs (succeeded, not ended) as the store says; None if it keeps no such count.
 
         Fails if one ended otherwise.
         """
         raise NotImplementedError
 
     def close(self) -> None: ...
-    def enqueue(self, task: str) -> None:
-        self.call(task, 0)
 
     def enqueue_each(self, jobs: int) -> list[float]:
         """Enqueue no-ops, each after the answer to the last; return the seconds of each."""
@@ -126,23 +122,11 @@ class Caller:
         return taken
 
     def enqueue_at_once(self, jobs: int) -> None:
-        """Enqueue no-ops from ``CALLERS`` callers; the first error of one is raised here."""
-        errors: list[Exception] = []
+        """Enqueue no-ops from ``CALLERS`` callers."""
 
-        def call(numbers: range) -> None:
-            try:
-                for number in numbers:
-                    self.call("noop", number)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the sample fails with it
-                errors.append(error)
+        def call(first: int) -> None:
+            for number in range(first, jobs, CALLERS):
+                self.call("noop", number)
 
-        threads = [
-            threading.Thread(target=call, args=(range(first, jobs, CALLERS),), daemon=True)
-            for first in range(CALLERS)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
+        with ThreadPoolExecutor(CALLERS) as threads:
+            list(threads.map(call, range(CALLERS)))
