@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import gc
+import inspect
 import re
 import subprocess
 import sys
@@ -62,12 +63,15 @@ RULES: dict[str, re.Pattern[str]] = {
     ),
 }
 
-#: A third of the time of Python's own tokens, to which it is equal but for nested f-strings.
-_STRING_OR_COMMENT = re.compile(
-    r'''"""(?:[^\\]|\\.)*?"""|\'{3}(?:[^\\]|\\.)*?\'{3}'''
-    r"""|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|(#[^\n]*)""",
+#: Strings and comments, in a third of the time of Python's own tokens; nested f-strings aside.
+STRING_OR_COMMENT = re.compile(
+    r'''(?P<long>"""(?:[^\\]|\\.)*?""")|\'{3}(?:[^\\]|\\.)*?\'{3}'''
+    r"""|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|\#[:!]?[ ]?(?P<comment>[^\n]*)""",
     re.DOTALL,
 )
+_DIRECTIVE = re.compile(r"^(noqa|type:|fmt:|pragma|mypy:|ruff:).*")
+#: The end of a line after which a string is a docstring.
+_OPENS = re.compile(r":\s*(#.*)?$")
 
 #: Texts that a rule takes for a habit and that a reader would not: the text, and why.
 ARGUED: dict[str, str] = {}
@@ -93,17 +97,6 @@ def nodes_of(path: Path) -> tuple[ast.AST, ...]:
     return tuple(ast.walk(tree_of(path)))
 
 
-@functools.cache
-def statements(path: Path) -> tuple[ast.AST, ...]:
-    """Return a file's module and statements; expressions, most of a tree, are not looked into."""
-    result: list[ast.AST] = [tree_of(path)]
-    for node in result:  # which grows meanwhile
-        for name in ("body", "orelse", "handlers", "finalbody", "cases"):
-            inner = getattr(node, name, ())
-            result += inner if isinstance(inner, list) else ()
-    return tuple(result)
-
-
 class Text(NamedTuple):
     """A docstring, a run of comment lines or a subject, and where it begins."""
 
@@ -126,20 +119,21 @@ def habits(text: str) -> list[str]:
 def texts(path: Path) -> Iterator[Text]:
     """Yield the docstrings and comments of a file; linters' directives are none."""
     name = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
-    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    for node in statements(path):
-        if isinstance(node, kinds) and (docstring := ast.get_docstring(node)) is not None:
-            yield Text(f"{name}:{getattr(node, 'lineno', 1)}", docstring)
     run: list[str] = []
     begun = last = at = 0
     line = 1
-    for match in _STRING_OR_COMMENT.finditer(code := source(path)):
-        if match[1] is None:
+    for match in STRING_OR_COMMENT.finditer(code := source(path)):
+        if match["long"] is None and match["comment"] is None:
             continue
         line, at = line + code.count("\n", at, match.start()), match.start()
-        own = not code[code.rfind("\n", 0, at) + 1 : at].strip()
-        comment = re.sub(r"^#[:!]?\s?", "", match[1])
-        comment = re.sub(r"^(noqa|type:|fmt:|pragma|mypy:|ruff:).*", "", comment)
+        begin = code.rfind("\n", 0, at) + 1
+        own = code[begin:at].strip() in {"", "r"}
+        if match["long"] is not None:
+            before = code[code.rfind("\n", 0, begin - 1) + 1 : begin].strip() if begin else ":"
+            if own and _OPENS.search(before):
+                yield Text(f"{name}:{line}", inspect.cleandoc(match["long"][3:-3]))
+            continue
+        comment = _DIRECTIVE.sub("", match["comment"], count=1)
         if run and (line != last + 1 or not own):
             yield Text(f"{name}:{begun}", "\n".join(run))
             run = []
