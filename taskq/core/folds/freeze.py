@@ -71,6 +71,10 @@ class Frozen:
         self.put("B", b"".join(names))
 
 
+#: What thawing raises for columns that do not fit together.
+MISFITS: Final = (ValueError, IndexError, StopIteration)
+
+
 class Source(Protocol):
     """Columns to read in order; a mismatch raises a ValueError."""
 

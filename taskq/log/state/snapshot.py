@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from taskq.core.errors import LogError
 from taskq.core.folds import agenda, dedup
 from taskq.core.folds.freeze import (
+    MISFITS,
     Frozen,
     Source,
     freeze_agenda,
@@ -454,7 +455,7 @@ def _load(place: segments.Place, form: Form[F], path: str) -> tuple[F, Cursor]:
         try:
             facet = form.thaw(contents)
             contents.end()
-        except ValueError as error:
+        except MISFITS as error:
             raise Unusable(f"its contents make no sense ({error})") from error
     cursor = Cursor(header.segment, header.offset, header.next_lsn)
     cursor.frame = header.frame_offset

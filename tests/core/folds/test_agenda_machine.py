@@ -15,11 +15,13 @@ from taskq.core.folds import agenda, jobtable, lanes, moments
 from taskq.core.folds import moments as timetable
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.claims import GONE
+from taskq.core.folds.freeze import freeze_agenda, thaw_agenda
 from taskq.core.folds.jobtable import META_EXPIRES, STATE_MASK
 from taskq.core.model import LIVE_STATES, PRIORITY_MAX, State
 from taskq.core.rates import RATE_WINDOW_NS_MIN, Limit, Rate
 from taskq.core.records import Kind
 from taskq.core.views import QueueStats
+from tests.core.folds.test_freeze import Columns
 from tests.effort import grows, some
 
 if TYPE_CHECKING:
@@ -504,6 +506,33 @@ class AgendaMachine(RuleBasedStateMachine):
             wait = job.state, when, job.since + shift, None
             assert self.agenda.apply_edited(number, number * 3, lane, *wait)
             self.agenda.queues.retire(lane)
+
+    @rule()
+    def go_through_a_snapshot(self) -> None:
+        """Claimers tell the limits again; jobs that a claim found to be over are found again."""
+        columns = Columns(freeze_agenda(self.agenda))
+        self.agenda = thaw_agenda(columns)
+        assert columns.is_empty()
+        self.agenda.ages.window_ns = self.model.window
+        if self.model.concurrency:
+            self.learn_the_limits()
+
+    @rule(pick=PICK)
+    def ask_who_is_ahead(self, pick: int) -> None:
+        live = self.model.in_state(State.READY, State.SCHEDULED)
+        job = self.model.jobs[live[pick % len(live)]] if live else None
+        if job is None or job.state is State.SCHEDULED:
+            return
+        levels = {
+            number: self.model.level(self.model.jobs[number])
+            for number in self.model.in_state(State.READY)
+        }
+        own = levels[job.number]
+        assert self.agenda.order.level(job.number) == own
+        higher = sum(level > own for level in levels.values())
+        older = sum(level == own and number < job.number for number, level in levels.items())
+        ahead = self.agenda.order.ahead(job.number, self.agenda.lanes, 10**6)
+        assert ahead == (higher, older)
 
     @rule(where=PLACES)
     def block(self, where: tuple[int, str, str]) -> None:

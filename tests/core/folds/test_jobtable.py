@@ -117,26 +117,20 @@ class Checked:
         return sum(len(chunk.ids) for chunk in self.table._chunks)
 
 
-def history(steps: list[tuple[str, int]]) -> Checked:
-    checked = Checked()
-    for name, number in steps:
-        checked.step(name, number)
-    return checked
-
-
 @grows
 @settings(max_examples=some(100, 200))
 @given(steps=STEPS)
 def test_any_history_equals_a_dict(steps: list[tuple[str, int]]) -> None:
-    """Rows by id, lookups of known and unknown ids, and the count, through tidying and merging."""
-    history(steps).check()
+    """Rows by id, lookups of known and unknown ids, and the count, through tidying and merging.
 
-
-@grows
-@settings(max_examples=some(100, 200))
-@given(steps=STEPS)
-def test_chunks_stay_sorted_and_their_counts_true(steps: list[tuple[str, int]]) -> None:
-    check_counts(history(steps).table)
+    Chunks stay sorted, their counts true, and settled jobs hold no room for long.
+    """
+    checked = Checked()
+    for step in steps:
+        checked.step(*step)
+    checked.check()
+    check_counts(checked.table)
+    assert checked.capacity() <= 4 * CHUNK + 8 * len(checked.jobs)
 
 
 def check_counts(table: JobTable) -> None:
@@ -144,14 +138,6 @@ def check_counts(table: JobTable) -> None:
     assert table._firsts == sorted(set(table._firsts))
     for chunk in table._chunks:
         assert chunk.live == sum(1 for meta in chunk.metas[: chunk.used] if meta)
-
-
-@grows
-@settings(max_examples=some(100, 200))
-@given(steps=STEPS)
-def test_settled_jobs_hold_no_room_for_long(steps: list[tuple[str, int]]) -> None:
-    checked = history(steps)
-    assert checked.capacity() <= 4 * CHUNK + 8 * len(checked.jobs)
 
 
 def test_a_queue_that_is_always_nearly_empty_does_not_grow() -> None:

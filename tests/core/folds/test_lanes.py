@@ -17,8 +17,6 @@ from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.claims import WEIGHT_MAX, Weights
 from taskq.core.folds.lanes import Family, Lane
 from taskq.core.folds.moments import NO_JOB, Leases, Returned
-from taskq.core.model import SECOND_NS
-from taskq.core.rates import Limit, Rate, Times
 from tests.effort import grows, some
 
 PUSH = st.tuples(st.just("push"), st.integers(1, 4), st.just(0))
@@ -197,52 +195,6 @@ def test_a_weight_that_is_none_is_refused(wrong: dict[str, int]) -> None:
         Weights(wrong)
 
 
-# -- groups ----------------------------------------------------------------------------------------
-
-
-_KEYS = (b"\x01\x01qt", b"\x01\x01pt")
-
-
-def _limited(concurrency: int, jobs: int = 6) -> Agenda:
-    agenda = Agenda()
-    agenda.groups.tell({"t": Limit(concurrency=concurrency)}, 0)
-    for job in range(1, jobs + 1):
-        agenda.apply_enqueued(job, job * 8, agenda.queues.lane(5, _KEYS[job % 2]), 0)
-    return agenda
-
-
-@pytest.mark.parametrize("most", [1, 2, 3])
-def test_a_limit_that_is_told_late_holds_for_what_runs_already(most: int) -> None:
-    agenda = _limited(0)
-    for job in range(1, most + 1):
-        agenda.apply_claimed(job, 10 + job, 1, 7, 1)
-    assert agenda.queues.any_ready()
-    agenda.groups.tell({"t": Limit(concurrency=most)}, 0)
-    assert not agenda.queues.any_ready()
-    agenda.groups.tell({"t": Limit(concurrency=most + 1)}, 0)
-    assert len(agenda.order.take(5, None, None)) == 1
-    agenda.groups.tell({"t": Limit()}, 0)
-    assert len(agenda.order.take(9, None, None)) == 5 - most
-
-
-def test_claims_under_another_name_count_for_the_group_that_has_none_of_its_jobs_left() -> None:
-    rate = Rate(2, SECOND_NS)
-    agenda = _limited(0, jobs=2)
-    for job in (1, 2):
-        agenda.apply_claimed(job, 10 + job, 1, 7, 1)
-        agenda.apply_rated(job, rate.count, rate.window_ns)
-    agenda.apply_succeeded([1, 2])
-    alone = Agenda()
-    alone.groups.restore(("t", b""), agenda.groups.times(("t", b""), 0) or Times(), 0)
-    alone.groups.tell({"t": Limit(rate=rate, scope="s")}, 0)
-    assert [key for key, _ in alone.groups.rows(0)] == [("s", b"")]
-    assert len(alone.groups) == 1
-    alone.apply_enqueued(3, 24, alone.queues.lane(5, _KEYS[0]), 0)
-    assert not alone.order.take(1, None, None)
-    alone.promote(SECOND_NS + 1)
-    assert [item[0] for item in alone.order.take(1, None, None)] == [3]
-
-
 # -- returned --------------------------------------------------------------------------------------
 
 
@@ -318,17 +270,6 @@ def test_a_run_comes_to_what_its_jobs_come_to_one_by_one(
     assert list(at_once.ids()) == list(one_by_one.ids())
     assert [at_once.since(job) for job in run] == moments
     assert (at_once.size, at_once.low()) == (one_by_one.size, one_by_one.low())
-
-
-def test_a_block_that_parts_leaves_the_moments_of_those_behind_it_in_place() -> None:
-    held = Returned()
-    for job in range(100, 112):
-        held.put(job, 5 if job >= 108 else 50)
-    for job in range(1, 10):
-        held.put(job, 60)
-    assert [len(keys) for keys in held._keys] == [4, 4, 5, 4, 4]
-    assert held.low() == 5
-    assert list(held.within(10)) == [108, 109, 110, 111]
 
 
 # -- leases table ----------------------------------------------------------------------------------
