@@ -47,10 +47,12 @@ from taskq.log.requests import (
     Done,
     Duplicate,
     EnqueueSpec,
+    Enrolment,
     Ingest,
     Op,
     Request,
     Settlement,
+    Turn,
     Withdrawal,
 )
 from taskq.log.upkeep.snapshots import Snapshots
@@ -372,6 +374,7 @@ class Simulation(Snapshooting, Care):
         self._is_durable = durability is Durability.FSYNC
         self._bodies = 0
         self._believed: dict[str, bytes] = {}
+        self._turns: list[Turn] = []
         self._is_failed = False
         self._may_have_lost = False
 
@@ -518,8 +521,8 @@ class Simulation(Snapshooting, Care):
              self._settle, self._settle_soon, self._cancel, self._watch, self._transact,
              self._extend, self._requeue, self._purge, self._pause, self._steer, self._withdraw,
              self._edit,
-             self._step, self._signal, self._ingest),
-            (22, 4, 4, 20, 20, 10, 4, 4, 4, 4, 4, 1, 2, 1, 1, 6, 12, 8, 4),
+             self._step, self._signal, self._ingest, self._tick),
+            (22, 4, 4, 20, 20, 10, 4, 4, 4, 4, 4, 1, 2, 1, 1, 6, 12, 8, 4, 10),
         )[0]  # fmt: skip
         op, operand, accept = make(process)
         if op in NOWAIT:
@@ -617,6 +620,30 @@ class Simulation(Snapshooting, Care):
             self.counts["ingests"] += 1
 
         return Op.INGEST, Ingest(Move(source, b"%d" % after, before), items), accept
+
+    def _tick(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
+        """Ticks of a schedule for each second, from a look that may be old by now."""
+        state = process.catch_up().need_agenda().schedules.get("ticks")
+        if state is None:
+            return Op.ENROL, [Enrolment("ticks", b"every 1", b"{}")], lambda _: None
+        first_ns, now_ns = state.done_ns + SECOND_NS, self.world.clock.wall_ns()
+        moments = tuple(range(first_ns, now_ns + 1, SECOND_NS)[: self.chance.choice((1, 3))])
+        if moments:
+            items = tuple((_SPECS[0], b"tick %d" % moment, None) for moment in moments)
+            self._turns.append(Turn("ticks", state.done_ns, moments[-1], moments, items))
+        if not self._turns:
+            return self._enqueue(process)
+        turn = self.chance.choice(self._turns[-4:])
+
+        def accept(answers: list[Any] | None) -> None:
+            for item, answer in zip(turn.items, answers or (), strict=answers is not None):
+                self._enqueued(item, answer)
+            self.memory.positions["ticks"] = max(
+                self.memory.positions["ticks"], turn.done_ns if answers else 0
+            )
+            self.counts["ticks"] += len(answers or ())
+
+        return Op.TICK, turn, accept
 
     def _heard_of(self, source: str, position: int) -> None:
         self._believed[source] = b"%d" % position
@@ -885,6 +912,10 @@ class Simulation(Snapshooting, Care):
             assert position >= memory.positions[source], f"a position of {source} is lost"
             lines = sum(body.startswith(source.encode() + b" ") for body in bodies)
             assert lines == position, "lines are missing, or beyond the position"
+        ticks = [int(body[5:]) for body in bodies if body.startswith(b"tick ")]
+        assert max(ticks, default=0) >= memory.positions["ticks"], "a tick is lost"
+        last = max(ticks, default=-SECOND_NS)
+        assert sorted(ticks) == [*range(min(ticks, default=0), last + 1, SECOND_NS)]
         for lsn, titles in memory.steps.items():
             done = set(reference.jobs[lsn].steps) if lsn in reference.jobs else set()
             assert done >= set(titles) or lsn not in memory.durable, "a step is lost"
