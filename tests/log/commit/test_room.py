@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import os
 import re
-import subprocess
-from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -42,11 +38,10 @@ from taskq.log.requests import (
     Settlement,
 )
 from taskq.log.state.job_history import job_not_found
-from taskq.log.store.store import open_store
 from taskq.log.upkeep.health import check_health
-from tests.effort import every, grows, some
+from tests.effort import grows, some
 from tests.log.world import FILLER, PATH, PLAIN, SMALL, Process, World, tend
-from tests.machine.crashable import CrashableDisk, PowerLost, ProcessKilled
+from tests.machine.crashable import CrashableDisk
 
 pytestmark = grows
 
@@ -238,7 +233,6 @@ def test_the_oldest_ends_go_as_far_as_needed_and_whoever_asks_is_told_why() -> N
 
 
 _PLENTY: Final = 10_000
-_SECONDS: Final = 20
 _CONFIG: Final = LogConfig(segment_bytes=SEGMENT_BYTES_MIN, min_free_bytes=1, reserve_bytes=0)
 
 
@@ -251,11 +245,6 @@ def _state(world: World, job: int) -> State:
 def _enqueue_until_refused(process: Process) -> None:
     for _ in range(99):
         process.enqueue(b"x" * 5_000)
-
-
-def _use_up(place: Path) -> None:
-    for number in range(999):
-        (place / f"{number}").touch()
 
 
 def test_without_an_inode_everything_that_was_enqueued_can_still_be_settled() -> None:
@@ -341,33 +330,6 @@ def test_health_looks_at_the_files_that_may_still_be_made(
     for files, is_well in (((3, _PLENTY), False), ((_PLENTY, _PLENTY), True), (None, True)):
         monkeypatch.setattr(LocalDisk, "files", lambda _self, _path, files=files: files)
         assert disk() is is_well
-
-
-@pytest.fixture
-def few_files(tmp_path: Path) -> Iterator[Path]:
-    """Yield a file system of 200 inodes."""
-    mount = ["mount", "-t", "tmpfs", "-o", "size=32m,nr_inodes=200", "tmpfs", str(tmp_path)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a tmpfs needs root")
-    try:
-        yield tmp_path
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
-
-
-def test_a_real_file_system_without_inodes_lets_jobs_be_settled(few_files: Path) -> None:
-    store = open_store(str(few_files / "data"), LogConfig(segment_bytes=SEGMENT_BYTES_MIN))
-    port = store.thread_port
-    jobs = [port.enqueue(EnqueueSpec(task="a.b"), bytes(900)) for _ in range(60)]
-    assert all(job.result(_SECONDS) for job in jobs)
-    with pytest.raises(OSError, match="No space"):
-        _use_up(few_files)
-    for _ in jobs:
-        (delivery,) = port.claim(ClaimRequest(1)).result(_SECONDS)
-        ended = [Settlement(Kind.SUCCEEDED, delivery, bytes(900))]
-        assert port.settle(ended).result(_SECONDS) == [None]
-    assert [item.ok for item in check_health(few_files / "data") if item.name == "disk"] == [False]
-    store.close()
 
 
 # -- disk refuses ----------------------------------------------------------------------------------
@@ -607,57 +569,6 @@ def test_a_disk_that_is_full_for_good_is_named_at_opening() -> None:
 
 
 # -- crashes ---------------------------------------------------------------------------------------
-
-
-def _story(world: World, done: list[tuple[str, int]]) -> None:
-    first = world.process()
-    done.extend(("job", first.enqueue(b"x" * 50)) for _ in range(4))
-    delivery = first.claim()[0]
-    _fill_disk(world)
-    first.settle(delivery)
-    done.append(("settled", delivery.job))
-    with contextlib.suppress(DiskFull):
-        done.append(("job", first.enqueue()))
-    first.ask(Op.CANCEL, 2)
-    done.append(("cancelled", 2))
-    world.machine.free = 1_000_000
-    world.clock.advance(1)
-    done.append(("job", first.enqueue()))
-    done.append(("job", first.enqueue()))
-
-
-@pytest.mark.parametrize("power", [True, False])
-def test_a_crash_at_any_step_of_making_or_giving_up_the_reserve_loses_nothing(
-    *, power: bool
-) -> None:
-    whole = World(config=CONFIG)
-    _story(whole, [])
-    assert reserve_size(whole) == RESERVE
-    for step in range(1, whole.machine.steps + 1, every(2)):
-        world = World(step, CONFIG)
-        world.machine.stop_at(step, power=power)
-        done: list[tuple[str, int]] = []
-        with pytest.raises((PowerLost, ProcessKilled)):
-            _story(world, done)
-        if power:
-            world.everyone_is_gone()
-        else:
-            world.neighbourhood.living.clear()
-        world.machine.free = None
-        after = world.process()
-        for what, job in done:
-            ended = state(world, job)
-            if what == "settled":
-                assert ended is State.SUCCEEDED, step
-            elif what == "cancelled":
-                assert ended is State.CANCELLED, step
-        known = {record.lsn for record in world.records() if record.type == Kind.ENQUEUED}
-        assert {job for what, job in done if what == "job"} <= known
-        after.enqueue()
-        after.enqueue()
-        assert reserve_size(world) == RESERVE, step
-        assert f"{PATH}/reserve.tmp" not in world.machine.paths()
-        assert not after.catch_up().damage
 
 
 def test_a_probe_that_a_killed_process_left_takes_no_room() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -12,10 +14,18 @@ from taskq.core.rates import Limit
 from taskq.core.records import Cause, Kind
 from taskq.core.views import QueueStats
 from taskq.log.decide.settle import is_asked
-from taskq.log.machine.ports import INTEREST_READY
+from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.read.jobs import JobFilter
-from taskq.log.read.selection import count_running, waiting_page
-from taskq.log.requests import Cancel, ClaimRequest, Delivery, EnqueueSpec, Op, Withdrawal
+from taskq.log.read.selection import count_running, letters, waiting_page
+from taskq.log.requests import (
+    Cancel,
+    ClaimRequest,
+    Delivery,
+    EnqueueSpec,
+    Op,
+    Settlement,
+    Withdrawal,
+)
 from tests.log.world import FILLER, Process, World, chord, edit, found, items_of, keeping, tend
 
 HOUR = 3_600 * SECOND_NS
@@ -93,14 +103,6 @@ def test_an_edit_that_changes_nothing_writes_nothing() -> None:
     assert world.kinds() == [Kind.ENQUEUED]
 
 
-def test_an_edit_wakes_who_sleeps_until_the_job_is_due() -> None:
-    process = World().process()
-    job = process.enqueue(extras=Extras(due_ns=HOUR))
-    wish = found(process, job, due=(SECOND_NS, False))
-    process.committer.commit([(Op.EDIT, None, None, wish)])
-    assert process.committer.take_interest() & INTEREST_READY
-
-
 def test_limits_of_a_task_count_its_jobs_wherever_they_wait() -> None:
     process = World().process()
     keyed = Extras(concurrency_key=b"ada")
@@ -125,10 +127,58 @@ def test_a_job_that_waits_for_others_may_move_and_is_given_no_moment() -> None:
     assert claimed(world.process()) == [(last, "slow", 9)]
 
 
+# -- waking others ---------------------------------------------------------------------------------
+
+
+def waking(process: Process) -> Iterator[tuple[Op, Any, int]]:
+    """Yield requests, and which sleepers of other processes they concern."""
+    process.ask(Op.PAUSE, "mail")
+    process.enqueue(spec=SEND)
+    yield Op.RESUME, "mail", INTEREST_READY
+    (delivery,) = process.claim()
+    dies = [Settlement(Kind.DEAD, delivery, cause=Cause.EXHAUSTED)]
+    yield Op.SETTLE, dies, INTEREST_OUTCOME
+    page = letters(process.committer.sight, [delivery.job])
+    yield Op.REQUEUE, page.items, INTEREST_READY
+    yield Op.SETTLE_NOWAIT, ([success(process.claim()[0])], print), INTEREST_OUTCOME
+    job = process.enqueue(extras=Extras(due_ns=HOUR))
+    yield Op.EDIT, found(process, job, due=(SECOND_NS, False)), INTEREST_READY
+    request = ClaimRequest(1, wait_until_ns=0, limits={"send": Limit(concurrency=1)})
+    for _ in range(2):
+        process.enqueue(spec=SEND)
+    (first,) = process.ask(Op.CLAIM, request)
+    yield Op.SETTLE, [success(first)], INTEREST_READY | INTEREST_OUTCOME
+    (last,) = process.ask(Op.CLAIM, request)
+    yield Op.SETTLE, [success(last)], INTEREST_OUTCOME
+
+
+def success(delivery: Delivery) -> Settlement:
+    return Settlement(Kind.SUCCEEDED, delivery)
+
+
+def test_a_request_wakes_the_sleepers_that_it_concerns_and_no_others() -> None:
+    process = World().process()
+    for op, operand, interest in waking(process):
+        process.committer.take_interest()
+        future = None if op is Op.SETTLE_NOWAIT else Future[Any]()
+        process.committer.commit([(op, None, future, operand)])
+        seen = process.committer.take_interest() & (INTEREST_READY | INTEREST_OUTCOME)
+        assert seen == interest, op
+
+
+def test_a_resume_answers_claims_that_wait_here() -> None:
+    process = World().process()
+    process.ask(Op.PAUSE, "mail")
+    job = process.enqueue(spec=SEND)
+    claim = process.send(Op.CLAIM, ClaimRequest(1))
+    assert not claim.done()
+    assert process.ask(Op.RESUME, "mail") is True
+    assert [delivery.job for delivery in claim.result(0)] == [job]
+
+
 # -- queue control ---------------------------------------------------------------------------------
 
 
-MAIL = EnqueueSpec(queue="mail", task="send")
 SYNC = EnqueueSpec(queue="sync", task="copy")
 ALL = 2**62
 
@@ -138,27 +188,11 @@ def waiting(process: Process, **wanted: Any) -> list[int]:
     return waiting_page(process.committer.sight, JobFilter(**wanted), 0, ALL, 10_000).items
 
 
-def test_a_resume_wakes_claims_that_wait_here_and_sleepers_elsewhere() -> None:
-    process = World().process()
-    process.ask(Op.PAUSE, "mail")
-    job = process.enqueue(spec=MAIL)
-    waiting = process.send(Op.CLAIM, ClaimRequest(1))
-    assert not waiting.done()
-    future: Any = process.send(Op.RESUME, "mail")
-    process.sync()
-    assert future.result(0) is True
-    assert [job.job for job in waiting.result(0)] == [job]
-    process.ask(Op.PAUSE, "mail")
-    committer = process.committer
-    committer.commit([(Op.RESUME, None, None, "mail")])
-    assert committer.take_interest() & INTEREST_READY
-
-
 def test_withdrawing_many_cancels_those_that_wait_and_leaves_the_others() -> None:
     world = World()
     process = world.process()
-    jobs = [process.enqueue(spec=MAIL) for _ in range(4)]
-    late = process.enqueue(spec=MAIL, extras=Extras(due_ns=60 * SECOND_NS))
+    jobs = [process.enqueue(spec=SEND) for _ in range(4)]
+    late = process.enqueue(spec=SEND, extras=Extras(due_ns=60 * SECOND_NS))
     (running,) = process.claim()
     done = process.ask(Op.WITHDRAW, Withdrawal([*jobs[:3], late, 4_711], Cause.PURGE))
     assert done == [jobs[1], jobs[2], late]
@@ -173,10 +207,10 @@ def test_withdrawing_many_cancels_those_that_wait_and_leaves_the_others() -> Non
 def test_waiting_jobs_are_found_by_queue_task_state_and_age() -> None:
     world = World()
     process = world.process()
-    old = process.enqueue(spec=MAIL)
+    old = process.enqueue(spec=SEND)
     world.clock.advance(100)
     moment = world.clock.wall_ns()
-    mail = process.enqueue(spec=MAIL)
+    mail = process.enqueue(spec=SEND)
     late = process.enqueue(spec=SYNC, extras=Extras(due_ns=60 * SECOND_NS))
     for wanted, expected in (
         ({}, [old, mail, late]),
@@ -201,7 +235,7 @@ def test_waiting_jobs_are_found_by_queue_task_state_and_age() -> None:
 @pytest.mark.parametrize("limit", [1, 2, 5])
 def test_pages_together_find_every_waiting_job_once(limit: int) -> None:
     process = World().process()
-    jobs = [process.enqueue(spec=MAIL) for _ in range(9)]
+    jobs = [process.enqueue(spec=SEND) for _ in range(9)]
     process.catch_up()
     seen: list[int] = []
     start = 0
@@ -212,15 +246,6 @@ def test_pages_together_find_every_waiting_job_once(limit: int) -> None:
         if not start:
             break
     assert seen == jobs[:8]
-
-
-def test_a_withdrawal_frees_keys_and_wakes_who_waits_for_the_outcome() -> None:
-    process = World().process()
-    job = process.enqueue(spec=MAIL, extras=Extras(key=b"k"))
-    waiting = process.send(Op.OUTCOME, job)
-    process.ask(Op.WITHDRAW, Withdrawal([job]))
-    assert waiting.result(0).state is State.CANCELLED
-    assert isinstance(process.offer(spec=MAIL, extras=Extras(key=b"k")), int)
 
 
 # -- cancel running --------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any
 
 import pytest
 
@@ -17,7 +17,6 @@ from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.core.views import QueueStats
 from taskq.log.config import LogConfig, QueuePolicy
-from taskq.log.machine.ports import INTEREST_READY
 from taskq.log.read.selection import DeadFilter, count_dead, dead_page, letters, newest_dead
 from taskq.log.requests import (
     LETTERS_MAX,
@@ -26,18 +25,9 @@ from taskq.log.requests import (
     Op,
     Outcome,
     Settlement,
-    Withdrawal,
 )
 from taskq.log.upkeep import retention as deadkeep
-from tests.effort import grows, some
-from tests.log.world import PLAIN, SMALL, Cut, Process, World, cuts, keeping, tend
-
-if TYPE_CHECKING:
-    from taskq.core.folds.agenda import Agenda
-
-    Act: TypeAlias = Callable[[Process, list[int]], Future[Any]]
-
-pytestmark = grows
+from tests.log.world import PLAIN, SMALL, Process, World, keeping, tend
 
 MAIL = EnqueueSpec(queue="mail", task="mail.send", priority=7, attempts=2)
 ALL = 2**62
@@ -125,18 +115,6 @@ def test_a_second_requeue_of_the_same_is_refused_naming_its_state() -> None:
         requeue(process, job + 1_000_000)
 
 
-def test_another_process_runs_what_one_requeued() -> None:
-    world = World()
-    first, second = world.process(), world.process()
-    job = dead_letter(first, b"abc")
-    assert second.claim() == []
-    requeue(first, job)
-    (delivery,) = second.claim()
-    assert (delivery.job, delivery.attempt, delivery.payload) == (job, 1, b"abc")
-    second.settle(delivery, body=b"42")
-    assert outcome(first, job).body == b"42"
-
-
 def test_who_waits_for_a_requeued_job_gets_its_new_end() -> None:
     world = World()
     first, second, third = world.process(), world.process(), world.process()
@@ -177,22 +155,6 @@ def test_the_due_time_of_the_first_life_is_over_and_an_expiry_that_has_passed(
     assert (view.state, view.due_ns, view.expires_ns) == (State.READY, 0, 0)
     (delivery,) = process.claim()
     assert (delivery.job, delivery.headers, delivery.extras.expires_ns) == (job, {"a": "b"}, 0)
-
-
-@pytest.mark.parametrize("is_wall", [False, True])
-def test_a_requeued_job_does_not_expire(is_wall: bool) -> None:
-    world = World()
-    process = world.process()
-    job = process.enqueue(b"x", expiring(world, is_wall=is_wall))
-    kill(process, job)
-    assert requeue(process, job) == [None]
-    for agenda in (process.committer.facets.need_agenda(), world.fold().need_agenda()):
-        assert agenda.expired(2**62, 9) == []
-    world.clock.advance(10**6)
-    view = world.view(job)
-    assert view is not None
-    assert (view.state, view.expires_ns) == (State.READY, 0)
-    assert [delivery.job for delivery in world.process().claim()] == [job]
 
 
 def test_flags_of_the_job_survive_a_requeue() -> None:
@@ -258,13 +220,6 @@ def test_a_purged_job_is_unknown_and_in_no_count() -> None:
     assert world.view(kept) is not None
     with pytest.raises(JobNotFound):
         requeue(first, job)
-
-
-def test_a_requeue_wakes_who_waits_for_jobs() -> None:
-    process = World().process()
-    page = letters(process.committer.sight, [dead_letter(process)])
-    process.committer.commit([(Op.REQUEUE, None, None, page.items)])
-    assert process.committer.take_interest() & INTEREST_READY
 
 
 # -- finding them ---------------------------------------------------------------------------------
@@ -358,46 +313,6 @@ def test_a_letter_that_does_not_read_back_is_refused_and_the_others_are_not() ->
     assert [job for job, _ in page.refused] == [jobs[0]]
 
 
-# -- dead crashes ----------------------------------------------------------------------------------
-
-
-SEEDS: Final = some(1, 4)
-
-
-def is_live(agenda: Agenda, job: int) -> bool:
-    return agenda.table.find(job) is not None
-
-
-def is_dead(agenda: Agenda, job: int) -> bool:
-    return agenda.dead.find(job) is not None
-
-
-def test_every_cut_of_the_log_has_the_job_either_alive_or_dead() -> None:
-    """A move to the dead letters, or back, is one record: nothing lies between."""
-    world = World()
-    process = world.process()
-    job = process.enqueue(b"payload")
-    for kind in (Kind.RETRIED, Kind.DEAD):
-        (delivery,) = process.claim()
-        process.settle(delivery, kind, body=b"reason")
-    process.ask(Op.REQUEUE, letters(process.committer.sight, [job]).items)
-    (delivery,) = process.claim()
-    process.settle(delivery, Kind.DEAD, body=b"reason")
-    process.ask(Op.PURGE, [job])
-    (path,) = world.segments()
-    whole = world.machine.content(path)
-    seen: list[tuple[bool, bool]] = []
-    world.is_whole = False
-    for cut in range(len(whole), 64, -1):
-        world.machine.put(path, whole[:cut])
-        agenda = world.fold().need_agenda()
-        state = (is_live(agenda, job), is_dead(agenda, job))
-        if not seen or seen[-1] != state:
-            seen.append(state)
-    alive, dead, gone = (True, False), (False, True), (False, False)
-    assert seen == [gone, dead, alive, dead, alive, gone]
-
-
 # -- cut at every step of the disk -----------------------------------------------------------------
 
 
@@ -408,111 +323,6 @@ def die(process: Process, jobs: list[int]) -> Future[Any]:
         Settlement(Kind.DEAD, delivery, b"no", cause=Cause.EXHAUSTED) for delivery in deliveries
     ]
     return process.send(Op.SETTLE, items)
-
-
-def send_requeue(process: Process, jobs: list[int]) -> Future[Any]:
-    process.catch_up()
-    return process.send(Op.REQUEUE, letters(process.committer.sight, jobs).items)
-
-
-def send_purge(process: Process, jobs: list[int]) -> Future[Any]:
-    process.catch_up()
-    return process.send(Op.PURGE, jobs)
-
-
-def withdraw(process: Process, jobs: list[int]) -> Future[Any]:
-    return process.send(Op.WITHDRAW, Withdrawal(jobs))
-
-
-def pause(process: Process, _: list[int]) -> Future[Any]:
-    return process.send(Op.PAUSE, "default")
-
-
-#: (alive, dead) afterwards
-AFTER: Final[dict[Act, tuple[bool, bool]]] = {
-    die: (False, True),
-    send_requeue: (True, False),
-    send_purge: (False, False),
-    withdraw: (False, False),
-}
-
-
-class Story:
-    """Some jobs, brought to where the act begins."""
-
-    def __init__(self, seed: int, *, dead: bool) -> None:
-        self.world = World(seed)
-        process = self.world.process()
-        extras = Extras(key=b"k", headers={"a": "b"})
-        self.jobs = [process.enqueue(b"a", extras), *(process.enqueue() for _ in range(4))]
-        if dead:
-            die(process, self.jobs)
-        process.sync()
-        process.close()
-
-    def states(self) -> list[tuple[bool, bool]]:
-        agenda = self.world.fold().need_agenda()
-        return [(is_live(agenda, job), is_dead(agenda, job)) for job in self.jobs]
-
-
-def check_cut(cut: Cut, act: Act, seed: int, *, dead: bool) -> None:
-    story = Story(seed, dead=dead)
-    world, jobs = story.world, story.jobs
-    before = [(not dead, dead)] * len(jobs)
-    process = world.process()
-    sent: list[Future[Any]] = []
-    with cut.during(world, process):
-        sent.append(act(process, jobs))
-        process.sync()
-    opener = world.process()
-    after = story.states()
-    assert len(set(after)) == 1, "a part of a slice"
-    if after != before:
-        assert after[0] == AFTER[act]
-    if any(future.done() for future in sent):
-        assert (after != before) == (act is not pause), "what was answered is lost"
-    check_the_rest(story, opener, act)
-
-
-def check_the_rest(story: Story, opener: Process, act: Act) -> None:
-    """Nothing is lost, and nothing twice: the act can be done again, once, and the jobs run."""
-    world, jobs = story.world, story.jobs
-    agenda = opener.catch_up().need_agenda()
-    if act is pause:
-        paused = "default" in agenda.queues.paused
-        assert opener.ask(Op.PAUSE, "default") is not paused
-        assert world.kinds().count(Kind.PAUSED) == 1
-        return
-    if not is_live(agenda, jobs[0]) and not is_dead(agenda, jobs[0]):
-        return
-    if is_dead(agenda, jobs[0]):
-        answers = opener.ask(Op.REQUEUE, letters(opener.committer.sight, jobs).items)
-        assert answers == [None] * len(jobs)
-    requeued = [record.job for record in world.records() if record.type == Kind.REQUEUED]
-    assert requeued in ([], jobs)
-    deliveries = opener.claim(99)
-    assert [delivery.job for delivery in deliveries] == jobs
-    assert deliveries[0].headers == {"a": "b"}
-    for delivery in deliveries:
-        opener.settle(delivery, body=b"done")
-    for job in jobs:
-        view = world.view(job)
-        assert view is not None
-        assert (view.state, view.result) == (State.SUCCEEDED, b"done")
-
-
-@pytest.mark.parametrize("power", [True, False])
-@pytest.mark.parametrize(
-    ("act", "dead"),
-    [(die, False), (send_requeue, True), (send_purge, True), (withdraw, False), (pause, False)],
-)
-def test_a_crash_at_any_disk_step_leaves_all_or_nothing_of_a_slice(
-    act: Act, *, dead: bool, power: bool
-) -> None:
-    for cut in cuts(power=power):
-        for seed in range(SEEDS):
-            check_cut(cut, act, seed, dead=dead)
-    assert cut.step > 2
 
 
 # -- deaths told -----------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def test_compaction_keeps_counts_and_the_results_that_are_still_taken_in(drops: 
     process.settle(deliveries[2], Kind.RELEASED, cause=Cause.CALLER)
     for _ in range(3):
         (held,) = process.claim()
-        fill_segment_beside(process)
+        fill_segment(process)
         world.clock.advance(100)
         tend(process)
         process.settle(held, Kind.RELEASED, cause=Cause.CALLER)
@@ -95,10 +95,6 @@ def test_compaction_keeps_counts_and_the_results_that_are_still_taken_in(drops: 
     ties = look_at_ties(other.committer.sight, callback)
     assert ties is not None
     assert list(ties.inputs) == inputs
-
-
-def fill_segment_beside(process: Process) -> None:
-    fill_segment(process)
 
 
 # -- crashes ---------------------------------------------------------------------------------------

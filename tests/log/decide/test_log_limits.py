@@ -25,7 +25,6 @@ from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.decide import claim as claiming
 from taskq.log.decide import settle
 from taskq.log.format.notes import chunks_of, decode_rated, encode_rated
-from taskq.log.machine.ports import INTEREST_READY
 from taskq.log.requests import (
     ClaimRequest,
     Delivery,
@@ -87,69 +86,6 @@ def test_each_key_has_its_own_limit_and_a_full_one_holds_up_no_other() -> None:
     b = [process.enqueue(spec=SEND, extras=of("b")) for _ in range(5)]
     none = [process.enqueue(spec=SEND) for _ in range(5)]
     assert jobs(claim(process)) == a[:2] + b[:2] + none[:2]
-
-
-def test_who_frees_a_place_that_he_does_not_take_wakes_the_others() -> None:
-    world = World()
-    process = world.process()
-    for _ in range(3):
-        process.enqueue(spec=SEND)
-    held = claim(process)
-    future = process.committer
-    future.commit([(Op.SETTLE, None, _Never(), [Settlement(Kind.SUCCEEDED, held[0])])])
-    assert future.take_interest() & INTEREST_READY
-
-
-def test_nobody_is_woken_for_a_place_that_no_job_waits_for() -> None:
-    world = World()
-    process = world.process()
-    for _ in range(2):
-        process.enqueue(spec=SEND)
-    held = claim(process)
-    committer = process.committer
-    committer.commit([(Op.SETTLE, None, _Never(), [Settlement(Kind.SUCCEEDED, held[0])])])
-    assert not committer.take_interest() & INTEREST_READY
-
-
-class _Never:
-    def done(self) -> bool:
-        return False
-
-
-def test_the_moment_at_which_a_rate_allows_more_is_known_to_who_sleeps() -> None:
-    world = World()
-    process = world.process()
-    for _ in range(4):
-        process.enqueue(spec=POST)
-    claim(process)
-    agenda = process.committer.facets.agenda
-    assert agenda is not None
-    assert not agenda.queues.any_ready()
-    assert agenda.next_rate_ns() == world.clock.wall_ns() + SECOND_NS
-
-
-def test_compaction_loses_no_claim_of_a_window() -> None:
-    slow = {"post": Limit(rate=Rate(3, 3_600 * SECOND_NS), scope="post")}
-    world = World(config=SMALL)
-    process = world.process()
-    request = ClaimRequest(2, frozenset(), frozenset(slow), 0, 0, slow)
-    request.queues = None
-    for _ in range(2):
-        process.enqueue(spec=POST, extras=of("k"))
-    for delivery in process.ask(Op.CLAIM, request):
-        process.settle(delivery)
-    for _ in range(6):
-        fill_segment(process)
-    before = len(world.segments())
-    tend(process)
-    assert len(world.segments()) < before
-    assert Kind.RATED in world.kinds()
-    later = world.process()
-    for _ in range(3):
-        later.enqueue(spec=POST, extras=of("k"))
-    request = ClaimRequest(9, None, frozenset(slow), 0, 0, slow)
-    assert len(later.ask(Op.CLAIM, request)) == 1
-    assert later.ask(Op.CLAIM, request) == []
 
 
 @pytest.mark.parametrize("compacts", [True, False])
@@ -216,27 +152,9 @@ def test_a_moment_of_a_claim_that_is_none_is_refused_as_such() -> None:
         decode_rated(record, shift_ns=-1)
 
 
-def test_keys_that_have_no_job_any_more_take_no_room() -> None:
-    world = World()
-    process = world.process()
-    items = [(SEND, b"{}", of(f"account {number}")) for number in range(2_000)]
-    process.ask(Op.ENQUEUE_MANY, items)
-    facets = process.catch_up()
-    assert facets.agenda is not None
-    assert len(facets.agenda.lanes) == 2_001
-    while held := claim(process, 500):
-        process.ask(Op.SETTLE, [Settlement(Kind.SUCCEEDED, delivery) for delivery in held])
-    for agenda in (facets.agenda, world.fold().agenda):
-        assert agenda is not None
-        assert len(agenda.lanes) <= 2
-        assert len(agenda.groups) <= 1
-        assert agenda.queues.stats()[0].succeeded == 2_000
-
-
 # -- limits mix ------------------------------------------------------------------------------------
 
 
-HOUR_NS: Final = 3_600 * SECOND_NS
 #: A killed process's half-done work cannot be closed.
 LIMITS_OF_FLOWS: Final = {
     "mail.send": Limit(concurrency=3),

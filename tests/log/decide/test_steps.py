@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from taskq.core import model
-from taskq.core.errors import FormatError, JobSettled, PayloadTooLarge, StaleDelivery, UsageError
+from taskq.core.errors import FormatError, JobSettled, PayloadTooLarge, UsageError
 from taskq.core.flows import FlowPart
 from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import SECOND_NS, SIGNAL_BYTES_MAX, Extras, State
@@ -26,7 +26,7 @@ from taskq.log.segments import identity
 from taskq.log.state.facets import LogView
 from taskq.log.state.job_history import read_job
 from taskq.log.store.thread import is_behind
-from tests.log.world import Process, World, check_same, fill_segment, keeping, meaning, tend, write
+from tests.log.world import Process, World, fill_segment, keeping, meaning, tend
 
 
 def claim(process: Process) -> Delivery:
@@ -67,30 +67,6 @@ def soon(world: World, seconds: float = 60) -> int:
 PAID = Wait(Form.EVENT, "paid", 1)
 
 
-def test_a_step_is_there_for_the_next_attempt_in_another_process() -> None:
-    world = World()
-    here, other = world.process(), world.process()
-    job = here.enqueue()
-    delivery = claim(here)
-    do(here, delivery, "charge", body=b'"receipt"', began_ns=7)
-    here.settle(delivery, Kind.RETRIED, delay_ns=0)
-    assert claim(other).attempt == 2
-    (step,) = known_steps(other, job)
-    assert (step.title, step.body, step.began_ns, step.place) == ("charge#1", b'"receipt"', 7, 0)
-
-
-def test_a_step_of_a_claim_that_is_over_is_refused() -> None:
-    world = World()
-    here, other = world.process(), world.process()
-    job = here.enqueue()
-    old = claim(here)
-    here.settle(old, Kind.RELEASED)
-    claim(other)
-    with pytest.raises(StaleDelivery):
-        do(here, old)
-    assert not known_steps(other, job)
-
-
 def test_the_steps_of_a_job_go_with_its_end_and_stay_with_a_dead_letter() -> None:
     world = World()
     process = world.process()
@@ -104,17 +80,6 @@ def test_the_steps_of_a_job_go_with_its_end_and_stay_with_a_dead_letter() -> Non
     assert process.ask(Op.REQUEUE, letters(process.committer.sight, [job]).items) == [None]
     assert claim(process).job == job
     assert [step.title for step in known_steps(process, job)] == ["do#1"]
-
-
-def test_a_purged_letter_leaves_nothing_of_its_steps() -> None:
-    process = World().process()
-    job = process.enqueue()
-    delivery = claim(process)
-    do(process, delivery)
-    process.settle(delivery, Kind.DEAD)
-    process.ask(Op.PURGE, [job])
-    assert not process.catch_up().need_agenda().steps
-    assert not process.world.fold().need_agenda().steps
 
 
 # -- waits -----------------------------------------------------------------------------------------
@@ -134,14 +99,6 @@ def test_a_job_that_waits_burns_no_attempt_and_is_due_when_the_first_wait_is_ove
     assert claim(process).attempt == 1
     seen = look_at_steps(process.committer.sight, job)
     assert [it.name for it in seen.waits] == ["sleep", "paid"]
-
-
-def test_a_wait_that_is_over_already_leaves_the_job_ready() -> None:
-    world = World()
-    process = world.process()
-    process.enqueue()
-    wait(process, claim(process), Wait(Form.SLEEP, "sleep", 1, soon(world, -1)))
-    assert claim(process).attempt == 1
 
 
 def test_a_wait_counts_from_when_it_began_whatever_becomes_of_the_attempt() -> None:
@@ -257,27 +214,6 @@ def test_a_signal_wakes_the_job_that_waits_for_its_name_and_no_other() -> None:
     assert do(process, delivery, "paid", 2, form=Form.EVENT) is None
 
 
-def test_a_signal_that_comes_first_is_kept_and_one_that_raced_the_wait_ends_it() -> None:
-    world = World()
-    process = world.process()
-    job = process.enqueue()
-    delivery = claim(process)
-    process.ask(Op.SIGNAL, NewSignal(job, "paid", b"1"))
-    wait(process, delivery, PAID)
-    again = claim(process)
-    assert do(process, again, "paid", form=Form.EVENT).body == b"1"
-
-
-def test_signals_are_taken_in_the_order_of_the_log() -> None:
-    process = World().process()
-    job = process.enqueue()
-    for number in range(3):
-        process.ask(Op.SIGNAL, NewSignal(job, "paid", b"%d" % number))
-    delivery = claim(process)
-    bodies = [do(process, delivery, "paid", at, form=Form.EVENT).body for at in range(3)]
-    assert bodies == [b"0", b"1", b"2"]
-
-
 def test_a_signal_and_the_end_of_the_wait_decide_once_by_the_order_of_the_log() -> None:
     world = World()
     process = world.process()
@@ -324,17 +260,6 @@ def test_a_settled_job_takes_no_signals() -> None:
         process.ask(Op.SIGNAL, NewSignal(job, "paid", b"1"))
 
 
-def test_a_waiting_job_can_be_cancelled_and_an_edit_does_not_end_its_wait() -> None:
-    world = World()
-    process = world.process()
-    job = process.enqueue()
-    wait(process, claim(process), Wait(Form.EVENT, "paid", 1, soon(world)))
-    assert process.ask(Op.CANCEL, job)
-    assert not process.catch_up().need_agenda().steps
-    world.clock.advance(120)
-    assert not process.claim()
-
-
 # -- other jobs ------------------------------------------------------------------------------------
 
 
@@ -342,32 +267,6 @@ def children(count: int, parent: int, later: int = 0) -> tuple[Any, ...]:
     extras = Extras(flow=FlowPart(parent=parent), due_ns=later * SECOND_NS)
     spec = EnqueueSpec(task="child", flags=int(Flag(0)))
     return tuple((spec, b"%d" % number, extras) for number in range(count))
-
-
-def test_children_come_in_the_frame_of_their_step_and_the_last_to_end_wakes_the_job() -> None:
-    world = World()
-    process = world.process()
-    job = process.enqueue()
-    delivery = claim(process)
-    step = do(process, delivery, "call", form=Form.CALL, items=children(2, job))
-    wait(process, delivery, Wait(Form.CALL, "call", 1, 0, step.first, step.jobs))
-    first, second = process.claim(9)
-    assert [first.job, second.job] == [step.first, step.first + 1]
-    process.settle(first, body=b"1")
-    assert not process.claim()
-    process.settle(second, Kind.DEAD, body=b"no")
-    assert claim(process).job == job
-
-
-def test_children_that_ended_before_the_job_waits_are_not_waited_for() -> None:
-    process = World().process()
-    job = process.enqueue()
-    delivery = claim(process)
-    step = do(process, delivery, "call", form=Form.CALL, items=children(2, job))
-    for child in process.claim(9):
-        process.settle(child)
-    wait(process, delivery, Wait(Form.CALL, "call", 1, 0, step.first, step.jobs))
-    assert claim(process).job == job
 
 
 def test_a_job_of_several_calls_is_woken_by_the_first_that_is_over() -> None:
@@ -516,16 +415,6 @@ def test_a_dead_letter_keeps_what_it_had_waited_for(*, requeued: bool) -> None:
     assert job in meaning(folded, world.clock.wall_ns())["steps"]
     assert folded.need_agenda().steps.begun == process.catch_up().need_agenda().steps.begun
     assert folded.need_agenda().steps.begun[job] == pack_waits(waits)
-
-
-def test_a_snapshot_keeps_what_is_known_of_steps() -> None:
-    world = World()
-    process = busy(world)
-    process.catch_up()
-    write(process)
-    process.enqueue()
-    counts = check_same(world)
-    assert counts.behind < counts.total
 
 
 def shown(world: World, job: int) -> tuple[StepView, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import pytest
 
@@ -31,7 +31,7 @@ from taskq.core.sources import (
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.decide.enqueue import together
 from taskq.log.format.notes import decode_moved, encode_moved
-from taskq.log.machine.ports import INTEREST_OUTCOME
+from taskq.log.read.selection import letters
 from taskq.log.requests import (
     Bundle,
     Cancel,
@@ -44,19 +44,18 @@ from taskq.log.requests import (
     Op,
     Plain,
     Settlement,
+    Withdrawal,
 )
-from tests.effort import every, grows, some
+from tests.effort import grows, some
 from tests.log.world import (
     PATH,
     PLAIN,
     Process,
     World,
-    check_same,
     cuts,
     fill_segment,
     keeping,
     tend,
-    write,
 )
 
 pytestmark = grows
@@ -83,11 +82,14 @@ def state(world: World, job: int) -> State:
 
 
 class Scene:
-    """Five jobs, three of them claimed, and a transaction that changes everything."""
+    """Two dead letters and five jobs, three of them claimed, and acts that change much."""
 
     def __init__(self, seed: int = 0) -> None:
         self.world = World(seed)
         self.process = self.world.process()
+        self.dead = [self.process.enqueue(b"dead %d" % number) for number in range(2)]
+        for delivery in self.process.claim(2):
+            self.process.settle(delivery, Kind.DEAD, body=b"no")
         self.jobs = [self.process.enqueue(b"%d" % number) for number in range(4)]
         self.jobs.append(self.process.enqueue(b"later", KEYED))
         self.held = self.process.claim(3)
@@ -106,6 +108,28 @@ class Scene:
             items=[(PLAIN, b"new", RAISE), (PLAIN, b"newer", None)],
         )
 
+    def die(self) -> None:
+        ends = [
+            Settlement(Kind.DEAD, delivery, b"no", cause=Cause.REJECTED) for delivery in self.held
+        ]
+        self.process.ask(Op.SETTLE, ends)
+
+    def requeue(self) -> None:
+        self.process.catch_up()
+        self.process.ask(Op.REQUEUE, letters(self.process.committer.sight, self.dead).items)
+
+    def purge(self) -> None:
+        self.process.ask(Op.PURGE, self.dead)
+
+    def withdraw(self) -> None:
+        self.process.ask(Op.WITHDRAW, Withdrawal(self.jobs[3:]))
+
+    def replace(self) -> None:
+        self.process.offer(b"new", Extras(key=b"k", on_conflict=Conflict.REPLACE))
+
+    def ingest(self) -> None:
+        self.process.ask(Op.INGEST, _ingest(10, 13))
+
     def states(self) -> dict[bytes, State]:
         lsns = [record.lsn for record in self.world.records() if record.type == Kind.ENQUEUED]
         views = [view for lsn in lsns if (view := self.world.view(lsn)) is not None]
@@ -114,12 +138,13 @@ class Scene:
             body: State.READY if state is State.RUNNING else state for body, state in states.items()
         }
 
-    @property
-    def after(self) -> dict[bytes, State]:
-        return {
-            b"0": State.SUCCEEDED, b"1": State.SCHEDULED, b"2": State.READY, b"3": State.CANCELLED,
-            b"later": State.CANCELLED, b"new": State.READY, b"newer": State.READY,
-        }  # fmt: skip
+
+#: States after ``Scene.change``.
+CHANGED: Final = {
+    b"dead 0": State.DEAD, b"dead 1": State.DEAD,
+    b"0": State.SUCCEEDED, b"1": State.SCHEDULED, b"2": State.READY, b"3": State.CANCELLED,
+    b"later": State.CANCELLED, b"new": State.READY, b"newer": State.READY,
+}  # fmt: skip
 
 
 # -- what it does ----------------------------------------------------------------------------------
@@ -179,7 +204,7 @@ def test_one_bad_part_refuses_all_of_it(name: str) -> None:
     assert scene.states() == scene.before
     assert scene.process.committer.facets.need_agenda() is folds
     scene.change()
-    assert scene.states() == scene.after
+    assert scene.states() == CHANGED
 
 
 def test_a_bad_transaction_harms_no_other_request_of_its_batch(process: Process) -> None:
@@ -195,44 +220,31 @@ def test_a_bad_transaction_harms_no_other_request_of_its_batch(process: Process)
 # -- every cut -------------------------------------------------------------------------------------
 
 
-def test_a_log_cut_at_any_byte_holds_all_of_a_transaction_or_nothing() -> None:
-    """The file ends at each byte of the frame in turn; the next open finds one of two states."""
-    scene = Scene()
-    start = len(scene.world.machine.content(FIRST))
-    scene.change()
-    scene.process.close()
-    whole = scene.world.machine.content(FIRST)
-    files = {path: scene.world.machine.content(path) for path in scene.world.machine.paths()}
-    seen = []
-    sizes = {*range(start, len(whole), every(9)), *range(len(whole) - 12, len(whole) + 1)}
-    for size in sorted(sizes):
-        cut = Scene.__new__(Scene)
-        cut.world = World()
-        cut.world.process().close()
-        for path, data in (files | {FIRST: whole[:size]}).items():
-            cut.world.machine.put(path, data)
-        cut.world.lose_power()
-        cut.world.process()
-        seen.append(cut.states())
-    # Zeros pad the frame to a multiple of 8.
-    whole_ends = seen.count(scene.after)
-    assert 1 <= whole_ends <= 8
-    assert seen == [scene.before] * (len(seen) - whole_ends) + [scene.after] * whole_ends
-
-
 @pytest.mark.parametrize("power", [True, False])
-def test_a_crash_at_any_disk_step_leaves_all_of_a_transaction_or_nothing(power: bool) -> None:
+@pytest.mark.parametrize(
+    "act",
+    [Scene.change, Scene.die, Scene.requeue, Scene.purge, Scene.withdraw, Scene.replace,
+     Scene.ingest],
+)  # fmt: skip
+def test_a_crash_at_any_disk_step_leaves_all_of_a_request_or_nothing(
+    act: Callable[[Scene], object], power: bool
+) -> None:
+    whole = Scene()
+    act(whole)
+    after = whole.states()
     seen = set[bool]()
     for cut in cuts(power=power):
-        for seed in range(some(2, 6)):
+        for seed in range(some(1, 6)):
             scene = Scene(seed)
             with cut.during(scene.world, scene.process):
-                scene.change()
-            scene.world.process()
+                act(scene)
+            opener = scene.world.process()
             states = scene.states()
-            assert states in (scene.before, scene.after), f"step {cut.step}, seed {seed}"
-            assert cut.came or states == scene.after
-            seen.add(states == scene.after)
+            assert states in (scene.before, after), f"step {cut.step}, seed {seed}"
+            assert cut.came or states == after
+            seen.add(states == after)
+            position = opener.catch_up().need_agenda().sources.get("file")
+            assert (position is None) == (states == scene.before or act is not Scene.ingest)
     assert cut.step > 2
     assert seen == {True, False}
 
@@ -246,20 +258,6 @@ def _never(item: Settlement, error: TaskqError) -> None:
 
 def _dead(delivery: Delivery) -> Settlement:
     return Settlement(Kind.DEAD, delivery, b"no", cause=Cause.EXHAUSTED)
-
-
-@pytest.mark.parametrize("kind", [Kind.SUCCEEDED, Kind.DEAD])
-@pytest.mark.parametrize("op", [Op.SETTLE, Op.SETTLE_NOWAIT])
-def test_whatever_ends_jobs_wakes_those_who_wait_for_outcomes(op: Op, kind: Kind) -> None:
-    process = World().process()
-    for _ in range(2):
-        process.enqueue()
-    ends = [Settlement(kind, delivery, cause=Cause.EXHAUSTED) for delivery in process.claim(2)]
-    process.committer.take_interest()
-    soon = op is Op.SETTLE_NOWAIT
-    operand = (ends, _never) if soon else ends
-    process.committer.commit([(op, None, None if soon else Future(), operand)])
-    assert process.committer.take_interest() & INTEREST_OUTCOME
 
 
 def test_a_listener_that_left_hears_of_no_death() -> None:
@@ -350,12 +348,6 @@ def test_a_job_whose_record_does_not_read_frees_its_key_as_it_ends(
 # -- on conflict -----------------------------------------------------------------------------------
 
 
-def test_one_batch_may_replace_its_own_jobs(world: World, process: Process) -> None:
-    lsns = process.ask(Op.ENQUEUE_MANY, [(PLAIN, b"%d" % number, REPLACE) for number in range(3)])
-    assert holders(world) == [lsns[2]]
-    assert [delivery.payload for delivery in process.claim(9)] == [b"2"]
-
-
 def test_a_held_key_raises_when_asked_to(world: World, process: Process) -> None:
     """The error names the job; nothing is written; and when the key is free nothing is raised."""
     first = process.enqueue(extras=RAISES)
@@ -369,18 +361,6 @@ def test_a_held_key_raises_when_asked_to(world: World, process: Process) -> None
     for delivery in process.claim(2):
         process.settle(delivery)
     process.enqueue(extras=RAISES)
-
-
-def test_a_refusal_is_no_more_durable_than_the_job_that_it_names(world: World) -> None:
-    """The holder is not on disk yet: who is refused because of it waits until it is."""
-    writer, other = world.process(), world.process()
-    writer.send(Op.ENQUEUE, (PLAIN, b"x", RAISES))
-    refused = other.send(Op.ENQUEUE, (PLAIN, b"x", RAISES))
-    assert not refused.done()
-    other.sync()
-    assert isinstance(refused.exception(0), DuplicateKey)
-    world.lose_power()
-    assert len(holders(world)) == 1
 
 
 def test_a_child_meets_the_window_that_its_parent_holds_on(world: World) -> None:
@@ -418,28 +398,6 @@ def test_held_keys_are_limited(world: World) -> None:
 # -- crashes ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("power", [True, False])
-def test_a_key_has_one_holder_whatever_step_a_replacement_is_cut_at(power: bool) -> None:
-    """Either the old job waits still, or it is cancelled and the new one has its key."""
-    for cut in cuts(power=power):
-        world = World(cut.step)
-        process = world.process()
-        first = process.enqueue(b"old", REPLACE)
-        with cut.during(world, process):
-            process.offer(b"new", REPLACE)
-        (holder,) = _reopened(world) if cut.came else holders(world)
-        assert [delivery.job for delivery in world.process().claim(9)] == [holder]
-        view = world.view(first)
-        assert view is not None
-        assert (view.state is State.CANCELLED) == (holder != first)
-    assert cut.step > 2
-
-
-def _reopened(world: World) -> list[int]:
-    world.process()
-    return holders(world)
-
-
 @pytest.mark.parametrize("conflict", Conflict)
 def test_a_key_that_is_held_needs_no_room_for_another(world: World, conflict: Conflict) -> None:
     """With keys_max reached, its enqueue is answered as at any time; alone, and among many."""
@@ -462,9 +420,6 @@ def test_a_key_that_is_held_needs_no_room_for_another(world: World, conflict: Co
 # -- sources ---------------------------------------------------------------------------------------
 
 
-LINES = 7
-
-
 def _ingest(first: int, end: int, *, after: object = None, key: bytes | None = None) -> Ingest:
     extras = Extras(key=key, on_conflict=Conflict.RAISE) if key else None
     items: list[Item] = [(PLAIN, b"%d" % line, extras) for line in range(first, end)]
@@ -478,26 +433,6 @@ def _position(process: Process, name: str = "file") -> int | None:
 
 def _lines(world: World) -> list[int]:
     return [int(it.body or b"") for it in world.records() if it.type == Kind.ENQUEUED]
-
-
-def _take_rest(world: World, step: int = 2) -> None:
-    """What a program does that is started anew: it goes on where the log says."""
-    process = world.process()
-    while (done := _position(process) or 0) < LINES:
-        end = min(done + step, LINES)
-        process.ask(Op.INGEST, _ingest(done, end, after=done or None))
-    process.close()
-
-
-@pytest.mark.parametrize("power", [False, True])
-def test_a_crash_at_any_step_leaves_each_line_once(power: bool) -> None:
-    for cut in cuts(power=power):
-        world = World()
-        with cut.during(world):
-            _take_rest(world)
-        _take_rest(world, step=3)
-        assert _lines(world) == list(range(LINES)), cut.step
-        assert _position(world.process()) == LINES
 
 
 def test_jobs_and_their_position_are_one_frame(world: World) -> None:
@@ -519,17 +454,6 @@ def test_the_slower_of_two_ingesters_is_refused_with_both_positions(world: World
     with pytest.raises(SourceMoved, match="'new' is unknown here, and not at 2"):
         other.ask(Op.INGEST, Ingest(checked_move("new", 3, 2), []))
     assert _lines(world) == [0, 1, 2]
-
-
-def test_no_refusal_names_a_position_that_may_still_be_lost(world: World) -> None:
-    first, other = world.process(), world.process()
-    first.send(Op.INGEST, _ingest(0, 3))
-    refused: Future[Any] = other.send(Op.INGEST, _ingest(0, 2))
-    assert not refused.done()
-    other.sync()
-    assert isinstance(refused.exception(0), SourceMoved)
-    world.lose_power()
-    assert _position(world.process()) == 3
 
 
 def test_a_refused_job_moves_nothing(world: World) -> None:
@@ -568,16 +492,6 @@ def test_compaction_carries_positions_as_they_stand() -> None:
     assert before["other"].position == b'{"a":[2],"b":1}'
     with pytest.raises(SourceMoved):
         world.process().ask(Op.INGEST, _ingest(0, 2, after=0))
-
-
-def test_snapshots_hold_positions(world: World) -> None:
-    process = world.process()
-    process.ask(Op.INGEST, _ingest(0, 2))
-    process.enqueue(bytes(2_000))
-    process.catch_up()
-    write(process)
-    check_same(world)
-    assert _position(world.process()) == 2
 
 
 def test_what_a_log_knows_of_sources_is_bounded(

@@ -15,27 +15,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskq import Put, TaskLog
-from taskq.core.errors import JobNotFound, LogLocked
+from taskq.core.errors import LogLocked
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.dedup import Dedup
 from taskq.core.folds.freeze import freeze_agenda
 from taskq.core.model import Extras, State
-from taskq.core.records import Cause, Flag, Kind
-from taskq.core.views import JobView
-from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.core.records import Flag, Kind
 from taskq.log.format import codec
-from taskq.log.format.carried import Carried, encode_carried, encode_history
+from taskq.log.format.carried import Carried, encode_carried
 from taskq.log.format.frames import Frame
 from taskq.log.format.options import encode_extras
 from taskq.log.machine.peers import LocalPeers
 from taskq.log.requests import Answer, ClaimRequest, Duplicate, EnqueueSpec, Op, Request, Settlement
 from taskq.log.state import facets, fold
 from taskq.log.state.fold import Watch, fold_frame, fold_records
-from taskq.log.state.job_history import find_end, is_job, job_view, read_outcome
 from taskq.log.store import thread
 from taskq.log.store.mailbox import Mailbox
-from tests.effort import within
-from tests.log.world import PLAIN, SMALL, Process, World
+from tests.log.world import PLAIN, SMALL, World
 
 BASE: Final = 3 << 32
 EPOCH: Final = 99
@@ -61,125 +57,6 @@ def test_what_a_later_version_may_add_is_passed_over_however_short(size: int) ->
     for agenda in (at_once, in_steps):
         assert agenda.order.next_ready(9, None) == [1, 3]
     assert freeze_agenda(in_steps).columns == freeze_agenda(at_once).columns
-
-
-# -- carried stories -------------------------------------------------------------------------------
-
-
-_SECOND: Final = 10**9
-
-
-def _view(process: Process, job: int) -> JobView | None:
-    return job_view(process.world.reader(), job, process.world.clock.wall_ns())
-
-
-def _next_segment(process: Process) -> None:
-    while process.journal.offset < SEGMENT_BYTES_MIN:
-        process.enqueue(b"x" * 30_000)
-    process.enqueue(b"first of the next")
-
-
-def _carry(process: Process, job: int, kind: Kind = Kind.CARRIED, *, dies: bool = False) -> JobView:
-    """Carry a job into a later segment, and remove its first one.
-
-    Unless compaction ``dies`` before it can.
-    """
-    view = _view(process, job)
-    assert view is not None
-    result = process.world.reader().indexes.find(job)
-    assert result is not None
-    body = view.result if view.state is State.SUCCEEDED else None
-    if view.state is State.DEAD:
-        body = view.reason.encode()
-    carried = Carried(
-        job=job, state=view.state, born=result.record, enqueued_ns=view.enqueued_ns,
-        attempt=view.attempt, due_ns=view.due_ns, ended_ns=view.settled_ns,
-        history=encode_history(view.attempts), body=body,
-    )  # fmt: skip
-    _next_segment(process)
-    process.append(encode_carried(kind, carried, process.journal.next_lsn))
-    if not dies:
-        process.journal.files.remove(1)
-    return view
-
-
-def _settled(process: Process, kind: Kind = Kind.SUCCEEDED, body: bytes = b"the end") -> int:
-    job = process.enqueue(b"payload", Extras(key=b"k", headers={"trace": "x"}))
-    [delivery] = process.claim()
-    process.settle(delivery, Kind.RETRIED, body=b"not yet", delay_ns=_SECOND)
-    process.world.clock.advance(2)
-    [delivery] = process.claim()
-    process.settle(delivery, kind, body=body)
-    return job
-
-
-def test_a_waiting_job_keeps_what_it_waits_for() -> None:
-    process = World().process()
-    job = process.enqueue(b"payload", Extras(due_ns=100 * _SECOND))
-    before = _carry(process, job)
-    assert before.state is State.SCHEDULED
-    assert _view(process, job) == before
-
-
-def test_a_record_that_carries_a_job_still_known_changes_nothing() -> None:
-    process = World().process()
-    job = _settled(process)
-    before = _carry(process, job, dies=True)
-    assert _view(process, job) == before
-
-
-@pytest.mark.parametrize("kind", [Kind.SUCCEEDED, Kind.DEAD])
-def test_who_waits_for_a_carried_job_gets_its_outcome(kind: Kind) -> None:
-    process = World().process()
-    job = _settled(process, kind, b"so it ended")
-    _carry(process, job)
-    reader = process.world.reader()
-    assert is_job(reader, job)
-    location = find_end(reader, job)
-    assert location is not None
-    outcome = read_outcome(reader, location)
-    state = State.SUCCEEDED if kind is Kind.SUCCEEDED else State.DEAD
-    assert (outcome.state, outcome.body) == (state, b"so it ended")
-
-
-def test_a_carried_job_that_waits_has_no_end() -> None:
-    process = World().process()
-    job = process.enqueue(b"payload")
-    _carry(process, job)
-    assert find_end(process.world.reader(), job) is None
-
-
-def test_a_dead_letter_that_was_requeued_and_purged_is_told_so() -> None:
-    process = World().process()
-    job = _settled(process, Kind.DEAD)
-    _carry(process, job, Kind.REQUEUED)
-    view = _view(process, job)
-    assert view is not None
-    assert (view.state, view.attempt, view.reason, view.settled_ns) == (State.READY, 0, "", 0)
-    assert len(view.attempts) == 2
-    assert find_end(process.world.reader(), job) is None
-    process.append(codec.encode_job(Kind.PURGED, Cause.CALLER, 0, job, 0))
-    assert _view(process, job) is None
-    location = find_end(process.world.reader(), job)
-    assert location is not None
-    with pytest.raises(JobNotFound, match="purged"):
-        read_outcome(process.world.reader(), location)
-
-
-def test_a_job_of_which_only_the_key_is_kept_is_no_job_any_more() -> None:
-    process = World().process()
-    job = _settled(process)
-    result = process.world.reader().indexes.find(job)
-    assert result is not None
-    _next_segment(process)
-    carried = Carried(job, State.ABSENT, result.record, 1)
-    process.append(encode_carried(Kind.CARRIED, carried, process.journal.next_lsn))
-    process.journal.files.remove(1)
-    reader = process.world.reader()
-    assert job_view(reader, job, 0) is None
-    assert not is_job(reader, job)
-    with pytest.raises(JobNotFound):
-        find_end(reader, job)
 
 
 # -- building --------------------------------------------------------------------------------------
@@ -241,7 +118,6 @@ async def test_whatever_needs_the_fold_is_answered_as_if_it_had_been_there(tmp_p
 
 
 @pytest.mark.usefixtures("slowly")
-@pytest.mark.anyio
 @pytest.mark.parametrize("was_alone", [False, True])
 @pytest.mark.parametrize("names", ["agenda", "agenda and keys"])
 def test_what_others_wrote_meanwhile_is_caught_up_with_between_batches(
@@ -279,7 +155,6 @@ def test_what_others_wrote_meanwhile_is_caught_up_with_between_batches(
 
 
 @pytest.mark.usefixtures("slowly")
-@pytest.mark.anyio
 def test_whoever_others_write_faster_than_it_builds_still_gets_its_claim() -> None:
     world = World()
     process, other = world.process(), world.process()
@@ -303,7 +178,6 @@ def test_whoever_others_write_faster_than_it_builds_still_gets_its_claim() -> No
 
 
 @pytest.mark.usefixtures("slowly")
-@pytest.mark.anyio
 def test_what_is_refused_for_the_lock_while_a_fold_is_built_is_not_carried_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -333,7 +207,6 @@ def test_what_is_refused_for_the_lock_while_a_fold_is_built_is_not_carried_out(
 
 
 @pytest.mark.usefixtures("slowly")
-@pytest.mark.anyio
 def test_what_was_refused_for_the_lock_is_not_carried_out_where_the_lock_comes_to_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -361,7 +234,6 @@ def test_what_was_refused_for_the_lock_is_not_carried_out_where_the_lock_comes_t
 
 
 @pytest.mark.usefixtures("slowly")
-@pytest.mark.anyio
 def test_damage_ends_the_steps_and_what_waits_is_answered_all_the_same() -> None:
     world = World()
     process = world.process()
@@ -394,22 +266,6 @@ async def test_a_log_that_closes_while_it_builds_carries_out_what_waits_for_that
         cancel = asyncio.create_task(log.cancel(ids[0]))
         await asyncio.sleep(0)
     assert await cancel
-
-
-@pytest.mark.usefixtures("slowly")
-@pytest.mark.anyio
-async def test_a_process_that_adds_faster_than_it_builds_still_gets_its_claim(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Building goes on for as long as the last batch took, and takes less time for the same."""
-    monkeypatch.setattr(fold, "_RECORDS_A_STEP", 512)
-    async with TaskLog.open(tmp_path, durability="os") as log:
-        await log.put_many([Put(payload=b"x")] * JOBS)
-        claim = asyncio.create_task(log.claim(1, wait=SECONDS))
-        async with within(SECONDS):
-            while not claim.done():
-                await log.put_many([Put(payload=b"y")] * JOBS)
-        assert await claim
 
 
 # -- carried runs ----------------------------------------------------------------------------------
