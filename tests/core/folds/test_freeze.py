@@ -271,18 +271,18 @@ class Filled:
         """Jobs that wait within their runs, and for other jobs."""
         agenda = self.agenda
         agenda.apply_enqueued_run(1_101, [64] * 4, self.lane(9), 0)
-        one, two, three, four = self.claimed(4)
-        for job in (one, two):
+        first, second, third, last = self.claimed(4)
+        for job in (first, second):
             apply_signal(agenda, job, Signal(job, b"x", b"once", 64))
             apply_signal(agenda, job, Signal(job + 9, b"y", b"", 64))
-        apply_step(agenda, one, 3, 7 << 32, one, b"once", ("é", 1), None, Form.EVENT)
-        apply_step(agenda, two, 4, 8 << 32, 0, b"", ("é", 2), (1_101, 3), Form.CALL)
-        apply_step(agenda, two, 5, 9 << 32, 0, b"", ("é", 3), None, Form.UNDO)
-        apply_begun(agenda, one, pack_waits([Wait(Form.SLEEP, "sleep", 1, NOW + 5)]))
+        apply_step(agenda, first, 3, 7 << 32, first, b"once", ("é", 1), None, Form.EVENT)
+        apply_step(agenda, second, 4, 8 << 32, 0, b"", ("é", 2), (1_101, 3), Form.CALL)
+        apply_step(agenda, second, 5, 9 << 32, 0, b"", ("é", 3), None, Form.UNDO)
+        apply_begun(agenda, first, pack_waits([Wait(Form.SLEEP, "sleep", 1, NOW + 5)]))
         waits = pack_waits([Wait(Form.EVENT, "z", 1), Wait(Form.EVENT, "é", 2)])
-        apply_waiting(agenda, three, 1, 2**62, NOW, waits, needs_of(2, 1))
-        apply_step(agenda, four, 1, 7 << 32, 0, b"", ("é", 1), (1_101, 3), Form.CALL)
-        agenda.apply_ended(Kind.CANCELLED, four)
+        apply_waiting(agenda, third, 1, 2**62, NOW, waits, needs_of(2, 1))
+        apply_step(agenda, last, 1, 7 << 32, 0, b"", ("é", 1), (1_101, 3), Form.CALL)
+        agenda.apply_ended(Kind.CANCELLED, last)
         agenda.apply_held(1_200, 64, self.lane(), META_FLOW, needs_of(2, 1, doomed=False))
 
     def steer(self) -> None:
