@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import os
 import random
 import re
 import struct
@@ -32,7 +31,6 @@ from taskq.core.records import Flag, Kind, Option
 from taskq.extras import install_line
 from taskq.log.format import codec
 from taskq.log.format.bodies import (
-    COMPRESSED_BYTES_MIN,
     DECOMPRESSED_BYTES_MAX,
     Compression,
     check_compression,
@@ -178,15 +176,6 @@ def test_headers_up_to_the_limit_are_kept_and_one_byte_more_is_refused() -> None
         encode_extras(Extras(headers={"a": value + "x"}), NOW)
     with pytest.raises(PayloadTooLarge, match=str(HEADERS_BYTES_MAX)):
         encode_extras(Extras(headers=dict.fromkeys(map(str, range(5_000)), "")), NOW)
-
-
-def test_the_options_of_one_record_always_fit_their_length_field() -> None:
-    """Every limit reached at once: less than the 65 535 bytes that 16 bits can say."""
-    extras = Extras(
-        due_ns=1, expires_ns=1, key=b"k" * KEY_BYTES_MAX, window_ns=1,
-        headers={"a": "x" * (HEADERS_BYTES_MAX - 5)},
-    )  # fmt: skip
-    assert len(encode_extras(extras, NOW)) < 2**16
 
 
 # -- frames and segments --------------------------------------------------------------------------
@@ -350,14 +339,6 @@ def test_what_was_given_comes_back(way: Compression, flag: int, body: bytes) -> 
 
 
 @ways
-def test_only_bodies_of_a_kilobyte_are_compressed(way: Compression, flag: int) -> None:
-    small = b"a" * (COMPRESSED_BYTES_MIN - 1)
-    assert compress(small, way) == (small, 0)
-    stored, flags = compress(small + b"a", way)
-    assert (flags, len(stored) < 100) == (flag, True)
-
-
-@ways
 def test_a_body_stays_as_it_is_unless_that_saves_five_percent(way: Compression, flag: int) -> None:
     """Random bytes followed by zeros: the share of zeros is about what is saved."""
     noise = random.Random(1).randbytes(100_000)
@@ -368,10 +349,6 @@ def test_a_body_stays_as_it_is_unless_that_saves_five_percent(way: Compression, 
     stored, flags = compress(enough, way)
     assert flags == flag
     assert len(stored) <= 0.95 * len(enough)
-
-
-def test_nothing_is_compressed_unless_asked_for() -> None:
-    assert compress(TEXT, "none") == (TEXT, 0)
 
 
 @ways
@@ -463,12 +440,6 @@ def test_a_damaged_body_is_an_error_that_names_it(
         back(harmed, flags)
 
 
-def test_a_body_that_is_compressed_twice_at_once_is_damaged() -> None:
-    stored, _ = compress(TEXT, "zlib")
-    with pytest.raises(LogDamaged):
-        back(stored, Flag.ZLIB | Flag.ZSTD)
-
-
 @ways
 @given(noise=st.binary(max_size=200))
 def test_any_bytes_at_all_are_read_or_refused(way: Compression, flag: int, noise: bytes) -> None:
@@ -496,11 +467,6 @@ def test_zstd_without_its_package_names_the_extra() -> None:
     with pytest.raises(CompressionUnavailable, match="the payload of job 1a-2 is compressed with"):
         back(b"\1" + bytes(7), Flag.ZSTD)
     assert check_compression("zlib") == "zlib"
-
-
-def test_a_megabyte_of_noise_costs_nothing_to_store() -> None:
-    noise = os.urandom(1024 * 1024)
-    assert compress(noise, "zlib")[0] is noise
 
 
 # -- flow options ----------------------------------------------------------------------------------

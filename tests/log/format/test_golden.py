@@ -43,7 +43,6 @@ from taskq.log.format.carried import (
     find_moment,
 )
 from taskq.log.format.flows import Stepped, awaits_option, encode_signal, encode_step
-from taskq.log.format.frames import Frame
 from taskq.log.format.notes import (
     decode_rated,
     encode_moved,
@@ -51,13 +50,12 @@ from taskq.log.format.notes import (
     encode_ticked,
 )
 from taskq.log.format.options import (
-    each_option,
     encode_extras,
     encode_key_hash,
     encode_replaces,
     rerouted,
 )
-from taskq.log.format.record import Record, places
+from taskq.log.format.record import Record
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec
 from taskq.log.segments.indexes import SegmentIndexes
@@ -69,10 +67,6 @@ from tests.tables import ROOT, specified
 
 _LOG_ID: Final = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
 _EPOCH: Final = 0x1122334455667788
-_SEGMENT: Final = (
-    "7461736b716c6f67 0100 4000 00000000 1500000000000000 8877665544332211"
-    "00112233445566778899aabbccddeeff 4d00000000000000 7441d7ef 00000000"
-)
 #: The same, of a segment that follows one whose last frame is at 0x1238, with this CRC.
 _LINKED: Final = (
     "7461736b716c6f67 0100 4000 38120000 1500000000000000 8877665544332211"
@@ -484,14 +478,6 @@ _RECORDS: Final = {
 }
 
 
-def test_a_segment_header_has_these_bytes() -> None:
-    header = codec.SegmentHeader(21, _EPOCH, _LOG_ID.bytes, 77)
-    data = codec.encode_segment_header(header)
-    assert data == bytes.fromhex(_SEGMENT)
-    assert codec.decode_segment_header(data, "x") == header
-    assert struct.unpack_from("<I", data, 56)[0] == zlib.crc32(data[:56])
-
-
 def test_a_segment_header_with_a_link_has_these_bytes() -> None:
     header = codec.SegmentHeader(21, _EPOCH, _LOG_ID.bytes, 77, codec.Link(0x1238, 0xDEADBEEF))
     data = codec.encode_segment_header(header)
@@ -739,24 +725,6 @@ def test_the_loops_and_the_story_do_what_the_table_says(
         known = state in LIVE_STATES or state is State.DEAD
         assert live == [state if known else State.ABSENT] * jobs
         assert stories == [state] * jobs
-
-
-@pytest.mark.parametrize("name", sorted(path.stem for path in HERE.glob("*.zip")))
-def test_records_have_the_options_that_the_table_gives_them(name: str, tmp_path: Path) -> None:
-    with zipfile.ZipFile(HERE / f"{name}.zip") as source:
-        source.extractall(tmp_path)
-    with LogReader.open(str(tmp_path)) as reader:
-        journal = reader.journal
-        for _, frame in journal.frames(journal.start()):
-            assert isinstance(frame, Frame)
-            for _, at, length in places(frame):
-                record = frame.data[at : at + length]
-                _, kind, _, size, _ = codec.PREFIX.unpack_from(record)
-                start = codec.FIXED_SIZES[kind]
-                if kind in kinds.BIRTHS:
-                    start += record[codec.QUEUE_SIZE_AT] + record[codec.QUEUE_SIZE_AT + 1]
-                tags = {tag for tag, _ in each_option(record, start, size)}
-                assert tags <= set(TABLE[kind].options), (kind, tags)
 
 
 def test_all_that_is_shown_of_a_job_is_found_once(

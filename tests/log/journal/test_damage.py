@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -12,7 +11,6 @@ from taskq.core.model import State
 from taskq.core.views import Damage
 from taskq.log.format import codec
 from taskq.log.format.frames import Frame
-from taskq.log.read.reader import LogReader
 from taskq.log.requests import Op
 from tests.effort import every, grows, some
 from tests.log.world import PATH, PLAIN, Process, World
@@ -166,39 +164,6 @@ def _record_ends(frame: Frame) -> list[int]:
     return ends
 
 
-def test_verify_names_segment_offset_lsns_and_the_jobs_concerned(tmp_path: Path) -> None:
-    world = World()
-    process = world.process()
-    jobs = _enqueue_together(process, [b"one", b"two", b"three"])
-    process.enqueue(b"more")
-    for delivery in process.claim(3):
-        process.settle(delivery)
-    process.close()
-    frame = _frames(world)[0]
-    data = bytearray(world.machine.content(_FIRST))
-    data[_record_ends(frame)[1] - 6] ^= 1
-    files = _files(world) | {_FIRST: bytes(data) + b"torn tail"}
-    for path, content in files.items():
-        place = tmp_path / Path(path).relative_to(PATH)
-        place.parent.mkdir(exist_ok=True)
-        place.write_bytes(content)
-    reader = LogReader.open(str(tmp_path))
-    report = reader.verify()
-    assert report.damage == (
-        Damage(
-            segment=_NAME,
-            offset=frame.offset,
-            size=frame.end - frame.offset,
-            first_lsn=jobs[0],
-            next_lsn=jobs[-1] + 1,
-            salvaged=2,
-        ),
-    )
-    assert f"{reader.tag}-{jobs[1]}" in report.jobs
-    assert report.torn_bytes == len(b"torn tail")
-    assert report.segments == 1
-
-
 @pytest.mark.parametrize("seed", range(some(6, 60)))
 def test_random_damage_never_keeps_a_log_from_opening(seed: int) -> None:
     chance = random.Random(seed)
@@ -245,19 +210,6 @@ def test_a_sector_that_cannot_be_read_costs_only_what_is_in_it() -> None:
     damage = process.catch_up().damage
     assert [(gap.first_lsn, gap.next_lsn) for gap in damage] == [(jobs[1][0], jobs[1][1] + 1)]
     assert process.enqueue() > jobs[-1][-1]
-
-
-def test_a_job_whose_record_rots_while_it_waits_ends_as_a_dead_letter() -> None:
-    world = World()
-    process = world.process()
-    jobs = [process.enqueue(b"payload %d" % number) for number in range(3)]
-    process.catch_up()
-    process.committer.operations.context.recent.clear()
-    place = world.machine.content(_FIRST).index(b"payload 1")
-    world.machine.corrupt(_FIRST, place, b"x")
-    assert [delivery.job for delivery in process.claim(9)] == [jobs[0], jobs[2]]
-    assert world.records()[-1].job == jobs[1]
-    assert world.records()[-1].body == b"its record is damaged"
 
 
 # -- lacking zeros ---------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import pytest
 from taskq import TaskLog, TaskQ
 from taskq.core.errors import LogError, LogGone, WrongLog
 from taskq.core.parsing import Tag
-from taskq.engine import LogReader, fork
+from taskq.engine import LogReader
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.format import codec
 from taskq.log.format.frames import Frame
@@ -210,24 +210,6 @@ def test_no_record_and_no_job_of_a_family_of_logs_share_a_name(seed: int) -> Non
     family.look()
 
 
-@pytest.mark.parametrize("seed", range(some(3, 200)))
-def test_a_childs_records_before_its_own_are_its_parents(seed: int) -> None:
-    family = Family(seed)
-    parent = family.worlds[0]
-    family.write(parent)
-    child = copied(parent, "/srv/child")
-    for world in (parent, child):
-        for _ in range(3):
-            family.write(world)
-    theirs, ours = records_of(parent), records_of(child)
-    begins = child.reader().identity.begins
-    assert {name: record for name, record in ours.items() if name[1] < begins} == {
-        name: record for name, record in theirs.items() if name[1] < begins
-    }
-    assert min(lsn for _, lsn in ours.keys() - theirs.keys()) == begins
-    assert child.reader().identity.parents == (Parent(parent.reader().identity.log_id, begins),)
-
-
 def _before_opening(seed: int) -> World:
     world = World(seed)
     process = world.process()
@@ -351,18 +333,6 @@ def test_a_fork_that_is_cut_short_is_the_former_log_or_the_child(*, power: bool)
     assert forked > 5
 
 
-def test_processes_that_have_a_log_open_lose_it_by_a_fork_and_write_nothing() -> None:
-    world, hub, _ = _forked(0)
-    other = world.process()
-    before = records_of(world)
-    at_lsn(world, _common(hub, before))
-    forked = records_of(world)
-    for _ in range(2):
-        with pytest.raises(LogGone):
-            other.enqueue()
-    assert records_of(world) == forked
-
-
 def test_a_process_loses_its_log_by_a_fork_that_another_began_and_was_killed_in() -> None:
     steps = 0
     for cut in cuts(power=False):
@@ -484,17 +454,6 @@ def test_a_removed_directory_and_its_copy_in_its_place_are_two_logs(tmp_path: Pa
     shutil.rmtree(data)
     shutil.copytree(backup, data)
     assert not {*_put(data, 2)} & {*lost}
-
-
-def test_a_fork_of_a_real_log_goes_on_under_another_id(tmp_path: Path) -> None:
-    jobs = _put(tmp_path, 4)
-    identity = fork(str(tmp_path), 3)
-    new = _put(tmp_path, 1)
-    tag = identity.log_id.hex[:8]
-    with LogReader.open(str(tmp_path)) as reader:
-        ids = [job.job_id for job in reader.jobs(None, None, None, 9)]
-        assert not reader.verify().damage
-    assert ids[::-1] == [*jobs[:2], f"{tag}-3", f"{tag}-4", *new]
 
 
 # -- copied directory ------------------------------------------------------------------------------

@@ -22,13 +22,13 @@ from taskq.core.errors import FormatError, LogError
 from taskq.core.model import Extras
 from taskq.log.config import LogConfig
 from taskq.log.format import codec
-from taskq.log.journal.lock import LockWatch, WriterLock
+from taskq.log.journal.lock import WriterLock
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.machine.posix import Reader, StatusReader
 from taskq.log.read.reader import LogReader
-from taskq.log.segments.identity import REPLICA, read_identity
+from taskq.log.segments.identity import REPLICA
 from taskq.log.store.store import open_store
-from tests.effort import ended, some
+from tests.effort import some
 from tests.log.world import PATH, World
 from tests.machine.crashable import CrashableDisk, ProcessKilled
 
@@ -300,20 +300,6 @@ async def test_a_writer_refuses_what_it_may_only_read_and_leaves_every_file_as_i
     assert _tree(path) == before
 
 
-def test_a_feature_that_is_added_leaves_the_read_only_ones_where_they_are() -> None:
-    world = World()
-    first = world.process()
-    path = f"{PATH}/taskq.json"
-    values = json.loads(world.machine.content(path))
-    values["features"]["read_only_compat"] = ["sealed-7"]
-    world.machine.put(path, json.dumps(values).encode())
-    first.journal.allow(("records-4",))
-    identity = read_identity(CrashableDisk(world.machine), PATH)
-    assert identity is not None
-    assert identity.incompat == {"records-4"}
-    assert identity.read_only == {"sealed-7"}
-
-
 # -- writer lock -----------------------------------------------------------------------------------
 
 
@@ -334,29 +320,6 @@ def make(tmp_path: Path) -> Iterator[Callable[[], WriterLock]]:
         lock.close()
 
 
-def test_who_is_alone_waits_behind_those_in_line_every_now_and_then(
-    make: Callable[[], WriterLock],
-) -> None:
-    lock, disk = make(), LocalDisk()
-    gate = make()._gate
-    lock.acquire()
-    lock.release()
-    lock.is_alone = True
-    waited: list[int] = []
-    for number in range(64):
-
-        def pass_on(number: int = number) -> None:
-            waited.append(number)
-            disk.unlock(gate)
-
-        lock.on_wait = pass_on
-        assert disk.try_lock(gate), "somebody is in line"
-        lock.acquire()
-        lock.release()
-        disk.unlock(gate)
-    assert waited == [16, 33, 50]
-
-
 def test_who_was_alone_sees_that_another_came_though_both_have_the_same_number(
     make: Callable[[], WriterLock],
 ) -> None:
@@ -372,16 +335,3 @@ def test_who_was_alone_sees_that_another_came_though_both_have_the_same_number(
     first.acquire()
     first.release()
     assert not first.is_alone
-
-
-def test_a_watch_that_is_ended_looks_no_more(make: Callable[[], WriterLock]) -> None:
-    """Its thread would otherwise look for ten waits more, at a log that is closed."""
-    lock, late = make(), list[float]()
-    watch = LockWatch(lock, 0.001, late.append)
-    lock.waiting_since = 1.0
-    assert lock.on_wait is not None
-    lock.on_wait()
-    thread = watch._thread
-    assert thread is not None
-    watch.stop()
-    ended(thread)

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import queue
 import random
-import shutil
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
@@ -270,24 +269,6 @@ def test_a_recovery_cut_short_at_any_step_is_repeated_by_the_next_open(
     assert step > 20
 
 
-def test_a_segment_that_is_written_again_as_a_whole_begins_as_it_began() -> None:
-    world = World()
-    first = world.process()
-    first.enqueue(b"one")
-    world.clock.advance(60)
-    world.lose_power()
-    second = world.process()
-    world.clock.advance(60)
-    second.send(Op.ENQUEUE, (PLAIN, b"in the air", None))
-    segment, header = second.journal.segment, second.journal.files.header(second.journal.segment)
-    world.machine.fail_next_syncs()
-    second.sync()
-    second.kill()
-    third = world.process()
-    assert third.journal.recovered == ["wrote 1 frames again after a failed fsync"]
-    assert third.journal.files.header(segment) == header
-
-
 # -- sync points -----------------------------------------------------------------------------------
 
 
@@ -403,33 +384,6 @@ def test_a_full_disk_goes_without_a_sync_point() -> None:
 # -- real files -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("durability", ["os", "interval", "fsync"])
-async def test_rot_in_a_log_that_was_closed_well_costs_the_frame_it_is_in(
-    durability: str, tmp_path: Path
-) -> None:
-    """In a copy as in place, with the lock's file as without: reported, and nothing cut off."""
-    place = tmp_path / "data"
-    async with TaskLog.open(place, durability=durability) as log:
-        for number in range(60):
-            await log.put(b"job %d" % number)
-    segment = next((place / "log").glob("*.log"))
-    data = bytearray(segment.read_bytes())
-    data[data.index(b"job 21") + 2] ^= 1
-    segment.write_bytes(data)
-    for name in ("copy", "bare", "data"):
-        if name != "data":
-            shutil.copytree(place, tmp_path / name)
-        if name == "bare":
-            (tmp_path / name / "write.lock").unlink()
-        with LogReader.open(str(tmp_path / name)) as reader:
-            report = reader.verify()
-        assert len(report.damage) == 1
-        assert not report.torn_bytes
-        async with TaskLog.open(tmp_path / name) as log:
-            assert len(await log.claim(99)) == 59
-        assert not (tmp_path / name / "torn").exists()
-
-
 async def test_a_second_without_work_leaves_one_sync_point_and_then_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -485,9 +439,3 @@ def test_a_process_that_is_stopped_in_its_turn_holds_nobody_up(
     second.leave(BOOT, GENERATION, 12)
     first.leave(BOOT, GENERATION, 10)
     assert not first.take(BOOT, GENERATION, 12)
-
-
-@pytest.mark.disk
-def test_a_mark_of_nonsense_covers_nobody(turns: tuple[SyncTurn, SyncTurn], tmp_path: Path) -> None:
-    (tmp_path / "sync.lock").write_bytes(b"\xff" * 24)
-    assert turns[0].take(BOOT, GENERATION, 1)

@@ -375,36 +375,6 @@ def test_unsynced_names_may_come_and_go() -> None:
 
 
 @pytest.mark.disk
-def test_a_removed_file_may_come_back_until_its_directory_is_synced() -> None:
-    for sync, expected in ((True, {()}), (False, {(), ("f",)})):
-        seen = set()
-        for seed in _SEEDS:
-            machine = Machine(seed)
-            disk = CrashableDisk(machine)
-            machine.put("/f", b"a")
-            disk.remove("/f")
-            if sync:
-                disk.sync_directory("/")
-            machine.lose_power()
-            seen.add(tuple(CrashableDisk(machine).names("/")))
-        assert seen == expected
-
-
-@pytest.mark.disk
-def test_what_lies_in_a_lost_directory_is_lost() -> None:
-    for seed in _SEEDS:
-        machine = Machine(seed)
-        disk = CrashableDisk(machine)
-        disk.make_directory("/d/e")
-        disk.close(disk.open("/d/e/f", create=True))
-        disk.sync_directory("/d/e")
-        machine.lose_power()
-        after = CrashableDisk(machine)
-        assert after.names("/d") in ([], ["e"])
-        assert after.names("/d/e") == (["f"] if after.names("/d") else [])
-
-
-@pytest.mark.disk
 def test_a_failed_sync_leaves_pages_that_read_back_and_are_lost() -> None:
     def act(disk: CrashableDisk) -> None:
         descriptor = disk.open("/d/f")
@@ -493,15 +463,6 @@ def test_any_step_can_be_the_last(*, power: bool, error: type[BaseException]) ->
     assert other.is_dead is power
     with pytest.raises(error):
         disk.read(descriptor, 1, 0)
-
-
-@pytest.mark.disk
-def test_a_deadlock_is_an_assertion() -> None:
-    machine = Machine()
-    disk, other = CrashableDisk(machine), CrashableDisk(machine)
-    assert disk.try_lock(disk.open("/f", create=True))
-    with pytest.raises(AssertionError, match="deadlock"):
-        other.lock(other.open("/f"))
 
 
 # -- syscalls --------------------------------------------------------------------------------------
@@ -633,27 +594,12 @@ def test_whichever_call_was_slow_the_next_ones_give_the_gil_up(
     assert pace.patient_until
 
 
-def test_to_wait_for_the_gil_is_not_to_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    times, pace = Times(monkeypatch), posix.Pace()
-    times.gives_up(pace, 0.05)
-    times.now += posix.PATIENT_SECONDS
-    assert times.gives_up(pace, sys.getswitchinterval() + 0.001)
-    assert not times.gives_up(pace)
-
-
 def test_a_large_frame_is_written_without_the_gil_however_quick_the_disk_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     times, pace = Times(monkeypatch), posix.Pace()
     assert times.gives_up(pace, 0.05, FRAME_BODY_MAX)
     assert not times.gives_up(pace, 0, BATCH_BYTES_MAX + 4_096)
-
-
-def test_each_log_has_a_pace_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    times, disk, other = Times(monkeypatch), LocalDisk(), LocalDisk()
-    times.gives_up(disk, 0.05)
-    assert times.gives_up(disk)
-    assert not times.gives_up(other)
 
 
 # -- meters ----------------------------------------------------------------------------------------
@@ -689,12 +635,6 @@ def test_buckets_cover_all_numbers_in_order_and_are_at_most_a_quarter_wide(
         assert len(inside) == count
         assert all(value >= bound * 0.8 - 1 for value in inside)
         below = bound + 1
-
-
-def test_what_is_beyond_the_last_bucket_is_counted_and_its_largest_is_exact() -> None:
-    histogram = _histogram([2**60, 5])
-    assert histogram.count == 2
-    assert histogram.largest == histogram.spread().max == 2**60
 
 
 # -- systems ---------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from taskq.core.rates import Limit, Rate
 from taskq.core.views import Hold, OwnerView, Serving
 from taskq.log.config import LogConfig
 from taskq.log.machine import posix
-from taskq.log.machine.access import make_directory, open_file, replace_file
+from taskq.log.machine.access import replace_file
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.machine.owners import ask_to_stop, publish, read_servings
 from taskq.log.machine.peers import LocalPeers
@@ -32,7 +32,7 @@ from taskq.log.machine.ports import INTEREST_READY
 from taskq.log.machine.posix import make_pipe, open_pipe
 from taskq.log.machine.system import system
 from taskq.log.read.reader import LogReader
-from taskq.log.requests import ClaimRequest, EnqueueSpec
+from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
 from taskq.log.upkeep.health import check_health
 
@@ -104,18 +104,6 @@ def link_to(path: Path) -> Path:
     return link
 
 
-def test_what_is_refused_leaves_no_descriptor_open(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    before = len(os.listdir("/dev/fd"))  # noqa: PTH208 - as many as there are
-    for _ in range(10):
-        with pytest.raises(OSError, match="no regular file"):
-            open_file(tmp_path / "pipe", os.O_RDWR | os.O_CREAT)
-        with pytest.raises(OSError, match=r"exists|no regular"):
-            make_pipe(tmp_path / "pipe")
-        make_directory(tmp_path / "directory")
-    assert len(os.listdir("/dev/fd")) == before  # noqa: PTH208 - likewise
-
-
 @pytest.mark.parametrize(
     "name", ["log/00000000000000000001.log", "log/00000000000000000009.log", "taskq.json"]
 )
@@ -179,21 +167,6 @@ def test_a_linked_directory_inside_is_refused_with_its_name(tmp_path: Path, name
     with pytest.raises(LogError, match=text):
         LogReader.open(str(log))
     assert any(name in check.detail for check in check_health(log) if not check.ok)
-
-
-@pytest.mark.parametrize("plant", PLANTED)
-def test_a_reserve_that_is_something_else_grows_nothing(
-    tmp_path: Path, plant: Callable[[Path], object]
-) -> None:
-    log = tmp_path / "log"
-    with TaskLog.open(log):
-        pass
-    (log / "reserve").unlink(missing_ok=True)
-    plant(log / "reserve")
-    with TaskLog.open(log, reserve=100_000) as opened:
-        opened.put_sync(b"x")
-    victim = tmp_path / "victim"
-    assert not victim.exists() or victim.read_bytes() == b"precious"
 
 
 # -- refused peers ---------------------------------------------------------------------------------
@@ -307,17 +280,6 @@ def test_an_owner_that_cannot_be_asked_lives(
     assert not two[0].alive(7)
     monkeypatch.setattr(fcntl, "lockf", _refuse)
     assert two[0].alive(7)
-
-
-def test_an_enqueue_stands_and_is_done_beside_a_board_of_odd_size(tmp_path: Path) -> None:
-    store = open_store(str(tmp_path), LogConfig())
-    other = LocalPeers(str(tmp_path), "")
-    store._open.writer.is_alone = False
-    _cut(tmp_path, 33)
-    assert store.thread_port.enqueue(EnqueueSpec(), b"x").result(10) == 1
-    assert len(store.thread_port.claim(ClaimRequest(2)).result(10)) == 1
-    other.close()
-    store.close()
 
 
 def test_a_wake_up_with_a_bug_in_it_is_logged_and_harms_nobody(

@@ -26,7 +26,7 @@ from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec
 from taskq.testing import FakeClock
 from taskq.views import STATES
-from tests.log.world import PATH, SMALL, Process, World
+from tests.log.world import PATH, Process, World
 
 _MAIL: Final = EnqueueSpec("mail", "mail.send")
 
@@ -41,10 +41,6 @@ def _queues(process: Process) -> dict[str, QueueStats]:
     return {queue.queue: queue for queue in process.committer.gauges.queues(agenda, now_ns)}
 
 
-def _age(process: Process, queue: str = "mail") -> float | None:
-    return _queues(process)[queue].oldest_ready_seconds
-
-
 def _rate(process: Process, queue: str = "mail") -> float | None:
     return _queues(process)[queue].throughput_per_second
 
@@ -54,24 +50,6 @@ def _engine(process: Process) -> EngineStats:
 
 
 # -- ages ------------------------------------------------------------------------------------------
-
-
-def test_ages_are_found_again_without_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
-    first = world.process()
-    for _ in range(3):
-        first.enqueue(spec=_MAIL)
-        world.clock.advance(1)
-    assert _age(first) == 3
-
-    def fail(*_: object) -> bytes:
-        raise AssertionError("read again")
-
-    monkeypatch.setattr(first.disk, "read", fail)
-    agenda = first.committer.facets.agenda
-    assert agenda is not None
-    gauges = first.committer.gauges
-    assert gauges.queues(agenda, world.clock.wall_ns())[0].oldest_ready_seconds == 3
 
 
 def test_the_age_of_a_job_whose_frame_is_damaged_is_not_made_up() -> None:
@@ -111,20 +89,6 @@ def test_throughput_is_what_ended_over_the_last_minute() -> None:
     assert _rate(first) == pytest.approx(1, abs=0.1)
     world.clock.advance(40)
     assert _rate(first) == 0
-
-
-def test_what_ended_long_ago_is_not_counted_after_a_pause() -> None:
-    world = World()
-    first = world.process()
-    first.claim()
-    _end(first, 500)
-    world.clock.advance(600)
-    assert _rate(first) == 0
-    _end(first, 30)
-    assert _rate(first) == 30 / 60
-    world.clock.advance(5)
-    _end(first, 30)
-    assert _rate(first) == 1
 
 
 @pytest.mark.parametrize(("pause", "counted"), [(60.5, 30), (61, 0)])
@@ -184,40 +148,6 @@ def test_fsyncs_are_timed_and_slow_ones_counted_and_logged(
     assert engine.slow_syncs == 1
     assert [record.getMessage() for record in caplog.records] == [f"{PATH}: an fsync took 2.0 s"]
     assert engine.lock_hold_seconds_max < 1, "the disk's time is not the lock's"
-
-
-def test_the_lock_is_excused_while_a_segment_is_sealed_and_the_next_begun(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    world = World()
-    first = world.process()
-    first.enqueue()
-    monkeypatch.setattr("taskq.log.journal.lock.perf_counter_ns", world.clock.steady_ns)
-    first.journal.writer.longest_hold_ns = 0
-    held: list[float] = []
-
-    def on_step(operation: str, path: str) -> None:
-        if operation.startswith("sync"):
-            world.clock.advance(5)
-        elif operation == "write" and path.endswith(".log"):
-            world.clock.advance(0.25)
-            held.append(0.25)
-
-    world.machine.on_step = on_step
-    while len(world.segments()) < 2:
-        first.enqueue(b"x" * 40_000)
-    assert len(held) > 2
-    assert _engine(first).lock_hold_seconds_max == 0.25
-
-
-def test_the_disks_room_is_told() -> None:
-    world = World(config=SMALL)
-    first = world.process()
-    assert _engine(first).free_bytes is None
-    world.machine.free = 5_000
-    first.enqueue()
-    assert _engine(first).free_bytes == 5_000
-    assert not _engine(first).is_disk_short
 
 
 # -- last hour -------------------------------------------------------------------------------------
@@ -285,21 +215,6 @@ def test_an_hour_is_sixty_minutes_that_move_on(tmp_path: Path) -> None:
         clock.advance(60)
         reader.refresh()
         assert not reader.last_hour().paces()
-
-
-def test_of_a_busy_log_the_first_minutes_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for path in (tmp_path / "1", tmp_path / "2"):
-        fill(path, 3, 0)
-        with LogReader.open(str(path)) as reader:
-            if sum(any(minute.counts.values()) for minute in reader.last_hour().minutes()) == 1:
-                break  # else a minute ended in the midst of it
-    monkeypatch.setattr(gauges, "_READ_BYTES_MAX", 1)
-    with LogReader.open(str(path)) as reader:
-        minutes = reader.last_hour().minutes()
-        assert len(minutes) in {1, 2}
-        assert total(reader)["succeeded"] == 3
 
 
 def test_a_moment_has_an_hour_of_its_own(tmp_path: Path) -> None:

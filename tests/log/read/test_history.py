@@ -18,7 +18,6 @@ from taskq import TaskLog, TaskQ
 from taskq.core.errors import LogDamaged
 from taskq.engine import LogReader
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.machine.ports import read_file
 from taskq.log.read.history import (
     ACTS_MAX,
     CAUSES_MAX,
@@ -26,11 +25,9 @@ from taskq.log.read.history import (
     HOUR_NS,
     TASKS_MAX,
     History,
-    _drop,
     class_of,
     middle_of,
 )
-from taskq.log.requests import EnqueueSpec
 from taskq.log.upkeep.upkeep import Upkeep
 from taskq.testing import TravelClock, use_clock
 from tests.log.world import World, fill_segment, keeping, tend
@@ -173,29 +170,6 @@ def test_whatever_hinders_the_counts_keeps_no_segment_back(
     assert not {first, second} & set(world.segments())
 
 
-def test_the_end_of_a_job_without_a_task_reads_no_birth_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    process = World(0, keeping()).process()
-    process.enqueue(spec=EnqueueSpec(task=""))
-    (delivery,) = process.claim()
-    process.settle(delivery)
-    known = History(process.journal)
-    monkeypatch.setattr(known, "_find", Mock(side_effect=AssertionError))
-    assert list(known.read_on())
-    ((counted, _),) = known.tasks[""].hours.values()
-    assert counted[:2] == [1, 1]
-
-
-def test_tasks_beyond_the_most_of_an_hour_share_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskq.log.read.history._NEW_MAX", 3)
-    known = History(World(0, keeping()).process().journal)
-    for number in range(10):
-        known._cell(f"task{number}", 500_000, 0, 0)
-    assert len(known._cells) == len(known.tasks) == 4
-    assert sum(part.weight() for part in known.tasks.values()) == 10
-
-
 def enqueued(world: World) -> int:
     known = History(world.reader())
     for _ in known.read_on():
@@ -239,22 +213,6 @@ def test_segments_that_go_uncounted_take_no_other_counts_along(
     counted = History(process.journal)
     counted.load()
     assert counted.cursor.segment >= process.journal.files.lsns[0]
-
-
-def test_a_file_that_the_disk_refused_is_written_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = World(0, keeping()).process()
-    through = fill_segment(process)
-    known = History(process.journal)
-    with monkeypatch.context() as patch:
-        full = OSError(errno.ENOSPC, "full")
-        patch.setattr("taskq.log.read.history.replace_file", Mock(side_effect=full))
-        with pytest.raises(OSError, match="full"):
-            list(known.steps(through))
-    assert known.has(through)
-    list(known.steps(through))
-    after = History(process.journal)
-    after.load()
-    assert counts(after) == counts(known)
 
 
 @pytest.mark.parametrize(
@@ -305,27 +263,3 @@ async def test_a_clock_that_was_wrong_for_a_moment_takes_no_counts(
         assert getattr(before, name).keys() <= getattr(known, name).keys()
     assert known.tasks["task0"].hours.keys() > before.tasks["task0"].hours.keys()
     assert set(known.hours) >= set(range(BEGIN // 3_600 + 1, BEGIN // 3_600 + 8))
-
-
-def test_a_clock_that_jumps_about_leaves_few_counts() -> None:
-    known = dict.fromkeys(range(100))
-    _drop(known, 10, 20)
-    assert list(known) == list(range(40))
-
-
-def test_a_fold_reads_the_file_again_only_after_another_process_wrote_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    process = World(0, keeping()).process()
-    segments = [fill_segment(process) for _ in range(4)]
-    first, second = History(process.journal), History(process.journal)
-    for through in segments[:2]:
-        list(first.steps(through))
-    read = Mock(wraps=read_file)
-    monkeypatch.setattr("taskq.log.read.history.read_file", read)
-    list(first.steps(segments[2]))
-    assert not read.called
-    list(second.steps(segments[3]))
-    assert not list(first.steps(segments[3]))
-    assert read.call_count == 2
-    assert counts(first) == counts(second)

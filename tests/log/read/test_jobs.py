@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from taskq import TaskLog, TaskQ
-from taskq.core.errors import JobNotFound, MomentGone, UsageError
+from taskq.core.errors import MomentGone, UsageError
 from taskq.core.kinds import CANCEL, EXPIRY
 from taskq.core.model import SECOND_NS, State
 from taskq.core.records import Cause, Kind
@@ -129,27 +129,6 @@ def test_a_rare_task_is_found_without_reading_what_others_did(
     assert sum(read) < 100
 
 
-def test_a_rare_end_is_found_without_reading_other_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with TaskQ(tmp_path, durability="os", upkeep=False) as app:
-
-        @app.task(name="often")
-        async def often(text: str) -> None: ...
-
-        job = often.enqueue_sync("first")
-        for start in range(0, 3_000, 1_000):
-            often.enqueue_many_sync([(str(number),) for number in range(start, start + 1_000)])
-            job.cancel_sync()
-    monkeypatch.setattr(jobs, "_Births", None)
-    with LogReader.open(str(tmp_path)) as reader:
-        (view,) = reader.jobs({State.CANCELLED}, None, "often", 10)
-        assert view.job_id == job.id
-        assert reader.jobs({State.CANCELLED}, "none", None, 10) == []
-        monkeypatch.setattr(jobs, "_Marks", None)
-        assert reader.jobs({State.EXPIRED}, None, None, 10) == []
-
-
 async def test_what_only_looks_like_the_end_of_a_job_is_none(tmp_path: Path) -> None:
     forged = b"".join(
         bytes((kind,)) + bytes(11) + number.to_bytes(8, "little")
@@ -249,34 +228,6 @@ def test_jobs_are_chosen_by_state_queue_task_and_time_of_their_enqueue() -> None
     assert lsns(JobFilter(queue="mai")) == []
 
 
-def test_what_compaction_wrote_again_is_told_once() -> None:
-    world = World()
-    process = world.process()
-    done, waiting = process.enqueue(b"done"), process.enqueue(b"waiting")
-    [delivery] = process.claim()
-    process.settle(delivery, body=b"42")
-    process.enqueue(bytes(70_000))
-    process.enqueue(b"in the second segment")
-    views = {view.lsn: view for view in _all(world)}
-    for job in (done, waiting):
-        view = views[job]
-        result = world.reader().indexes.find(job)
-        assert result is not None
-        carried = Carried(
-            job=job, state=view.state, born=result.record, enqueued_ns=view.enqueued_ns,
-            attempt=view.attempt, ended_ns=view.settled_ns, body=view.result,
-        )  # fmt: skip
-        process.append(encode_carried(Kind.CARRIED, carried, process.journal.next_lsn))
-    assert {view.lsn: view for view in _all(world)} == views
-    world.remove_oldest(1)
-    answer = _all(world)
-    assert [view.lsn for view in answer] == [done, waiting, max(views)]
-    assert [view.payload for view in answer[:2]] == [b"done", b"waiting"]
-    assert answer[0].result == b"42"
-    for view in answer:
-        assert view == job_view(world.reader(), view.lsn, world.clock.wall_ns())
-
-
 def test_records_that_are_whole_in_a_damaged_frame_are_told_too() -> None:
     world = World()
     process = world.process()
@@ -364,14 +315,6 @@ async def test_a_worker_is_named_though_it_is_gone_and_came_segments_before(tmp_
         assert all(event.pid and event.host for event in events[1:])
         assert not events[0].worker
     assert alive == gone
-
-
-async def test_a_timeline_of_no_job_is_refused(tmp_path: Path) -> None:
-    async with TaskLog.open(tmp_path) as log:
-        job_id = await log.put(b"x")
-        tag = job_id.partition("-")[0]
-        with pytest.raises(JobNotFound):
-            await log.timeline(f"{tag}-99")
 
 
 def _carried(state: State, attempts: list[AttemptView], ended_ns: int) -> bytes:

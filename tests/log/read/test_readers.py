@@ -19,12 +19,6 @@ from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.format.frames import Scanner
 from taskq.log.journal.journal import Journal
 from taskq.log.machine.disk import LocalDisk
-from taskq.log.machine.ports import (
-    INTEREST_CANCEL,
-    INTEREST_GROWTH,
-    INTEREST_OUTCOME,
-    INTEREST_READY,
-)
 from taskq.log.read.follow import Onlooker
 from taskq.log.read.reader import LogReader
 from taskq.log.read.readers import (
@@ -148,15 +142,6 @@ def test_a_name_is_read_by_one_at_a_time(tmp_path: Path) -> None:
     first.release()
     assert not is_read(LocalDisk(), str(tmp_path), "billing")
     take(tmp_path).release()
-
-
-def test_a_reader_that_let_go_of_its_name_writes_nothing_any_more(tmp_path: Path) -> None:
-    reader = take(tmp_path)
-    reader.save(HERE)
-    reader.release()
-    reader.save(THERE)
-    reader.forget()
-    assert found(tmp_path) == HERE
 
 
 def test_whoever_asks_whether_a_reader_lives_does_not_shut_one_out(tmp_path: Path) -> None:
@@ -284,14 +269,6 @@ def test_a_list_of_the_newest_jobs_reads_no_more_segments_than_it_needs(
         assert read == set(lsns[-2:])
 
 
-def test_a_reader_gives_its_files_back_and_may_be_closed_twice(long_log: str) -> None:
-    with LogReader.open(long_log) as reader:
-        reader.jobs(None, None, None, 10)
-        assert len(reader._journal.files._descriptors) == 6
-    reader.close()
-    assert not reader._journal.files._descriptors
-
-
 @pytest.mark.parametrize("at", [None, Moment(lsn=4)])
 def test_what_compaction_took_meanwhile_is_not_missing_from_an_answer(
     long_log: str, at: Moment | None
@@ -316,22 +293,6 @@ def test_a_log_that_is_compacted_faster_than_it_is_read_says_so(long_log: str) -
 
     with LogReader.open(long_log) as reader, pytest.raises(LogError, match="faster than they are"):
         reader._told(read)
-
-
-def test_verify_and_lists_go_by_the_segments_whatever_lies_beside_them(long_log: str) -> None:
-    """An index and a snapshot of nonsense change no answer."""
-    with LogReader.open(long_log) as reader:
-        before = reader.verify(), reader.jobs(None, None, None, 10)
-    log, snapshot = Path(long_log) / "log", Path(long_log) / "snapshot"
-    snapshot.mkdir(exist_ok=True)
-    for path in list(log.glob("*.log")):
-        path.with_suffix(".idx").write_bytes(b"no index at all" * 300)
-        (snapshot / f"{path.stem}.agenda.snap").write_bytes(b"no snapshot" * 300)
-    with LogReader.open(long_log) as reader:
-        assert (reader.verify(), reader.jobs(None, None, None, 10)) == before
-        [queue] = reader.stats().queues
-        assert (queue.succeeded, queue.dead, queue.ready) == (3, 1, 1)
-        assert not before[0].damage
 
 
 # -- growth ----------------------------------------------------------------------------------------
@@ -395,24 +356,6 @@ def test_a_stream_sees_what_another_process_wrote_and_syncs_it_itself() -> None:
     assert len(world.records()) >= 3
 
 
-def test_every_append_wakes_those_that_follow_and_nothing_else_does() -> None:
-    process = World().process()
-    take = process.committer.take_interest
-
-    def interest(op: Op, operand: Any) -> int:
-        process.committer.commit([(op, None, Future(), operand)])
-        return take()
-
-    assert interest(Op.ENQUEUE, (PLAIN, b"x", None)) == INTEREST_READY | INTEREST_GROWTH
-    process.sync()
-    assert interest(Op.CLAIM, ClaimRequest(1, wait_until_ns=0)) & INTEREST_GROWTH
-    assert interest(Op.CLAIM, ClaimRequest(1, wait_until_ns=0)) == 0
-    assert interest(Op.CANCEL, 1) == INTEREST_CANCEL | INTEREST_GROWTH
-    assert interest(Op.CANCEL, 1) == 0, "it was asked for already"
-    assert not interest(Op.FOLLOW, None)
-    assert not INTEREST_GROWTH & (INTEREST_READY | INTEREST_OUTCOME)
-
-
 def test_a_stream_of_a_log_whose_fsync_failed_is_told_so() -> None:
     world = World()
     process = world.process()
@@ -425,14 +368,6 @@ def test_a_stream_of_a_log_whose_fsync_failed_is_told_so() -> None:
     ((_, answered, error),) = told(process)
     assert answered is future
     assert isinstance(error, LogFailed)
-
-
-def test_whoever_gave_up_is_forgotten() -> None:
-    process = World().process()
-    future = follow(process, process.journal.next_lsn)
-    assert process.committer.waiters.growth
-    future.cancel()
-    assert not process.committer.waiters.growth
 
 
 # -- without having it open ------------------------------------------------------------------------

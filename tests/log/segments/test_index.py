@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskq.core.errors import JobNotFound, LogDamaged
+from taskq.core.errors import LogDamaged
 from taskq.core.kinds import OF_JOBS
 from taskq.core.model import Durability, Extras, State
 from taskq.core.records import Cause, Kind
@@ -27,9 +27,8 @@ from taskq.log.format.options import encode_extras
 from taskq.log.format.record import Record, places
 from taskq.log.journal.journal import Journal
 from taskq.log.requests import Op
-from taskq.log.segments.index import IndexBuilder, index_name
+from taskq.log.segments.index import index_name
 from taskq.log.segments.indexes import RecordFound
-from taskq.log.segments.segments import SegmentGone
 from taskq.log.state.job_history import Story, find_end, job_view, records
 from tests.effort import grows, some
 from tests.log.simulation import Simulation
@@ -271,65 +270,6 @@ def test_lookups_while_the_log_grows_find_what_a_plain_scan_finds(seed: int) -> 
             save(other)
 
 
-@given(st.integers(0, 2**32), st.integers(1, 40))
-@settings(max_examples=some(5, 15), deadline=None)
-def test_a_frame_that_is_indexed_in_steps_is_indexed_as_if_at_once(seed: int, records: int) -> None:
-    journal = random_log(seed, frames=6).world.reader()
-    whole, stepped = IndexBuilder(1), IndexBuilder(1)
-    for number, (_, item) in enumerate(journal.frames(journal.start())):
-        assert not isinstance(item, Gap)
-        assert whole.feed(item)
-        while not stepped.feed(item, records):
-            assert stepped.offset == item.offset
-            if number % 3 == 1:
-                assert stepped.feed(item)
-                break
-        assert (stepped.offset, stepped.next_lsn) == (whole.offset, whole.next_lsn)
-    assert list(whole.sorted_parts()) == list(stepped.sorted_parts())
-    assert whole.lsns == stepped.lsns
-    assert whole.times == stepped.times
-    assert whole.places == stepped.places
-    assert whole.clocks == stepped.clocks
-
-
-def test_jobs_that_share_their_lower_bits_are_told_apart() -> None:
-    process = World().process()
-    low = process.enqueue(b"low")
-    for job in (low, low + 2**32):
-        lsn = process.journal.next_lsn
-        process.append(codec.encode_job(Kind.PURGED, 0, 1, job, 7, None, lsn), 1)
-    indexes = process.journal.indexes
-    for step in range(2):
-        assert [entry.lsn for entry in indexes.about(low)] == [low, low + 1]
-        assert len(indexes._places(1, low)) == 1 + step
-        indexes._built[1].sort()
-
-
-def test_a_long_index_is_sorted_in_parts() -> None:
-    """Claims and outcomes of jobs that end in another order than they began."""
-    process = World().process(LogConfig(segment_bytes=64 * 1024 * 1024))
-    builder = IndexBuilder(1)
-    expected: list[int] = []
-    for first in range(1, 12_001, 64):
-        claimed = list(range(first, first + 64))
-        jobs = (*claimed, *claimed[32:], *claimed[:32])
-        records = [codec.encode_job(Kind.CLAIMED, 0, 1, job, 7, None, 0) for job in jobs]
-        process.append(b"".join(records), len(records))
-    for _, item in process.journal.frames(process.journal.start()):
-        assert not isinstance(item, Gap)
-        builder.feed(item)
-        for lsn, at, _ in places(item):
-            record = Record(item.data[at:], lsn, 0, 0)
-            expected.append(record.job << 32 | item.end - item.header.body_size - item.at + at)
-    parts = list(builder.sorted_parts())
-    assert [pair for part in parts for pair in part] == sorted(expected)
-    assert max(map(len, parts)) < len(expected) / 4
-    for job in range(1, 12_001, 499):
-        assert builder.job_places(job) == [
-            pair % 2**32 for pair in sorted(expected) if pair >> 32 == job
-        ]
-
-
 # -- stories ---------------------------------------------------------------------------------------
 
 
@@ -369,31 +309,6 @@ def test_the_story_of_every_job_is_that_of_a_walk(seed: int, *, steps_of_clock: 
         save(world.process())
 
 
-def test_a_salvaged_job_has_its_story() -> None:
-    world = World()
-    process = world.process()
-    first = process.enqueue(b"first")
-    jobs = [process.enqueue(b"x" * 9_000) for _ in range(3)]
-    process.enqueue(b"last")
-    path = f"{PATH}/log/{1:020d}.log"
-    place = world.machine.content(path).index(b"x" * 9_000)
-    # The header of the frame: what is in it is whole.
-    world.machine.corrupt(path, place - 60, b"\xff")
-    world.lose_power()
-    process = world.process()
-    assert process.catch_up().damage
-    [delivery] = [delivery for delivery in process.claim(9) if delivery.job == jobs[0]]
-    process.settle(delivery)
-    for journal in (process.journal, world.reader()):
-        for job in (first, *jobs):
-            view = job_view(journal, job, world.clock.wall_ns())
-            assert view is not None
-            assert view.lsn == job
-        view = job_view(journal, jobs[0], world.clock.wall_ns())
-        assert view is not None
-        assert [attempt.outcome for attempt in view.attempts] == ["succeeded"]
-
-
 # -- index files -----------------------------------------------------------------------------------
 
 
@@ -417,81 +332,53 @@ def _revive(files: dict[str, bytes]) -> World:
     return world
 
 
-def _check_and_repair(world: World, whole: bytes) -> None:
-    """Lookups are right, and upkeep brings the very same file back."""
-    check_lookups(world.reader())
-    process = world.process()
-    save(process)
-    assert world.machine.content(_FIRST) == whole
-    assert not process.journal.indexes.missing()
-    process.close()
+def _flipped(index: bytes) -> bytes:
+    data, chance = bytearray(index), random.Random(index)
+    data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    return bytes(data)
 
 
-def test_every_sealed_segment_gets_a_file_beside_it(saved: dict[str, bytes]) -> None:
-    segments = sorted(path for path in saved if path.endswith(".log"))
-    assert len(segments) > 2
-    files = sorted(path for path in saved if ".idx" in path)
-    assert files == [path.replace(".log", ".idx") for path in segments[:-1]]
-
-
-@pytest.mark.parametrize("seed", range(some(2, 12)))
-def test_a_file_with_a_flipped_bit_is_written_anew(saved: dict[str, bytes], seed: int) -> None:
-    """Wherever the bit is: what is asked before is answered from the segment itself."""
-    data = bytearray(saved[_FIRST])
-    data[random.Random(seed).randrange(len(data))] ^= 1 << seed % 8
-    world = _revive(saved | {_FIRST: bytes(data)})
-    check_lookups(world.reader())
-    process = world.process()
-    check_lookups(process.journal)
-    following = process.journal.files.lsns[1]
-    about = Scan.of(process.journal).about
-    for job in about:
-        alike = (lsns for other, lsns in about.items() if (other - job) % 2**32 == 0)
-        places = process.journal.indexes._places(1, job)
-        assert len(places) == sum(lsn < following for lsns in alike for lsn in lsns)
-    save(process)
-    assert world.machine.content(_FIRST) == saved[_FIRST]
-    check_lookups(process.journal)
-
-
-@pytest.mark.parametrize("size", [0, 111, 5_000, -1])
-def test_a_short_file_is_written_anew(saved: dict[str, bytes], size: int) -> None:
-    _check_and_repair(_revive(saved | {_FIRST: saved[_FIRST][:size]}), saved[_FIRST])
-
-
-def test_the_index_of_another_log_is_written_anew(saved: dict[str, bytes]) -> None:
+def _of_another_log(_: bytes) -> bytes:
     other = random_log(3)
     save(other)
-    foreign = other.world.machine.content(_FIRST)
-    assert len(foreign) == len(saved[_FIRST])
-    _check_and_repair(_revive(saved | {_FIRST: foreign}), saved[_FIRST])
+    return other.world.machine.content(_FIRST)
 
 
-def test_the_index_of_a_segment_that_was_longer_or_ended_otherwise_is_written_anew() -> None:
-    """A backup that was put together of two states of a log."""
-    files = []
-    for body in (b"x" * 300, b"y" * 300, b"z" * 700):
-        process = World().process()
-        files.append(_rotated(process, body))
-    ends = {data[PATH + "/taskq.json"] for data in files}
-    assert len(ends) == 3
-    identity = files[0][f"{PATH}/taskq.json"]
-    log_id = files[0][_FIRST][8:24]
-    for other in files[1:]:
-        index = bytearray(other[_FIRST])
-        index[8:24] = log_id
-        index[108:112] = struct.pack("<I", codec.crc32(bytes(index[:108])))
-        world = _revive(files[0] | {_FIRST: bytes(index), f"{PATH}/taskq.json": identity})
-        _check_and_repair(world, files[0][_FIRST])
+def _with_number(index: bytes, place: int, number: int) -> bytes:
+    """Return the file with another number in its header, and a CRC that fits."""
+    head = bytearray(index[:108])
+    struct.pack_into("<I", head, place, number)
+    return bytes(head) + struct.pack("<I", codec.crc32(head)) + index[112:]
 
 
-def _rotated(process: Process, body: bytes) -> dict[str, bytes]:
-    while process.journal.offset < SEGMENT_BYTES_MIN:
-        process.enqueue(body)
-    process.enqueue(b"next")
+#: name -> an index that is wrong
+HARMS: Final[dict[str, Callable[[bytes], bytes]]] = {
+    "has a flipped bit": _flipped,
+    "is empty": lambda _: b"",
+    "ends in its header": lambda index: index[:111],
+    "ends in a block": lambda index: index[:5_000],
+    "is short": lambda index: index[:-1],
+    "is of another log": _of_another_log,
+    "is of a longer segment": lambda index: _with_number(index, 40, 2**20),
+    "is of a segment with another end": lambda index: _with_number(index, 96, 7),
+    "counts too few pairs": lambda index: _with_number(index, 64, 1),
+    "counts too many entries": lambda index: _with_number(index, 72, 2**31),
+    "counts too many clocks": lambda index: _with_number(index, 100, 2**31),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_file_that_is_wrong_changes_no_answer_and_is_written_anew(
+    saved: dict[str, bytes], harm: str
+) -> None:
+    world = _revive(saved | {_FIRST: HARMS[harm](saved[_FIRST])})
+    check_lookups(world.reader())
+    process = world.process()
+    check_lookups(process.journal)
+    check_times(process.journal)
     save(process)
-    machine = process.world.machine
-    return {path: machine.content(path) for path in machine.paths()}
+    assert world.machine.content(_FIRST) == saved[_FIRST]
+    assert not process.journal.indexes.missing()
 
 
 def test_a_file_that_cannot_be_read_is_made_do_without(saved: dict[str, bytes]) -> None:
@@ -640,71 +527,6 @@ def test_indexes_of_many_segments_are_not_all_open_at_a_time() -> None:
     assert process.disk.open_files <= 3
 
 
-def test_the_file_is_as_its_format_says(saved: dict[str, bytes]) -> None:
-    data = saved[_FIRST]
-    segment = saved[_FIRST.replace(".idx", ".log")]
-    following = sorted(path for path in saved if path.endswith(".log"))[1]
-    assert data[:24] == b"taskqidx" + segment[32:48]
-    first, next_lsn, size = struct.unpack_from("<3Q", data, 24)
-    assert (first, size) == (1, len(segment))
-    assert next_lsn == int(following.removesuffix(".log")[-20:])
-    pairs, entries = struct.unpack_from("<2Q", data, 64)
-    clocks, tail_crc, crc = struct.unpack_from("<3I", data, 100)
-    assert crc == codec.crc32(data[:108])
-    start, blocks = 112, list[bytes]()
-    for count in (pairs, entries, entries, entries):
-        numbers = struct.unpack_from(f"<{count}Q", data, start)
-        assert list(numbers) == sorted(numbers)
-        column = data[start : start + 8 * count]
-        blocks += [column[at : at + 4_096] for at in range(0, len(column), 4_096)]
-        start += len(column)
-    assert tail_crc == codec.crc32(data[start:])
-    directory = b"".join(block[:8] for block in blocks)
-    directory += b"".join(struct.pack("<I", codec.crc32(block)) for block in blocks)
-    assert data[start + 16 * clocks :] == directory
-
-
-@pytest.mark.parametrize("place", [64, 72, 100])
-@pytest.mark.parametrize("count", [0, 1, 2**31])
-def test_a_count_that_does_not_fit_is_not_taken(
-    saved: dict[str, bytes], place: int, count: int
-) -> None:
-    data = bytearray(saved[_FIRST])
-    data[place : place + 4] = struct.pack("<I", count)
-    data[108:112] = struct.pack("<I", codec.crc32(bytes(data[:108])))
-    _check_and_repair(_revive(saved | {_FIRST: bytes(data)}), saved[_FIRST])
-
-
-def test_the_index_of_a_segment_that_is_gone_is_open_in_no_process() -> None:
-    process = random_log(3)
-    save(process)
-    other = process.world.process()
-    lsns = list(process.journal.files.lsns)
-    process.world.is_whole = False
-    for item in (process, other):
-        for lsn in lsns[:-1]:
-            item.journal.indexes._entry_at(lsn, lsn)
-        assert set(item.journal.indexes._open) == set(lsns[:-1])
-    process.journal.files.remove(lsns[0])
-    other.journal.files.refresh()
-    for item in (process, other):
-        assert set(item.journal.indexes._open) == set(lsns[1:-1])
-        with pytest.raises(SegmentGone):
-            item.journal.indexes._entry_at(lsns[0], 1)
-
-
-def test_what_was_read_of_indexes_is_forgotten_with_their_files(saved: dict[str, bytes]) -> None:
-    """Frames were moved: no lookup goes to a file that was open before."""
-    process = _revive(saved).process()
-    indexes = process.journal.indexes
-    indexes._entry_at(1, 1)
-    before, descriptors = dict(indexes._open), process.disk.open_files
-    indexes.forget()
-    assert process.disk.open_files == descriptors - len(before) < descriptors
-    indexes._entry_at(1, 1)
-    assert indexes._open[1] is not before[1]
-
-
 # -- record runs -----------------------------------------------------------------------------------
 
 
@@ -757,25 +579,6 @@ def test_a_claim_takes_the_records_that_are_at_hand_and_reads_the_others(is_dama
     assert not recent.records
 
 
-def test_a_backlog_is_read_in_pieces_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(0, LogConfig())
-    process = world.process()
-    for number in range(3_000):
-        process.enqueue(b"%0100d" % number)
-    files, wanted, sizes = process.journal.files, table_places(process), []
-    read = files._read
-
-    def note(descriptor: int, size: int, offset: int) -> bytes:
-        sizes.append(size)
-        return read(descriptor, size, offset)
-
-    monkeypatch.setattr(files, "_read", note)
-    assert len(files.records(*wanted)) == 3_000
-    assert sizes[0] == 16 * 1024
-    assert len(sizes) <= 7
-    assert max(sizes) <= 256 * 1024
-
-
 # -- looking back ----------------------------------------------------------------------------------
 
 
@@ -790,15 +593,6 @@ def _old_jobs() -> tuple[Process, list[int]]:
             process.enqueue(b"x" * 30_000)
         process.enqueue(b"next")
     return process, jobs
-
-
-def test_a_number_that_is_no_job_is_refused() -> None:
-    process, jobs = _old_jobs()
-    claim = jobs[-1] + 1
-    other = process.world.process()
-    for number in (claim, process.journal.next_lsn + 9, 0):
-        with pytest.raises(JobNotFound, match=f"-{number} in "):
-            other.ask(Op.OUTCOME, number)
 
 
 def test_jobs_are_looked_up_without_the_writer_lock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -818,17 +612,3 @@ def test_jobs_are_looked_up_without_the_writer_lock(monkeypatch: pytest.MonkeyPa
     assert future.result(0).body == b"done"
     assert looked
     assert not any(looked)
-
-
-def test_a_segment_that_compaction_takes_away_meanwhile_costs_no_answer() -> None:
-    process, _ = _old_jobs()
-    young = process.enqueue(b"young")
-    reader = process.world.process()
-    assert reader.ask(Op.OUTCOME, 1).body == b"done"
-    process.journal.files.remove(1)
-    reader.disk.close(reader.journal.files._descriptors.pop(1))
-    reader.journal.indexes.forget()
-    with pytest.raises(JobNotFound):
-        reader.ask(Op.OUTCOME, 2)
-    future = reader.send(Op.OUTCOME, young)
-    assert not future.done()

@@ -16,7 +16,6 @@ import pytest
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
 from taskq.core.views import VerifyReport
-from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format import codec
 from taskq.log.format.frames import Gap
 from taskq.log.journal.journal import Journal
@@ -237,7 +236,6 @@ def test_looking_for_losses_ends_though_compaction_is_always_faster() -> None:
 # -- many segments ---------------------------------------------------------------------------------
 
 
-LOW = EnqueueSpec("default", "mail.send", 0, 3)
 HIGH = EnqueueSpec("default", "mail.send", 9, 3)
 
 
@@ -309,51 +307,6 @@ def test_reading_opens_no_segment_but_the_last_until_somebody_asks_for_losses(
     assert set(others) <= set(opened)
 
 
-def test_claiming_opens_each_segment_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many there are, and whichever a claim goes to: what it costs does not grow."""
-    world = World()
-    writer = world.process()
-    left, right = EnqueueSpec("left"), EnqueueSpec("right")
-    jobs = {item.queue: backlog(writer, count, item) for item, count in ((left, 5), (right, 10))}
-    writer.close()
-    worker = world.process()
-    opened: Counter[str] = Counter()
-    open_file = worker.disk.open
-
-    def counted(path: str, **options: Any) -> int:
-        opened[path] += path.endswith(".log")
-        return open_file(path, **options)
-
-    monkeypatch.setattr(worker.disk, "open", counted)
-    requests = {
-        queue: ClaimRequest(1, queues=frozenset({queue}), wait_until_ns=0) for queue in jobs
-    }
-    for pair in zip(*jobs.values(), strict=False):
-        for queue, job in zip(jobs, pair, strict=True):  # from one end of the log to the other
-            assert [delivery.job for delivery in worker.ask(Op.CLAIM, requests[queue])] == [job]
-    assert max(opened.values()) == 1
-    assert opened.total() <= len(world.segments())
-
-
-@pytest.mark.parametrize("is_snapped", [False, True])
-def test_old_jobs_of_low_priority_are_claimed_after_a_restart(is_snapped: bool) -> None:
-    world = World()
-    process = world.process()
-    low = [process.enqueue(b"low", None, LOW) for _ in range(3)]
-    backlog(process, 4)
-    high = [process.enqueue(b"high", None, HIGH) for _ in range(3)]
-    assert [delivery.job for delivery in process.claim(3)] == high
-    if is_snapped:
-        write(process)
-    process.kill()
-    world.lose_power()
-    again = world.process()
-    claimed = again.claim(10_000)
-    assert [delivery.job for delivery in claimed[:3]] == high  # their claims went with the power
-    assert [delivery.job for delivery in claimed[-3:]] == low
-    assert len(claimed) == len({delivery.job for delivery in claimed})
-
-
 def test_thousands_of_expired_jobs_do_not_delay_a_valid_one() -> None:
     """They end in a few batches, and the claim that waits meanwhile gets the first valid job."""
     process = World().process()
@@ -376,23 +329,3 @@ def test_thousands_of_expired_jobs_do_not_delay_a_valid_one() -> None:
 
 
 # -- segments --------------------------------------------------------------------------------------
-
-
-_LARGE: Final = b"x" * 20_000
-
-
-def _fill(process: Process) -> list[int]:
-    jobs = []
-    while process.journal.offset < SEGMENT_BYTES_MIN:
-        jobs.append(process.enqueue(_LARGE))
-    return jobs
-
-
-def test_a_full_segment_is_followed_by_one_named_after_its_first_record() -> None:
-    world = World()
-    first = world.process()
-    jobs = _fill(first)
-    jobs.append(first.enqueue())
-    assert world.segments()[1].endswith(f"/{jobs[-1]:020d}.log")
-    assert [record.lsn for record in world.records()] == list(range(1, len(jobs) + 1))
-    assert first.journal.epoch == world.reader().epoch

@@ -9,28 +9,26 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 from taskq import TaskLog, TaskQ
 from taskq.core.errors import AppendFailed, DiskFull, LogGone, TaskqError
-from taskq.core.model import SECOND_NS, Durability, Extras, State
+from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Kind
 from taskq.log.commit import committer
 from taskq.log.commit.committer import LOOK_AROUND_NS
-from taskq.log.config import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.read.follow import Onlooker
 from taskq.log.read.reader import LogReader, open_journal
-from taskq.log.requests import Cancel, ClaimRequest, EnqueueSpec, Op, Settlement
+from taskq.log.requests import Cancel, ClaimRequest, EnqueueSpec, Settlement
 from taskq.log.store import thread
 from taskq.log.store.store import Store, open_store
 from taskq.testing import use_clock
 from taskq.testing.sandbox import FakeClock
 from tests.effort import grows, some
-from tests.log.world import PATH, World
 from tests.processes.harness import eventually
 
 _SPEC: Final = EnqueueSpec(task="mail.send")
@@ -140,52 +138,6 @@ def test_enqueues_are_refused_first_and_what_was_enqueued_is_settled_on_the_full
     reader._journal.close()
 
 
-@pytest.mark.parametrize(
-    ("segment_bytes", "durability"),
-    [(SEGMENT_BYTES_MIN, Durability.FSYNC), (64 * 1024 * 1024, Durability.OS)],
-)
-def test_a_full_disk_refuses_enqueues_and_goes_on_once_there_is_room(
-    small_disk: Path, segment_bytes: int, durability: Durability
-) -> None:
-    """Settlements that nobody waits for are kept until then, and no acknowledged job is lost."""
-    ballast = small_disk / "ballast"
-    ballast.write_bytes(bytes(_BALLAST_BYTES))
-    config = LogConfig(
-        durability=durability, segment_bytes=segment_bytes, min_free_bytes=0, reserve_bytes=0
-    )
-    store = open_store(str(small_disk / "data"), config)
-    port = store.thread_port
-    assert port.enqueue(_SPEC, b"first").result(_SECONDS) == 1
-    jobs: list[object] = [1]
-    delivery = port.claim(ClaimRequest(1)).result(_SECONDS)[0]
-    jobs += _fill(store, 50_000)
-    jobs += _fill(store, 100)
-    done = port.outcome(delivery.job)
-    port.settle_soon([Settlement(Kind.SUCCEEDED, delivery, bytes(10_000))], _unexpected)
-    for _ in range(3):
-        with pytest.raises(AppendFailed):
-            port.enqueue(_SPEC, bytes(5_000)).result(_SECONDS)
-    assert not done.done()
-    ballast.unlink()
-    assert done.result(_SECONDS).body == bytes(10_000)
-    jobs.append(port.enqueue(_SPEC, b"last").result(_SECONDS))
-    store.close()
-
-    reader = LogReader.open(str(small_disk / "data"))
-    views = {view.lsn: view for view in reader.jobs(None, None, None, 10_000)}
-    assert set(views) == set(jobs)
-    assert views[delivery.job].state is State.SUCCEEDED
-    report = reader.verify()
-    assert not report.damage
-    assert not report.torn_bytes
-    reader._journal.close()
-
-    again = open_store(str(small_disk / "data"), config)
-    assert again.recovered == []
-    assert again.thread_port.enqueue(_SPEC, b"again").result(_SECONDS) not in views
-    again.close()
-
-
 @grows
 @pytest.mark.parametrize("keep_seconds", [None, 0.0])
 def test_the_log_frees_itself_on_a_full_disk_and_goes_on(
@@ -246,22 +198,6 @@ def test_a_full_disk_takes_jobs_again_once_a_hundred_and_twenty_have_ended(
         assert counts.ready == len(jobs) - len(ended) + 100
         with LogReader.open(str(place / "data")) as reader:
             assert not reader.verify().damage
-
-
-@pytest.mark.slow
-def test_a_single_large_segment_goes_from_a_full_disk_once_its_jobs_have_ended(
-    tmp_path: Path,
-) -> None:
-    with contextlib.ExitStack() as stack:
-        place = stack.enter_context(_mounted(tmp_path / "disk", 6 * _SIZE_BYTES))
-        store = open_store(str(place / "data"), LogConfig())
-        stack.callback(store.close)
-        store._open.journal.segment_bytes = SEGMENT_BYTES_MAX
-        jobs = _fill(store, 100_000)
-        assert len(list((place / "data" / "log").glob("*.log"))) == 1
-        for job in jobs:
-            assert store.thread_port.cancel(job).result(_SECONDS) == Cancel.WITHDRAWN
-        _enqueue_within(store, 200, 100_000)
 
 
 def _enqueue_within(store: Store, count: int, size: int) -> None:
@@ -503,14 +439,3 @@ def test_who_looks_from_outside_is_told_too(path: Path, *, has_lock_file: bool) 
     with pytest.raises(LogGone):
         onlooker.look()
     onlooker.close()
-
-
-def test_a_claim_that_waits_is_answered_when_the_lock_file_goes() -> None:
-    world = World()
-    process = world.process()
-    future: Future[Any] = Future()
-    process.commit([(Op.CLAIM, None, future, ClaimRequest(1))])
-    world.machine.unlink(f"{PATH}/write.lock")
-    process.committer.look_around()
-    process.sync()
-    assert isinstance(future.exception(0), LogGone)

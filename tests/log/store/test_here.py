@@ -10,7 +10,6 @@ import fcntl
 import functools
 import gc
 import logging
-import math
 import os
 import signal
 import sys
@@ -37,7 +36,7 @@ from taskq.log.config import BATCH_BYTES_MAX, MAILBOX_MAX, LogConfig
 from taskq.log.decide.enqueue import Run
 from taskq.log.journal.journal import Journal, Tail
 from taskq.log.machine.threads import REPORTS_MAX, Aside, Pending, inside
-from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Request, Settlement
+from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Request
 from taskq.log.state import facets
 from taskq.log.store import caller_commit
 from taskq.log.store import thread as storage
@@ -153,28 +152,6 @@ def test_a_callers_commit_that_is_put_off_or_refused_leaves_the_log_to_others(
     with suppress(DiskFull):
         on_thread(lambda: store.thread_port.enqueue(SPEC, b"x", extras).result(SECONDS))
     assert held == [False]
-
-
-@pytest.mark.posix("loops have no channel to commit by themselves")
-@pytest.mark.parametrize("durability", list(Durability))
-def test_a_loop_commits_for_itself_where_no_answer_waits_for_the_disk(
-    stores: Callable[[LogConfig], Store],
-    committers: list[int],
-    durability: Durability,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(caller_commit, "_SLOW_SECONDS", math.inf)  # a busy machine is no slow disk
-    store = stores(LogConfig(durability=durability, interval_seconds=60))
-
-    async def main() -> int:
-        await store.port().enqueue(SPEC, b"x")
-        asleep(store)
-        committers.clear()
-        await store.port().enqueue(SPEC, b"y")
-        return threading.get_ident()
-
-    thread = in_loop(main)
-    assert (committers == [thread]) == (durability is not Durability.FSYNC)
 
 
 @pytest.mark.posix("loops have no channel to commit by themselves")
@@ -402,47 +379,6 @@ def test_what_a_caller_committed_is_synced_in_time(
     assert synced.wait(SECONDS)
 
 
-class Naps:
-    """Stands for a storage thread that sleeps, each time for the next of these seconds in vain."""
-
-    def __init__(self, counts: list[int]) -> None:
-        self.counts, self.slept = counts, list[float]()
-        self.count, self.in_doubt, self.asleep, self.has_work = 0, False, False, False
-        self.here = self.peers = self._mailbox = self
-        self.take = self.leave = lambda: None
-
-    def sleep(self, interest: int, seconds: float) -> bool:
-        del interest
-        self.slept.append(seconds)
-        self.count += self.counts.pop(0)
-        return False
-
-
-@pytest.mark.parametrize(
-    ("counts", "slept"),
-    [([0], [1]), ([3, 0], [1, 2]), ([3, 1, 2, 2, 1], [1, 2, 3, 3, 2]), ([1, 0, 9], [1, 2])],
-    ids=str,
-)
-def test_the_thread_sleeps_on_while_callers_commit_but_not_for_ever(
-    counts: list[int], slept: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(storage, "_LOOK_SECONDS", 3)
-    thread: Any = Naps(counts)
-    StorageThread._sleep(thread, 0, 1, 10)
-    assert thread.slept == slept
-    assert not thread.asleep
-
-
-def test_a_rest_after_a_callers_commit_leaves_a_sync_point(
-    stores: Callable[[LogConfig], Store], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("taskq.log.store.thread._REST_SECONDS", 0.01)
-    store = stores(OS)
-    journal = store._open.journal
-    on_thread(lambda: store.thread_port.enqueue(SPEC, b"x").result(SECONDS))
-    eventually(lambda: journal.durable_lsn == journal.next_lsn)
-
-
 # -- signal handlers -------------------------------------------------------------------------------
 
 
@@ -474,17 +410,6 @@ def test_a_programs_own_handlers_leave_the_main_thread_to_the_storage_thread() -
 async def _calm_within(handlers: Handlers) -> bool:
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, print)
     return handlers.are_calm()
-
-
-def test_a_look_at_the_handlers_calls_nothing_written_in_python() -> None:
-    handlers, calls = Handlers(), []
-    handlers.are_calm()
-    sys.setprofile(lambda frame, event, _: calls.append(frame) if event == "call" else None)
-    try:
-        handlers.are_calm()
-    finally:
-        sys.setprofile(None)
-    assert len(calls) <= 3
 
 
 def test_no_commit_is_made_where_to_wake_the_dead_would_be_death() -> None:
@@ -851,17 +776,6 @@ def test_no_code_of_an_event_loop_runs_on_the_storage_thread(app: TaskQ) -> None
     assert not loop.was_inside
 
 
-def test_an_answer_is_given_while_its_waiting_thread_is_interrupted() -> None:
-    answer: Pending[int] = Pending()
-    held = [
-        lock for lock in map(answer.__getattribute__, Pending.__slots__) if hasattr(lock, "locked")
-    ]
-    assert [lock.locked() for lock in held].count(True) == 1
-    answer.set_result(1)
-    assert answer.result() == answer.result(0) == 1
-    assert not answer.cancel()
-
-
 def test_reports_are_bounded_and_all_that_fit_are_made() -> None:
     aside, made, gate = Aside("test"), list[int](), threading.Event()
     begun = threading.Event()
@@ -956,14 +870,6 @@ def test_each_job_of_a_line_counts_for_the_limit_of_the_mailbox(port: LoopPort) 
     assert port.full
 
 
-def test_jobs_are_decided_by_spec_in_their_order() -> None:
-    specs = [MAIL, MAIL, SMS, MAIL, SMS, SMS]
-    run = Run(specs, [b"%d" % number for number in range(6)], [None] * 6)
-    parts = list(run.by_spec())
-    assert [spec for spec, _ in parts] == [MAIL, SMS, MAIL, SMS]
-    assert [part for _, part in parts] == [[b"0", b"1"], [b"2"], [b"3"], [b"4", b"5"]]
-
-
 ODD: Final = (
     Extras(key=b"a"), Extras(due_ns=5), Extras(key=b"a"), Extras(expires_ns=10**18), None,
     Extras(key=b"a", on_conflict=Conflict.REPLACE), Extras(key=b""), Extras(key=b"b"),
@@ -1018,37 +924,6 @@ def test_a_caller_that_gave_up_in_time_leaves_no_job(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_the_others_are_answered_when_one_of_them_ends_the_program(tmp_path: Path) -> None:
-    answered: list[Any] = []
-
-    async def one(port: LoopPort, number: int) -> None:
-        lsn = await port.enqueue(MAIL, b"", None)
-        answered.append(lsn)
-        if number == 1:
-            raise KeyboardInterrupt
-
-    async def main() -> None:
-        store = open_store(str(tmp_path / "log"), LogConfig())
-        loop = asyncio.get_running_loop()
-        tasks.extend(loop.create_task(one(store.port(), number)) for number in range(5))
-        stores.append(store)
-        await asyncio.wait(tasks)
-
-    tasks: list[asyncio.Task[None]] = []
-    stores: list[Any] = []
-    loop = asyncio.new_event_loop()
-    with pytest.raises(KeyboardInterrupt):
-        loop.run_until_complete(main())
-    loop.run_until_complete(asyncio.wait([task for task in tasks if not task.done()]))
-    assert len(answered) == 5
-    assert len(set(answered)) == 5
-    assert isinstance(tasks[1].exception(), KeyboardInterrupt)
-    for task in asyncio.all_tasks(loop):
-        loop.run_until_complete(task)
-    stores[0].close()
-    loop.close()
-
-
 def test_those_who_come_after_the_end_are_all_refused(mailbox: Mailbox, port: LoopPort) -> None:
     loop = port.loop
     before = [port.enqueue(MAIL, b"") for _ in range(3)]
@@ -1056,20 +931,3 @@ def test_those_who_come_after_the_end_are_all_refused(mailbox: Mailbox, port: Lo
     after = [port.enqueue(MAIL, b"") for _ in range(3)]
     loop.run_until_complete(asyncio.wait([*before, *after], timeout=5))
     assert all(isinstance(future.exception(), LogClosed) for future in (*before, *after))
-
-
-def test_a_success_that_comes_twice_is_refused_once_and_the_others_stand(tmp_path: Path) -> None:
-    refused: list[Settlement] = []
-
-    async def main() -> None:
-        store = open_store(str(tmp_path / "log"), LogConfig())
-        port = store.port()
-        await asyncio.gather(*(port.enqueue(MAIL, b"") for _ in range(20)))
-        deliveries = await port.claim(ClaimRequest(20))
-        port.succeed_soon([*deliveries, deliveries[7]], lambda item, _: refused.append(item))
-        (stats,) = (await port.stats()).queues
-        assert (stats.succeeded, stats.running, stats.ready) == (20, 0, 0)
-        await asyncio.to_thread(store.close)
-        assert [settlement.delivery for settlement in refused] == [deliveries[7]]
-
-    asyncio.run(main())

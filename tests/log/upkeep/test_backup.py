@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import random
 import shutil
@@ -18,7 +17,7 @@ from click.testing import CliRunner
 
 from taskq import State, TaskQ
 from taskq.cli.main import main
-from taskq.core.errors import LogError, WrongLog
+from taskq.core.errors import LogError
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
 from taskq.log.format import codec
@@ -110,50 +109,6 @@ def test_a_backup_beside_writers_and_a_compactor_holds_all_that_was_acknowledged
     assert new.id in stands(again)[0]
 
 
-def test_what_compaction_takes_behind_the_copied_end_is_no_gap(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data, target = tmp_path / "data", tmp_path / "backup"
-    opened = 0
-    with TaskQ(data, segment_bytes=SEGMENT_BYTES, keep=0, upkeep=False) as app:
-        kept = {app.enqueue_by_name_sync("keep", "k").id}
-        for _ in range(90):
-            app.enqueue_by_name_sync("drop", "y" * 3_000).cancel_sync()
-        kept |= {app.enqueue_by_name_sync("keep", "y" * 3_000).id for _ in range(50)}
-        genuine = LogReader.open
-
-        def open_and_compact(path: str) -> LogReader:
-            nonlocal opened
-            reader = genuine(path)
-            opened += 1
-            if opened == 2:  # the first one looks whose backup it is
-                assert app.compact_sync(keep=0).segments
-            return reader
-
-        monkeypatch.setattr(LogReader, "open", open_and_compact)
-        back_up(str(data), str(target))
-        monkeypatch.undo()
-    assert stands(target)[0] == dict.fromkeys(kept, State.READY)
-
-
-def test_positions_of_sources_and_readers_come_along(tmp_path: Path) -> None:
-    data, again = tmp_path / "data", tmp_path / "again"
-    with TaskQ(data, upkeep=False) as app:
-        large = "x" * (2 << 20)
-        job = app.enqueue_by_name_sync("keep", large)
-        app.ingest_sync("file", [], [7])
-    run("reader", "seek", "billing", "end", "-d", data)
-    run("backup", data, tmp_path / "backup")
-    run("restore", tmp_path / "backup", again)
-    with LogReader.open(str(again)) as reader:
-        view = reader.job(reader.parse_id(job.id))
-        assert view is not None
-        assert json.loads(view.payload)["*"] == [large]
-        assert [source.position for source in reader.sources()] == [[7]]
-    assert json.loads(run("reader", "ls", "-d", again, "--json").stdout)[0]["name"] == "billing"
-    assert not stands(again)[0].keys() - {job.id}
-
-
 def test_nobody_writes_to_a_backup_and_read_commands_open_it(tmp_path: Path) -> None:
     with TaskQ(tmp_path / "data") as app:
         job = app.enqueue_by_name_sync("keep", "x")
@@ -164,20 +119,6 @@ def test_nobody_writes_to_a_backup_and_read_commands_open_it(tmp_path: Path) -> 
     assert run("restore", tmp_path / "backup", "-d", tmp_path / "again").stdout.count("again") == 2
     with TaskQ(tmp_path / "again") as app:
         app.enqueue_by_name_sync("keep", "x")
-
-
-def test_what_a_lost_log_gave_after_the_backup_is_not_given_again(tmp_path: Path) -> None:
-    with TaskQ(tmp_path / "data") as app:
-        kept = app.enqueue_by_name_sync("keep", "x").id
-        run("backup", tmp_path / "data", tmp_path / "backup")
-        lost = {app.enqueue_by_name_sync("keep", "x").id for _ in range(3)}
-    run("restore", tmp_path / "backup", tmp_path / "again")
-    with TaskQ(tmp_path / "again") as app:
-        assert app.enqueue_by_name_sync("keep", "x").id not in lost
-        assert app.job(kept).view_sync().job_id == kept
-        for job in lost:
-            with pytest.raises(WrongLog, match="as well: open the directory"):
-                app.job(job)
 
 
 def test_a_backup_goes_nowhere_but_to_its_place(tmp_path: Path) -> None:
@@ -209,42 +150,6 @@ def test_a_log_that_lacks_segments_leaves_the_older_backup_alone(tmp_path: Path)
     with pytest.raises(LogError, match="An older backup is left as it is"):
         back_up(str(app.data_dir), str(tmp_path / "backup"))
     assert len(stands(tmp_path / "backup")[0]) == 8
-
-
-def test_a_backup_that_is_cut_short_at_any_file_is_an_earlier_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tmp_path / "backup"
-    with TaskQ(tmp_path / "data", segment_bytes=SEGMENT_BYTES) as app:
-        for _ in range(4):
-            app.enqueue_by_name_sync("keep", "x" * 30_000)
-        back_up(str(app.data_dir), str(target))
-        seen = len(stands(target)[0])
-        rename, left = LocalDisk.rename, 0
-
-        def failing(disk: LocalDisk, old: str, new: str) -> None:
-            nonlocal left
-            if new.startswith(str(target)):
-                if not left:
-                    raise OSError(5, "the line is cut")
-                left -= 1
-            rename(disk, old, new)
-
-        for _ in range(6):
-            app.enqueue_by_name_sync("keep", "y" * 30_000)
-        monkeypatch.setattr(LocalDisk, "rename", failing)
-        steps = 0
-        while True:
-            left = steps
-            try:
-                back_up(str(app.data_dir), str(target))
-                break
-            except LogError:
-                now = len(stands(target)[0])
-                assert seen <= now <= 10
-                seen, steps = now, steps + 1
-    assert steps >= 3
-    assert len(stands(target)[0]) == 10
 
 
 # -- backup cut ------------------------------------------------------------------------------------

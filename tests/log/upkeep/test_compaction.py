@@ -16,13 +16,10 @@ from taskq.core.errors import JobNotFound, TaskqError
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.log.config import KEEP_PARTS, SEGMENT_BYTES_MIN, LogConfig, QueuePolicy
-from taskq.log.format import frames as segment
 from taskq.log.journal.lock import TailHint
 from taskq.log.read.readers import NamedReader, ReaderPosition
 from taskq.log.read.selection import letters
-from taskq.log.requests import Cancel, Duplicate, EnqueueSpec, Op, Order, Rewrite
-from taskq.log.segments.segments import SegmentGone
-from taskq.log.state.job_history import is_job
+from taskq.log.requests import Cancel, EnqueueSpec, Op, Order, Rewrite
 from taskq.log.upkeep import retention
 from taskq.log.upkeep import upkeep as errand
 from taskq.log.upkeep.upkeep import LOOK_NS, Upkeep
@@ -83,47 +80,6 @@ def test_time_counts_from_the_end_of_a_job() -> None:
     world.clock.advance(8 * DAY)
     tend(process)
     assert world.view(slow) is None
-
-
-def test_an_unexpired_key_stays_and_an_expired_one_goes() -> None:
-    world, process = world_of(SMALL)
-    long = Extras(key=b"long", window_ns=DAY * SECOND_NS)
-    short = Extras(key=b"short", window_ns=SECOND_NS)
-    job = process.enqueue(b"x" * 1_000, long)
-    process.enqueue(b"x", short)
-    for delivery in process.claim(2):
-        process.settle(delivery)
-    grown(process, 8)
-    world.clock.advance(2)
-    tend(process)
-    other = world.process()
-    assert other.offer(b"y", long) == Duplicate(job)
-    assert isinstance(other.offer(b"y", short), int)
-    size = sum(len(record.carried.born) for record in world.records() if record.carried)
-    assert size < 500, "the payload of a job whose key alone is needed was written again"
-    world.clock.advance(DAY)
-    assert isinstance(other.offer(b"y", long), int)
-
-
-def test_a_paused_queue_stays_paused() -> None:
-    world, process = world_of(SMALL)
-    process.ask(Op.PAUSE, "other")
-    process.enqueue(b"x", spec=OTHER)
-    grown(process, 8)
-    tend(process)
-    assert world.fold().need_agenda().queues.paused == {"other"}
-    assert world.process().claim() == []
-
-
-def test_a_job_that_is_gone_is_not_found() -> None:
-    world, process = world_of(SMALL)
-    job = process.enqueue(b"x")
-    process.settle(process.claim()[0])
-    grown(process, 8)
-    tend(process)
-    assert not is_job(world.reader(), job)
-    with pytest.raises(JobNotFound):
-        process.ask(Op.OUTCOME, job)
 
 
 def test_a_segment_that_is_needed_for_the_most_part_stays_until_the_log_has_grown() -> None:
@@ -345,30 +301,6 @@ def test_whoever_waits_for_a_job_that_is_kept_gets_its_result_from_where_it_stan
     assert process.ask(Op.OUTCOME, job).body == b"result"
 
 
-def test_a_segment_that_is_read_in_the_midst_of_many_others_is_no_damaged_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Files that were not used for the longest time are closed, and their numbers used again."""
-    monkeypatch.setattr(segment, "READ_SIZE", 4_096)
-    world = World(config=keeping(keep_segments=60, keep_seconds=None))
-    process = world.process()
-    job = process.enqueue(b"retried", Extras(due_ns=DAY * SECOND_NS))
-    world.clock.advance(DAY + 1)
-    for _ in range(61):
-        (delivery,) = process.claim()
-        assert delivery.job == job
-        process.settle(delivery, Kind.RETRIED, delay_ns=SECOND_NS, body=b"again")
-        fill_segment(process)
-        world.clock.advance(2)
-    first = world.segments()[0]
-    before = meaning(process.catch_up(), world.clock.wall_ns())
-    for _ in steps(process):
-        for lsn in process.journal.files.lsns:
-            process.journal.files.descriptor(lsn)
-    assert first not in world.segments()
-    assert meaning(world.fold(), world.clock.wall_ns()) == before
-
-
 def test_what_nobody_thought_of_does_not_end_the_process(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -571,17 +503,6 @@ def rotate(process: Process) -> None:
         process.settle(delivery)
 
 
-def test_keys_that_were_freed_in_a_segment_that_went_are_free() -> None:
-    world = World()
-    idle, busy = world.process(), world.process()
-    idle.enqueue(b"held", Extras(key=b"k"))
-    rotate(busy)
-    rotate(busy)
-    busy.enqueue(b"the last segment")
-    world.remove_oldest(2)
-    assert isinstance(idle.offer(b"again", Extras(key=b"k")), int)
-
-
 def test_who_waits_for_a_job_is_told_of_its_end_though_the_segment_with_the_start_went() -> None:
     world = World()
     idle, busy = world.process(), world.process()
@@ -622,18 +543,6 @@ def test_segments_that_go_while_it_folds_make_it_begin_again(facet: str) -> None
     else:
         assert facets.need_dedup().size == 1
     assert len(world.segments()) == 2
-
-
-def test_a_reader_whose_end_is_gone_gets_an_error_and_not_the_later_log() -> None:
-    world = World()
-    process = world.process()
-    process.enqueue(b"the reader knows this much")
-    reader = world.reader()
-    rotate(process)
-    process.enqueue(b"lives")
-    world.remove_oldest(1)
-    with pytest.raises(SegmentGone, match="is gone"):
-        list(reader.frames(reader.start()))
 
 
 # -- room given back -------------------------------------------------------------------------------
