@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from taskq.core.controls import Change
 from taskq.core.errors import (
@@ -21,7 +20,6 @@ from taskq.core.errors import (
     StaleDelivery,
     UsageError,
 )
-from taskq.core.folds.dedup import UNTIL_SETTLED
 from taskq.core.folds.jobtable import STATE_MASK
 from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import SECOND_NS, WAITING_STATES, Conflict, Extras, State
@@ -32,7 +30,6 @@ from taskq.log.decide.steps import NewSignal, NewStep
 from taskq.log.read.jobs import JobFilter
 from taskq.log.read.selection import letters, waiting_page
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op, Withdrawal
-from taskq.log.state.facets import Facets
 from taskq.log.state.job_history import job_view
 from taskq.log.upkeep.upkeep import Upkeep
 from tests.log.world import (
@@ -51,6 +48,7 @@ from tests.log.world import (
 
 ACTS: Final = 300
 HOUR: Final = 3_600
+_TIGHT: Final = keeping(keep_bytes=3 * SEGMENT_BYTES_MIN, keep_seconds=None)
 CONFIGS: Final = [
     keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None),
     keeping(keep_seconds=600, queues={"other": QueuePolicy(keep_seconds=9_000)}),
@@ -68,9 +66,17 @@ REFUSED: Final = (
 
 
 class Mix:
-    """One history."""
+    """One history; ``weights`` has its acts, methods by name, and how often each comes."""
 
-    def __init__(self, seed: int, config: LogConfig, *, locked: bool) -> None:
+    weights: ClassVar[dict[str, int]] = {
+        "tend_on": 300, "pass_time": 30, "step_clock": 10, "die": 10,
+        "put": 150, "claim": 113, "settle": 150, "extend": 23, "cancel": 15, "pause": 8,
+        "withdraw": 15, "letter": 30, "fill": 8, "edit": 30, "step": 60, "signal": 45,
+    }  # fmt: skip
+
+    def __init__(
+        self, seed: int, config: LogConfig, *, locked: bool = False, processes: int = 3
+    ) -> None:
         self.random = random.Random(seed)
         self.world = World(seed=seed, config=config)
         self.locked = locked
@@ -78,7 +84,7 @@ class Mix:
         self.tended: list[tuple[Process, Upkeep]] = []
         self.jobs: list[int] = []
         self.held: list[tuple[Process, Delivery]] = []
-        for _ in range(3):
+        for _ in range(processes):
             self.join()
 
     def join(self) -> None:
@@ -90,32 +96,27 @@ class Mix:
         self.tended.append((process, care))
 
     def act(self) -> None:
-        acts: dict[Callable[[Process], object], int] = {
-            self.put: 20, self.claim: 15, self.settle: 20, self.extend: 3, self.cancel: 2,
-            self.pause: 1, self.withdraw: 2, self.letter: 4, self.fill: 1, self.edit: 4,
-            self.step: 8, self.signal: 6,
-        }  # fmt: skip
-        number = self.random.randrange(100)
-        if number < 30:
-            self.tend(self.random.choice([1, 1, 2, 5, 30]))
-        elif number < 33:
-            self.world.clock.advance(self.random.choice([1, 60, 600, 3_000]))
-        elif number < 34:
-            self.world.clock.step(self.random.randrange(-HOUR, HOUR))
-        elif number < 35:
-            self.die()
-        else:
-            (act,) = self.random.choices(list(acts), list(acts.values()))
-            with contextlib.suppress(*REFUSED):
-                act(self.random.choice(self.tended)[0])
+        (name,) = self.random.choices(list(self.weights), list(self.weights.values()))
+        with contextlib.suppress(*REFUSED):
+            getattr(self, name)(self.random.choice(self.tended)[0])
         self.observer.catch_up()
+
+    def pass_time(self, _: Process) -> None:
+        self.world.clock.advance(self.random.choice([1, 60, 600, 3_000]))
+
+    def step_clock(self, _: Process) -> None:
+        self.world.clock.step(self.random.randrange(-HOUR, HOUR))
+
+    def tend_on(self, _: Process) -> None:
+        self.tend(self.random.choice([1, 1, 2, 5, 30]))
 
     def tend(self, count: int) -> None:
         process, care = self.random.choice(self.tended)
         tend_a_while(process, care, count)
 
-    def die(self) -> None:
-        process, care = self.tended.pop(self.random.randrange(len(self.tended)))
+    def die(self, process: Process) -> None:
+        (care,) = [care for other, care in self.tended if other is process]
+        self.tended.remove((process, care))
         self.held = [job for job in self.held if job[0] is not process]
         if care._steps is not None:
             care._steps.close()  # its half-done work is another test's concern
@@ -239,7 +240,7 @@ class Mix:
         time_ns, step_ns = self.observer.journal.log_time()
         now_ns = time_ns - step_ns
         folded = self.world.fold()
-        assert said(folded, now_ns) == said(seen, now_ns), when
+        assert meaning(folded, now_ns) == meaning(seen, now_ns), when
         agenda, files = folded.need_agenda(), folded._journal.files
         for table in (agenda.table, agenda.dead):
             for chunk, at in table:
@@ -256,53 +257,40 @@ class Mix:
                 assert view.reason or state is not State.DEAD, when
 
 
-def said(facets: Facets, now_ns: int) -> dict[str, Any]:
-    """The meaning; a window that is over adds nothing to a key that is held until the job ends."""
-    result = meaning(facets, now_ns)
-    result["keys"] = {
-        key: UNTIL_SETTLED if is_alive and until <= now_ns else until
-        for key, (until, is_alive) in result["keys"].items()
-    }
-    return result
-
-
-# -- acts ------------------------------------------------------------------------------------------
-
-
-_TIGHT: Final = keeping(keep_bytes=3 * SEGMENT_BYTES_MIN, keep_seconds=None)
-
-_SPECS: Final = [
-    EnqueueSpec(queue, "task", priority, 2) for queue in ("mail", "sync") for priority in (1, 5, 9)
-]
-_KEYS: Final = (b"a", b"b", b"c")
-
-
-class History:
-    """Random acts of several processes, and the live jobs after each.
+class History(Mix):
+    """A mix without compaction, and what was live after each of its acts.
 
     Args: seed: of all random choices. steps_of_clock: the clock is set forward and back, too.
     small: the log keeps little, for ``compact``.
     """
 
     def __init__(self, seed: int, *, steps_of_clock: bool = False, small: bool = False) -> None:
-        self.chance = random.Random(seed)
-        self.world = World(seed, _TIGHT if small else SMALL)
-        self.processes = [self.world.process() for _ in range(2)]
-        self.held: list[tuple[Process, Delivery]] = []
-        self.steps_ns = 0
-        self._steps_of_clock = steps_of_clock
+        super().__init__(seed, _TIGHT if small else SMALL, processes=2)
+        self.weights = Mix.weights | {"tend_on": 0, "fill": 0, "die": 30, "pass_time": 100}
+        if not steps_of_clock:
+            self.weights["step_clock"] = 0
+        self.chance, self.steps_ns = self.random, 0
         self.by_lsn: dict[int, Meaning] = {}
         #: lsn -> answers for some numbers, be they jobs or not
         self.told: dict[int, dict[int, JobView | None]] = {}
         #: wall time then less the steps before -> what was live last at that time
         self.by_time: dict[int, Meaning] = {}
 
+    @property
+    def processes(self) -> list[Process]:
+        return [process for process, _ in self.tended]
+
+    def step_clock(self, _: Process) -> None:
+        self.world.clock.step(self.chance.choice((-7_200, -60, 60, 10**8, -(10**8))))
+
     def run(self, count: int) -> None:
         for number in range(count):
             if number == count // 2:
                 self.processes[0].enqueue(bytes(70_000))  # the next goes to the next segment
                 self._note()
-            self._act()
+            self.act()
+            # Effects of time and clock are in the log from here on.
+            self.chance.choice(self.processes).enqueue(spec=self.chance.choice(SPECS))
             self._note()
 
     def compact(self) -> None:
@@ -310,19 +298,6 @@ class History:
         for _ in range(4):
             fill_segment(process)
             tend(process)
-
-    def _act(self) -> None:
-        process = self.chance.choice(self.processes)
-        act = self.chance.choice(
-            [self._enqueue, self._enqueue, self._claim, self._settle, self._settle, self._cancel,
-             self._requeue, self._purge, self._pause, self._resume, self._pass_time, self._die,
-             self._edit]
-        )  # fmt: skip
-        act(process)
-        if self._steps_of_clock and self.chance.random() < 0.1:
-            self.world.clock.step(self.chance.choice((-7_200, -60, 60, 10**8, -(10**8))))
-        # Effects of time and clock are in the log from here on.
-        self.chance.choice(self.processes).enqueue(spec=self.chance.choice(_SPECS))
 
     def _note(self) -> None:
         process = self.processes[0]
@@ -335,68 +310,3 @@ class History:
         some = {self.chance.randint(1, newest) for _ in range(6)}
         self.told[newest] = {job: job_view(process.journal, job, now_ns) for job in some}
         self.steps_ns = steps_ns
-
-    def _enqueue(self, process: Process) -> None:
-        extras = self.chance.choice((
-            None, None, Extras(key=self.chance.choice(_KEYS)),
-            Extras(key=self.chance.choice(_KEYS), window_ns=90 * SECOND_NS),
-            Extras(due_ns=70 * SECOND_NS), Extras(expires_ns=80 * SECOND_NS),
-            Extras(due_ns=self.world.clock.wall_ns() + 50 * SECOND_NS, due_is_wall=True),
-            Extras(expires_ns=self.world.clock.wall_ns() + 90 * SECOND_NS, expires_is_wall=True),
-        ))  # fmt: skip
-        body = bytes(self.chance.choice((0, 10, 500)))
-        process.offer(body, extras, self.chance.choice(_SPECS))
-
-    def _claim(self, process: Process) -> None:
-        self.held += [
-            (process, delivery) for delivery in process.claim(self.chance.randrange(1, 4))
-        ]
-
-    def _settle(self, process: Process) -> None:
-        mine = [job for job in self.held if job[0] is process]
-        if mine:
-            held = self.chance.choice(mine)
-            self.held.remove(held)
-            kind = self.chance.choice((Kind.SUCCEEDED, Kind.DEAD, Kind.RETRIED, Kind.RELEASED))
-            delay_ns = self.chance.choice((0, 60 * SECOND_NS))
-            rest = {} if kind in (Kind.SUCCEEDED, Kind.DEAD) else {"delay_ns": delay_ns}
-            process.settle(held[1], kind, body=b"because", **rest)
-
-    def _cancel(self, process: Process) -> None:
-        ready = process.catch_up().need_agenda().order.next_ready(5, None)
-        if ready:
-            process.ask(Op.CANCEL, self.chance.choice(ready))
-
-    def _edit(self, process: Process) -> None:
-        wish = some_edit(process, self.chance, (b"mail", b"sync"))
-        if wish is not None:
-            with contextlib.suppress(KeyHeld):
-                process.ask(Op.EDIT, wish)
-
-    def _requeue(self, process: Process) -> None:
-        dead = self._dead(process)
-        if dead:
-            process.ask(Op.REQUEUE, letters(process.committer.sight, dead).items)
-
-    def _purge(self, process: Process) -> None:
-        process.ask(Op.PURGE, self._dead(process))
-
-    def _dead(self, process: Process) -> list[int]:
-        agenda = process.catch_up().need_agenda()
-        jobs = [chunk.ids[index] for chunk, index in agenda.dead]
-        return jobs and [self.chance.choice(jobs)]
-
-    def _pause(self, process: Process) -> None:
-        process.ask(Op.PAUSE, self.chance.choice(("mail", "sync")))
-
-    def _resume(self, process: Process) -> None:
-        process.ask(Op.RESUME, self.chance.choice(("mail", "sync")))
-
-    def _pass_time(self, _: Process) -> None:
-        self.world.clock.advance(self.chance.choice((0.5, 20, 61, 3_600)))
-
-    def _die(self, process: Process) -> None:
-        if self.chance.random() < 0.3:
-            self.held = [job for job in self.held if job[0] is not process]
-            process.kill()
-            self.processes[self.processes.index(process)] = self.world.process()

@@ -61,29 +61,297 @@ from tests.log.world import Process, World, check_same, some_edit
 from tests.machine.crashable import PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
-    import random
-
     from taskq.log.requests import Outcome
 
-    Made: TypeAlias = tuple[Op, Any, Callable[[Any], None]]
+#: A request, and what its answer means.
+Made: TypeAlias = "tuple[Op, Any, Callable[[Any], None]]"
+Item: TypeAlias = "tuple[EnqueueSpec, bytes, Extras | None]"
 
-# -- simulated snapshots ---------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class Memory:
+    """All promises of a run."""
+
+    #: lsn -> its promised meaning: a job with this body, or a claim of that job
+    meanings: dict[int, tuple[str, object]] = field(default_factory=dict)
+    durable: set[int] = field(default_factory=set)
+    settled: dict[int, tuple[State, bytes | None]] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    #: bodies that belong together -> whether the group was acknowledged
+    groups: dict[tuple[bytes, ...], bool] = field(default_factory=dict)
+    #: children -> the claim that they were enqueued with
+    children: dict[tuple[bytes, ...], int] = field(default_factory=dict)
+    free_claims: set[int] = field(default_factory=set)
+    run_once: set[int] = field(default_factory=set)
+    #: running jobs that somebody asked to cancel, and those whose asker was answered
+    doubted: set[int] = field(default_factory=set)
+    asked: set[int] = field(default_factory=set)
+    #: jobs that somebody asked to requeue or purge: of their end nothing is promised any more
+    reborn: set[int] = field(default_factory=set)
+    #: confirmed requeues of each job
+    requeued: Counter[int] = field(default_factory=Counter)
+    purged: set[int] = field(default_factory=set)
+    #: titles of the steps of each job that are done
+    steps: dict[int, list[str]] = field(default_factory=dict)
+    #: source -> the farthest position that an answer named
+    positions: Counter[str] = field(default_factory=Counter)
+
+    def end(self, lsn: int, state: State, body: bytes | None) -> None:
+        if lsn in self.reborn:
+            return
+        assert lsn not in self.ended, "settled twice"
+        self.ended.add(lsn)
+        self.know(lsn, state, body)
+
+    def know(self, lsn: int, state: State, body: bytes | None) -> None:
+        if lsn in self.reborn:
+            return
+        assert self.settled.setdefault(lsn, (state, body)) == (state, body), "two outcomes"
+
+    def cancel(self, lsn: int, answer: Cancel) -> None:
+        if answer is Cancel.WITHDRAWN:
+            self.end(lsn, State.CANCELLED, None)
+        elif answer is Cancel.ASKED and lsn not in self.reborn:
+            self.asked.add(lsn)
+
+    def may_live_again(self, lsn: int) -> None:
+        """Somebody asks to requeue or purge a job."""
+        self.reborn.add(lsn)
+        self.asked.discard(lsn)
+        self.settled.pop(lsn, None)
+        self.ended.discard(lsn)
+        self.run_once.discard(lsn)
+
+    def forgive(self, reference: Reference) -> None:
+        """A power loss took what was never promised to survive one."""
+        self.durable &= reference.jobs.keys()
+        self.steps.clear()
+        self.groups = dict.fromkeys(self.groups, False)
+        self.settled = {
+            lsn: ended
+            for lsn, ended in self.settled.items()
+            if lsn in self.durable
+            and (reference.jobs[lsn].state, reference.jobs[lsn].result) == ended
+        }
+        self.ended &= self.settled.keys()
+        self.asked = {lsn for lsn in self.asked if stays_cancelled(reference.jobs.get(lsn))}
+        self.requeued &= reference.requeues
+        self.purged &= reference.purged
+        self.positions.clear()
+
+    def mean(self, lsn: int, what: str, value: object) -> None:
+        assert self.meanings.setdefault(lsn, (what, value)) == (what, value), f"lsn {lsn}"
+
+
+def stays_cancelled(job: Job | None) -> bool:
+    """Return whether a running job that was cancelled can never run again."""
+    return job is not None and (job.asked or job.state in (State.CANCELLED, State.SUCCEEDED))
+
+
+QUEUES: Final = ("mail", "sync")
 _DONE: Final = object()
+_PROCESSES_MAX: Final = 3
+_SPECS: Final = [
+    EnqueueSpec(queue, "task", priority, attempts)
+    for queue, priority, attempts in (
+        ("mail", 5, 5), ("mail", 5, 2), ("mail", 9, 0), ("mail", 5, 1), ("sync", 5, 3),
+        ("sync", 0, 3),
+    )
+]  # fmt: skip
+_TIED: Final = Flag.KEY_UNTIL_SETTLED | Flag.FLOW
+_ENDS: Final = {Kind.SUCCEEDED: State.SUCCEEDED, Kind.DEAD: State.DEAD}
 
 
-class Snapshooting:
-    """A part of a simulation."""
+class Simulation:
+    """One run; every draw comes from the seed."""
 
-    chance: random.Random
-    counts: Counter[str]
-    world: World
-    _steps_of_clock: bool
-
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        seed: int,
+        durability: Durability = Durability.FSYNC,
+        *,
+        steps_of_clock: bool = False,
+        faults: bool = False,
+        snapshots: bool = False,
+    ) -> None:
+        self.chance = random.Random(seed)
+        config = LogConfig(
+            durability=durability,
+            segment_bytes=SEGMENT_BYTES_MIN,
+            min_free_bytes=200,
+            reserve_bytes=20_000,
+        )
+        self.world = World(seed, config)
+        self.memory = Memory()
+        self.processes: list[Process] = []
+        self.held: dict[Process, list[Delivery]] = {}
+        self.old: list[Delivery] = []
         self._writing: dict[Process, Generator[None, None, None]] = {}
+        self.pending: list[tuple[Process, Future[Any], Callable[[Any], None]]] = []
+        self.counts: Counter[str] = Counter()
+        self._faults = faults
+        self._snapshots = snapshots
+        self._steps_of_clock = steps_of_clock
+        self._is_durable = durability is Durability.FSYNC
+        self._bodies = 0
+        self._believed: dict[str, bytes] = {}
+        self._turns: list[Turn] = []
+        self._is_failed = False
+        self._may_have_lost = False
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.act()
+        self.calm()
+        self.power_loss()
+        self.check()
+
+    # -- what happens -----------------------------------------------------------------------------
+
+    def act(self) -> None:
+        acts: list[tuple[int, Callable[[], None]]] = [
+            (30, self.work), (12, self.sync), (2, self.rest), (6, self.pass_time), (3, self.appear),
+            (2, self.kill), (1, self.power_loss), (2, self.plan_a_crash), (1, self.check),
+            (1 if self._steps_of_clock else 0, self.step_clock),
+            (2 if self._faults else 0, self.fault),
+        ]  # fmt: skip
+        weights = [weight for weight, _ in acts]
+        self.safely(self.chance.choices([action for _, action in acts], weights)[0])
+
+    def safely(self, act: Callable[[], None]) -> None:
+        """Do something in the course of which the power may fail, or a process be killed."""
+        try:
+            if not self.processes or self._is_failed:
+                self.appear()
+                self._is_failed = False
+            if self.processes:
+                act()
+        except PowerLost:
+            self.counts["power lost in a step"] += 1
+            self._everything_is_gone()
+            self._cut_recovery_short()
+            self.check()
+        except ProcessKilled:
+            self.counts["killed in a step"] += 1
+            for process in [dead for dead in self.processes if dead.disk.is_dead]:
+                self._bury(process)
+            self.check()
+        self._take_answers()
+
+    def appear(self) -> None:
+        if len(self.processes) < _PROCESSES_MAX:
+            try:
+                process = self.world.process()
+            except (OSError, LogError):
+                assert self._faults
+                self.counts["not opened"] += 1
+                return
+            self.processes.append(process)
+            self.held[process] = []
+
+    def work(self) -> None:
+        """A process commits a batch, and before it a few steps of a snapshot."""
+        process = self.chance.choice(self.processes)
+        if self._snapshots and self.chance.random() < 0.5:
+            self.write_snapshot(process)
+        if self.chance.random() < 0.3:
+            self._work_alone(process, self._request(process))
+            return
+        count = self.chance.choice((1, 1, 1, 2, 5))
+        process.commit([self._request(process) for _ in range(count)])
+
+    def _work_alone(self, process: Process, request: Request) -> None:
+        """Commit a request as a caller does, whom a signal handler may raise at; else send it."""
+        if not process.commit_alone(request, self.chance.choice((0, 0, 1, 2, 3, 5, 8, 13, 21))):
+            process.commit([request])
+            return
+        self.counts["commits of callers"] += 1
+        if not request[2].done():
+            self.counts["interrupted commits"] += 1
+            self.pending = [asked for asked in self.pending if asked[1] is not request[2]]
+
+    def sync(self) -> None:
+        self.chance.choice(self.processes).sync()
+
+    def rest(self) -> None:
+        with contextlib.suppress(OSError, LogError):
+            self.chance.choice(self.processes).rest()
+
+    def pass_time(self) -> None:
+        self.world.clock.advance(self.chance.choice((0.001, 1, 7, 60, 3_600)))
+
+    def step_clock(self) -> None:
+        self.world.clock.step(self.chance.choice((-4, -3_600, 3_600, -60, 60, 10**8, -(10**8))))
+
+    def kill(self) -> None:
+        self._bury(self.chance.choice(self.processes))
+
+    def plan_a_crash(self) -> None:
+        """Stop within the next disk accesses: power, or whichever process is at it then."""
+        step = self.world.machine.steps + self.chance.choice((1, 2, 3, 5, 8, 13, 21))
+        self.world.machine.stop_at(step, power=self.chance.random() < 0.6)
+
+    def power_loss(self) -> None:
+        self.world.machine.lose_power()
+        self._everything_is_gone()
+        self.check()
+
+    def fault(self) -> None:
+        """The disk is full, or short, or fails, or is well again."""
+        machine = self.world.machine
+        kind = self.chance.choice(("full", "short", "sync", "well", "well"))
+        machine.free = self.chance.choice((0, 50, 300, 5_000)) if kind == "full" else None
+        machine.shorten = (lambda size: max(size // 2, 1)) if kind == "short" else None
+        if kind == "sync":
+            machine.fail_next_syncs()
+        self.counts[f"disk {kind}"] += 1
+
+    def calm(self) -> None:
+        self._heal()
+        self.world.process().close()
+        for process in list(self.processes):
+            process.commit([])
+            process.sync()
+        self._take_answers()
+
+    def _heal(self) -> None:
+        machine = self.world.machine
+        machine.free = machine.shorten = None
+        machine.fail_next_syncs(0)
+        machine.stop_at(None)
+
+    def _cut_recovery_short(self) -> None:
+        self.plan_a_crash()
+        try:
+            self.world.process().close()
+        except PowerLost:
+            self._everything_is_gone()
+        except ProcessKilled:
+            self.counts["recoveries cut short"] += 1
+        except (OSError, LogError):
+            assert self._faults
+
+    def _bury(self, process: Process) -> None:
+        process.kill()
+        self.processes.remove(process)
+        self.old += self.held.pop(process)
+        self.pending = [entry for entry in self.pending if entry[0] is not process]
+        self.drop_snapshots([process])
+        self.counts["killed"] += 1
+
+    def _everything_is_gone(self) -> None:
+        self.world.everyone_is_gone(self.chance.choice((1, 60, 7_200)))
+        for process in list(self.processes):
+            self.old += self.held.pop(process)
+        self.drop_snapshots(self.processes)
+        self.processes.clear()
+        self.pending.clear()
+        self.counts["power lost"] += 1
+        self._may_have_lost = not self._is_durable
+
+    # -- snapshots ---------------------------------------------------------------------------------
 
     def write_snapshot(self, process: Process) -> None:
         steps = self._writing.pop(process, None)
@@ -109,22 +377,301 @@ class Snapshooting:
             behind, total = check_same(self.world, loosely=self._steps_of_clock)
             self.counts["folds that began with snapshots"] += behind < total
 
+    # -- requests and their answers ---------------------------------------------------------------
 
-# -- simulated care --------------------------------------------------------------------------------
+    def _request(self, process: Process) -> Request:
+        make = self.chance.choices(
+            (self._enqueue, self._enqueue_run, self._enqueue_many, self._claim,
+             self._settle, self._settle_soon, self._cancel, self._watch, self._transact,
+             self._extend, self._requeue, self._purge, self._pause, self._steer, self._withdraw,
+             self._edit,
+             self._step, self._signal, self._ingest, self._tick),
+            (22, 4, 4, 20, 20, 10, 4, 4, 4, 4, 4, 1, 2, 1, 1, 6, 12, 8, 4, 10),
+        )[0]  # fmt: skip
+        op, operand, accept = make(process)
+        if op in NOWAIT:
+            return op, None, None, operand
+        if op is Op.ENQUEUE_RUN:
+            return op, None, operand, operand
+        future: Future[Any] = Future()
+        self.pending.append((process, future, accept))
+        return op, None, future, operand
 
+    def _item(self) -> Item:
+        self._bodies += 1
+        filler = self.chance.choice((0, 0, 0, 10, 500, 6_000))
+        body = b"%d" % self._bodies + b"." * filler
+        return self.chance.choice(_SPECS), body, self._extras()
 
-QUEUES: Final = ("mail", "sync")
+    def _extras(self) -> Extras | None:
+        now = self.world.clock.wall_ns()
+        key = b"key %d" % self.chance.randrange(4)
+        seconds = self.chance.choice((1, 60, 3_600)) * SECOND_NS
+        return self.chance.choice((
+            None, None, None, None, Extras(key=key), Extras(key=key, window_ns=seconds),
+            Extras(key=key, window_ns=seconds, until_settled=True, on_conflict=Conflict.REPLACE),
+            Extras(key=key, window_ns=seconds, on_conflict=Conflict.REPLACE),
+            Extras(key=key, on_conflict=self.chance.choice((Conflict.REPLACE, Conflict.RAISE))),
+            Extras(due_ns=seconds), Extras(due_ns=now + seconds, due_is_wall=True),
+            Extras(expires_ns=seconds), Extras(headers={"a": "b"}),
+            Extras(expires_ns=now + seconds, expires_is_wall=True),
+        ))  # fmt: skip
 
+    def _enqueue(self, _: Process) -> Made:
+        item = self._item()
+        return Op.ENQUEUE, item, lambda answer: self._enqueued(item, answer)
 
-class Care:
-    """A part of a simulation."""
+    def _enqueued(self, item: Item, answer: Any) -> None:
+        if isinstance(answer, Duplicate):
+            assert item[2] is not None
+            assert item[2].key is not None
+            self.counts["duplicates"] += 1
+            lsn = answer.lsn
+        else:
+            lsn = answer
+            self.memory.mean(lsn, "job", item[1])
+            self.counts["jobs"] += 1
+        self.memory.durable.add(lsn)
 
-    chance: random.Random
-    memory: Memory
-    counts: Counter[str]
+    def _enqueue_run(self, process: Process) -> Made:
+        count = self.chance.choice((1, 3, 12, 30))
+        specs = sorted(self.chance.choices(_SPECS, k=count), key=_SPECS.index)
+        items = [self._in_line(spec, *self._item()[1:]) for spec in specs]
+        futures: list[Future[Any]] = [Future() for _ in items]
+        for item, future in zip(items, futures, strict=True):
+            if self.chance.random() < 0.05:
+                future.cancel()
+            else:
+                self.pending.append((process, future, partial(self._enqueued, item)))
+        kinds = [(extras and (spec, extras)) or spec for spec, _, extras in items]
+        run = Run(kinds, [body for _, body, _ in items], futures)
+        return Op.ENQUEUE_RUN, run, lambda _: None
 
-    def _enqueue(self, process: Process) -> Made:
-        raise NotImplementedError
+    def _in_line(self, spec: EnqueueSpec, body: bytes, extras: Extras | None) -> Item:
+        """Half of the jobs without options, as they come in turns of one loop."""
+        is_odd = self.chance.random() < 0.5 and isinstance(paired(spec, extras), tuple)
+        return spec, body, extras if is_odd else None
+
+    def _enqueue_many(self, _: Process) -> Made:
+        items = [self._item() for _ in range(self.chance.choice((2, 3, 8)))]
+        group = tuple(body for _, body, extras in items if extras is None or extras.key is None)
+        self.memory.groups[group] = False
+
+        def accept(answers: list[Any]) -> None:
+            for item, answer in zip(items, answers, strict=True):
+                self._enqueued(item, answer)
+            self.memory.groups[group] = True
+
+        return Op.ENQUEUE_MANY, items, accept
+
+    def _ingest(self, _: Process) -> Made:
+        """The next lines of a source, as somebody does who last heard of it a while ago."""
+        source = self.chance.choice(("a", "b"))
+        before = self._believed.get(source, b"")
+        line = int(before or 0)
+        after = line + self.chance.choice((0, 1, 2, 5))
+        items: list[Item] = [
+            (self.chance.choice(_SPECS), f"{source} {number}".encode(), None)
+            for number in range(line, after)
+        ]
+
+        def accept(answers: list[Any]) -> None:
+            for item, answer in zip(items, answers, strict=True):
+                self._enqueued(item, answer)
+            self._heard_of(source, after)
+            self.counts["ingests"] += 1
+
+        return Op.INGEST, Ingest(Move(source, b"%d" % after, before), items), accept
+
+    def _tick(self, process: Process) -> Made:
+        """Ticks of a schedule for each second, from a look that may be old by now."""
+        state = process.catch_up().need_agenda().schedules.get("ticks")
+        if state is None:
+            return Op.ENROL, [Enrolment("ticks", b"every 1", b"{}")], lambda _: None
+        first_ns, now_ns = state.done_ns + SECOND_NS, self.world.clock.wall_ns()
+        moments = tuple(range(first_ns, now_ns + 1, SECOND_NS)[: self.chance.choice((1, 3))])
+        if moments:
+            items = tuple((_SPECS[0], b"tick %d" % moment, None) for moment in moments)
+            self._turns.append(Turn("ticks", state.done_ns, moments[-1], moments, items))
+        if not self._turns:
+            return self._enqueue(process)
+        turn = self.chance.choice(self._turns[-4:])
+
+        def accept(answers: list[Any] | None) -> None:
+            for item, answer in zip(turn.items, answers or (), strict=answers is not None):
+                self._enqueued(item, answer)
+            self.memory.positions["ticks"] = max(
+                self.memory.positions["ticks"], turn.done_ns if answers else 0
+            )
+            self.counts["ticks"] += len(answers or ())
+
+        return Op.TICK, turn, accept
+
+    def _heard_of(self, source: str, position: int) -> None:
+        self._believed[source] = b"%d" % position
+        self.memory.positions[source] = max(self.memory.positions[source], position)
+
+    def _claim(self, process: Process) -> Made:
+        queues = self.chance.choice((None, None, frozenset({"mail"})))
+        lease_ns = self.chance.choice((0, 0, 5, 60, 7_200)) * SECOND_NS
+        count = self.chance.choice((1, 2, 10, 40))
+        request = ClaimRequest(count, queues, wait_until_ns=0, lease_ns=lease_ns)
+
+        def accept(deliveries: list[Delivery]) -> None:
+            for delivery in deliveries:
+                # A lease may be over before its holder hears of the claim.
+                assert lease_ns or delivery.job not in self.memory.settled, (
+                    "settled jobs stay settled"
+                )
+                self.memory.mean(delivery.job, "job", delivery.payload)
+                self.memory.mean(delivery.token, "claim", delivery.job)
+                if queues is None:
+                    self.memory.free_claims.add(delivery.token)
+                if delivery.attempts_max == 1 and delivery.job not in self.memory.reborn:
+                    assert delivery.job not in self.memory.run_once, "a single attempt ran twice"
+                    self.memory.run_once.add(delivery.job)
+            self.held[process] += deliveries
+            self.counts["claims"] += len(deliveries)
+
+        return Op.CLAIM, request, accept
+
+    def _settle(self, process: Process) -> Made:
+        mine = self.held[process]
+        if not mine and not self.old:
+            return self._enqueue(process)
+        is_old = not mine or (self.old and self.chance.random() < 0.05)
+        pool = self.old if is_old else mine
+        delivery = pool.pop(self.chance.randrange(len(pool)))
+        item = self._settlement(delivery)
+        if item.kind is Kind.RELEASED:
+            # Others may claim it before the answer is out.
+            self.memory.run_once.discard(delivery.job)
+
+        def accept(answers: list[Any]) -> None:
+            if isinstance(answers[0], Exception):
+                assert isinstance(answers[0], StaleDelivery), repr(answers[0])
+                self.counts["stale"] += 1
+                return
+            self.counts["settled"] += 1
+            if item.kind in _ENDS and self._is_as_told(item):
+                self.memory.end(delivery.job, _ENDS[item.kind], item.body)
+            for child, lsn in zip(item.children, answers[0] or (), strict=True):
+                self._enqueued(child, lsn)
+
+        return Op.SETTLE, [item], accept
+
+    def _is_as_told(self, item: Settlement) -> bool:
+        return item.kind is Kind.SUCCEEDED or item.delivery.job not in self.memory.doubted
+
+    def _transact(self, process: Process) -> Made:
+        mine = self.held[process] or self.old
+        cancels = [job for job in (self._some_job(), self._some_job()) if job is not None]
+        if not mine or not cancels:
+            return self._claim(process)
+        self.memory.doubted.update(cancels)
+        delivery = mine.pop(0)
+        self._bodies += 1
+        item = Settlement(Kind.SUCCEEDED, delivery, b"end %d" % self._bodies)
+        items = [self._item(), (self.chance.choice(_SPECS), self._item()[1], None)]
+        self.memory.children[tuple(body for _, body, x in items if not x or not x.key)] = item[1][2]
+
+        def accept(done: Done) -> None:
+            self.memory.end(delivery.job, State.SUCCEEDED, item.body)
+            for job, is_cancelled in zip(cancels, done.cancelled, strict=True):
+                self.memory.cancel(job, is_cancelled)
+            for wanted, answer in zip(items, done.jobs, strict=True):
+                self._enqueued(wanted, answer)
+            self.counts["transactions"] += 1
+
+        return Op.TRANSACT, Bundle((item,), tuple(cancels), tuple(items)), accept
+
+    def _step(self, process: Process) -> Made:
+        pool = self.held[process] or self.old
+        if not pool:
+            return self._claim(process)
+        # Mostly the claim that was made last, which holds, and the signals that come to it.
+        delivery = pool[-1] if self.chance.random() < 0.8 else self.chance.choice(pool)
+        form = self.chance.choice((*list(Form)[:4], Form.EVENT, Form.EVENT))
+        self._bodies += 1
+        name = self.chance.choice(("paid", "sent")) if form is Form.EVENT else "do"
+        new = NewStep(delivery, form, name, self._bodies, b"%d" % self._bodies)
+
+        def accept(step: Any) -> None:
+            if step is not None:
+                self.memory.steps.setdefault(delivery.job, []).append(step.title)
+                self.counts[f"step: {Form(step.form).name}"] += 1
+
+        return Op.STEP, new, accept
+
+    def _signal(self, process: Process) -> Made:
+        mine = self.held[process]
+        # Mostly a running one: it may ask for the signal.
+        running = mine[-1].job if mine and self.chance.random() < 0.8 else None
+        job = running or self._some_job()
+        if job is None:
+            return self._claim(process)
+        once = self.chance.choice(("", "", "a", "b"))
+        new = NewSignal(job, self.chance.choice(("paid", "sent")), b"{}", once)
+        return Op.SIGNAL, new, lambda _: self.counts.update(("signals",))
+
+    def _extend(self, process: Process) -> Made:
+        pool = self.held[process] or self.old
+        if not pool:
+            return self._claim(process)
+        lease_ns = self.chance.choice((5, 60)) * SECOND_NS
+        return Op.EXTEND, (self.chance.choice(pool), lease_ns), lambda _: None
+
+    def _settle_soon(self, process: Process) -> Made:
+        mine = self.held[process]
+        if not mine:
+            return self._claim(process)
+        count = min(len(mine), self.chance.choice((1, 3, 9, 30)))
+
+        def on_error(_: Settlement, error: TaskqError) -> None:
+            assert isinstance(error, StaleDelivery) or self._faults, repr(error)
+            assert isinstance(error, (StaleDelivery, LogFailed)), repr(error)
+            self.counts["stale"] += 1
+
+        if self.chance.random() < 0.5:
+            free = [delivery for delivery in mine[:count] if not delivery.record[FLAGS_AT] & _TIED]
+            if free:
+                self.held[process] = [delivery for delivery in mine if delivery not in free]
+                return Op.SUCCEED_NOWAIT, (free, on_error), lambda _: None
+        items = [
+            Settlement(Kind.SUCCEEDED, mine.pop(0))
+            if self.chance.random() < 0.7
+            else self._settlement(mine.pop(0))
+            for _ in range(count)
+        ]
+        for item in items:
+            if item.kind is Kind.RELEASED:
+                self.memory.run_once.discard(item.delivery.job)
+
+        return Op.SETTLE_NOWAIT, (items, on_error), lambda _: None
+
+    def _settlement(self, delivery: Delivery) -> Settlement:
+        last = delivery.attempts_max and delivery.attempt >= delivery.attempts_max
+        kind = self.chance.choice((Kind.SUCCEEDED, Kind.SUCCEEDED, Kind.RELEASED, Kind.DEAD))
+        if not last and self.chance.random() < 0.3:
+            kind = Kind.RETRIED
+        self._bodies += 1
+        is_plain = kind is Kind.SUCCEEDED and self.chance.random() < 0.3
+        body = None if is_plain else b"end %d" % self._bodies
+        cause = Cause.EXHAUSTED
+        if kind is Kind.RELEASED:
+            cause = self.chance.choice((Cause.DRAIN, Cause.SNOOZE, Cause.CALLER, Cause.WAITS))
+        if cause is Cause.WAITS:
+            until_ns = self.world.clock.wall_ns() + self.chance.choice((-5, 5, 60)) * SECOND_NS
+            form = self.chance.choice((Form.EVENT, Form.SLEEP))
+            forever = form is Form.EVENT and self.chance.random() < 0.3
+            wait = Wait(form, "paid" * (form is Form.EVENT), 1, 0 if forever else until_ns)
+            return Settlement(kind, delivery, pack_waits([wait]), 0, cause)
+        children: tuple[Item, ...] = ()
+        if kind is Kind.SUCCEEDED and self.chance.random() < 0.4:
+            children = tuple((self.chance.choice(_SPECS), self._item()[1], None) for _ in range(2))
+            self.memory.children[tuple(child for _, child, _ in children)] = delivery.token
+        delay = self.chance.choice((0, 0, 30 * SECOND_NS)) if kind not in _ENDS else 0
+        return Settlement(kind, delivery, body, delay, cause, children)
 
     def _some_job(self) -> int | None:
         jobs = sorted(self.memory.durable)
@@ -244,572 +791,6 @@ class Care:
 
         cause = self.chance.choice((Cause.CALLER, Cause.PURGE))
         return Op.WITHDRAW, Withdrawal(jobs, cause), accept
-
-
-# -- memory ----------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Memory:
-    """All promises of a run."""
-
-    #: lsn -> its promised meaning: a job with this body, or a claim of that job
-    meanings: dict[int, tuple[str, object]] = field(default_factory=dict)
-    durable: set[int] = field(default_factory=set)
-    settled: dict[int, tuple[State, bytes | None]] = field(default_factory=dict)
-    ended: set[int] = field(default_factory=set)
-    #: bodies that belong together -> whether the group was acknowledged
-    groups: dict[tuple[bytes, ...], bool] = field(default_factory=dict)
-    #: children -> the claim that they were enqueued with
-    children: dict[tuple[bytes, ...], int] = field(default_factory=dict)
-    free_claims: set[int] = field(default_factory=set)
-    run_once: set[int] = field(default_factory=set)
-    #: running jobs that somebody asked to cancel, and those whose asker was answered
-    doubted: set[int] = field(default_factory=set)
-    asked: set[int] = field(default_factory=set)
-    #: jobs that somebody asked to requeue or purge: of their end nothing is promised any more
-    reborn: set[int] = field(default_factory=set)
-    #: confirmed requeues of each job
-    requeued: Counter[int] = field(default_factory=Counter)
-    purged: set[int] = field(default_factory=set)
-    #: titles of the steps of each job that are done
-    steps: dict[int, list[str]] = field(default_factory=dict)
-    #: source -> the farthest position that an answer named
-    positions: Counter[str] = field(default_factory=Counter)
-
-    def end(self, lsn: int, state: State, body: bytes | None) -> None:
-        if lsn in self.reborn:
-            return
-        assert lsn not in self.ended, "settled twice"
-        self.ended.add(lsn)
-        self.know(lsn, state, body)
-
-    def know(self, lsn: int, state: State, body: bytes | None) -> None:
-        if lsn in self.reborn:
-            return
-        assert self.settled.setdefault(lsn, (state, body)) == (state, body), "two outcomes"
-
-    def cancel(self, lsn: int, answer: Cancel) -> None:
-        if answer is Cancel.WITHDRAWN:
-            self.end(lsn, State.CANCELLED, None)
-        elif answer is Cancel.ASKED and lsn not in self.reborn:
-            self.asked.add(lsn)
-
-    def may_live_again(self, lsn: int) -> None:
-        """Somebody asks to requeue or purge a job."""
-        self.reborn.add(lsn)
-        self.asked.discard(lsn)
-        self.settled.pop(lsn, None)
-        self.ended.discard(lsn)
-        self.run_once.discard(lsn)
-
-    def forgive(self, reference: Reference) -> None:
-        """A power loss took what was never promised to survive one."""
-        self.durable &= reference.jobs.keys()
-        self.steps.clear()
-        self.groups = dict.fromkeys(self.groups, False)
-        self.settled = {
-            lsn: ended
-            for lsn, ended in self.settled.items()
-            if lsn in self.durable
-            and (reference.jobs[lsn].state, reference.jobs[lsn].result) == ended
-        }
-        self.ended &= self.settled.keys()
-        self.asked = {lsn for lsn in self.asked if stays_cancelled(reference.jobs.get(lsn))}
-        self.requeued &= reference.requeues
-        self.purged &= reference.purged
-        self.positions.clear()
-
-    def mean(self, lsn: int, what: str, value: object) -> None:
-        assert self.meanings.setdefault(lsn, (what, value)) == (what, value), f"lsn {lsn}"
-
-
-def stays_cancelled(job: Job | None) -> bool:
-    """Return whether a running job that was cancelled can never run again."""
-    return job is not None and (job.asked or job.state in (State.CANCELLED, State.SUCCEEDED))
-
-
-_PROCESSES_MAX: Final = 3
-_SPECS: Final = [
-    EnqueueSpec(queue, "task", priority, attempts)
-    for queue, priority, attempts in (
-        ("mail", 5, 5), ("mail", 5, 2), ("mail", 9, 0), ("mail", 5, 1), ("sync", 5, 3),
-        ("sync", 0, 3),
-    )
-]  # fmt: skip
-_TIED: Final = Flag.KEY_UNTIL_SETTLED | Flag.FLOW
-_ENDS: Final = {Kind.SUCCEEDED: State.SUCCEEDED, Kind.DEAD: State.DEAD}
-
-
-class Simulation(Snapshooting, Care):
-    """One run; every draw comes from the seed."""
-
-    def __init__(
-        self,
-        seed: int,
-        durability: Durability = Durability.FSYNC,
-        *,
-        steps_of_clock: bool = False,
-        faults: bool = False,
-        snapshots: bool = False,
-    ) -> None:
-        super().__init__()
-        self.chance = random.Random(seed)
-        config = LogConfig(
-            durability=durability,
-            segment_bytes=SEGMENT_BYTES_MIN,
-            min_free_bytes=200,
-            reserve_bytes=20_000,
-        )
-        self.world = World(seed, config)
-        self.memory = Memory()
-        self.processes: list[Process] = []
-        self.held: dict[Process, list[Delivery]] = {}
-        self.old: list[Delivery] = []
-        self.pending: list[tuple[Process, Future[Any], Callable[[Any], None]]] = []
-        self.counts: Counter[str] = Counter()
-        self._faults = faults
-        self._snapshots = snapshots
-        self._steps_of_clock = steps_of_clock
-        self._is_durable = durability is Durability.FSYNC
-        self._bodies = 0
-        self._believed: dict[str, bytes] = {}
-        self._turns: list[Turn] = []
-        self._is_failed = False
-        self._may_have_lost = False
-
-    def run(self, steps: int) -> None:
-        for _ in range(steps):
-            self.act()
-        self.calm()
-        self.power_loss()
-        self.check()
-
-    # -- what happens -----------------------------------------------------------------------------
-
-    def act(self) -> None:
-        acts: list[tuple[int, Callable[[], None]]] = [
-            (30, self.work), (12, self.sync), (2, self.rest), (6, self.pass_time), (3, self.appear),
-            (2, self.kill), (1, self.power_loss), (2, self.plan_a_crash), (1, self.check),
-            (1 if self._steps_of_clock else 0, self.step_clock),
-            (2 if self._faults else 0, self.fault),
-        ]  # fmt: skip
-        weights = [weight for weight, _ in acts]
-        act = self.chance.choices([action for _, action in acts], weights)[0]
-        try:
-            if not self.processes or self._is_failed:
-                self.appear()
-                self._is_failed = False
-            if self.processes:
-                act()
-        except PowerLost:
-            self.counts["power lost in a step"] += 1
-            self._everything_is_gone()
-            self.check()
-        except ProcessKilled:
-            self.counts["killed in a step"] += 1
-            for process in [dead for dead in self.processes if dead.disk.is_dead]:
-                self._bury(process)
-            self.check()
-        self._take_answers()
-
-    def appear(self) -> None:
-        if len(self.processes) < _PROCESSES_MAX:
-            try:
-                process = self.world.process()
-            except (OSError, LogError):
-                assert self._faults
-                self.counts["not opened"] += 1
-                return
-            self.processes.append(process)
-            self.held[process] = []
-
-    def work(self) -> None:
-        """A process commits a batch, and before it a few steps of a snapshot."""
-        process = self.chance.choice(self.processes)
-        if self._snapshots and self.chance.random() < 0.5:
-            self.write_snapshot(process)
-        if self.chance.random() < 0.3:
-            self._work_alone(process, self._request(process))
-            return
-        count = self.chance.choice((1, 1, 1, 2, 5))
-        process.commit([self._request(process) for _ in range(count)])
-
-    def _work_alone(self, process: Process, request: Request) -> None:
-        """Commit a request as a caller does, whom a signal handler may raise at; else send it."""
-        if not process.commit_alone(request, self.chance.choice((0, 0, 1, 2, 3, 5, 8, 13, 21))):
-            process.commit([request])
-            return
-        self.counts["commits of callers"] += 1
-        if not request[2].done():
-            self.counts["interrupted commits"] += 1
-            self.pending = [asked for asked in self.pending if asked[1] is not request[2]]
-
-    def sync(self) -> None:
-        self.chance.choice(self.processes).sync()
-
-    def rest(self) -> None:
-        with contextlib.suppress(OSError, LogError):
-            self.chance.choice(self.processes).rest()
-
-    def pass_time(self) -> None:
-        self.world.clock.advance(self.chance.choice((0.001, 1, 7, 60, 3_600)))
-
-    def step_clock(self) -> None:
-        self.world.clock.step(self.chance.choice((-4, -3_600, 3_600, -60, 60, 10**8, -(10**8))))
-
-    def kill(self) -> None:
-        self._bury(self.chance.choice(self.processes))
-
-    def plan_a_crash(self) -> None:
-        """Stop within the next disk accesses: power, or whichever process is at it then."""
-        step = self.world.machine.steps + self.chance.choice((1, 2, 3, 5, 8, 13, 21))
-        self.world.machine.stop_at(step, power=self.chance.random() < 0.6)
-
-    def power_loss(self) -> None:
-        self.world.machine.lose_power()
-        self._everything_is_gone()
-        self.check()
-
-    def fault(self) -> None:
-        """The disk is full, or short, or fails, or is well again."""
-        machine = self.world.machine
-        kind = self.chance.choice(("full", "short", "sync", "well", "well"))
-        machine.free = self.chance.choice((0, 50, 300, 5_000)) if kind == "full" else None
-        machine.shorten = (lambda size: max(size // 2, 1)) if kind == "short" else None
-        if kind == "sync":
-            machine.fail_next_syncs()
-        self.counts[f"disk {kind}"] += 1
-
-    def calm(self) -> None:
-        self._heal()
-        self.world.process().close()
-        for process in list(self.processes):
-            process.commit([])
-            process.sync()
-        self._take_answers()
-
-    def _heal(self) -> None:
-        machine = self.world.machine
-        machine.free = machine.shorten = None
-        machine.fail_next_syncs(0)
-        machine.stop_at(None)
-
-    def _bury(self, process: Process) -> None:
-        process.kill()
-        self.processes.remove(process)
-        self.old += self.held.pop(process)
-        self.pending = [entry for entry in self.pending if entry[0] is not process]
-        self.drop_snapshots([process])
-        self.counts["killed"] += 1
-
-    def _everything_is_gone(self) -> None:
-        self.world.everyone_is_gone(self.chance.choice((1, 60, 7_200)))
-        for process in list(self.processes):
-            self.old += self.held.pop(process)
-        self.drop_snapshots(self.processes)
-        self.processes.clear()
-        self.pending.clear()
-        self.counts["power lost"] += 1
-        self._may_have_lost = not self._is_durable
-
-    # -- requests and their answers ---------------------------------------------------------------
-
-    def _request(self, process: Process) -> Request:
-        make = self.chance.choices(
-            (self._enqueue, self._enqueue_run, self._enqueue_many, self._claim,
-             self._settle, self._settle_soon, self._cancel, self._watch, self._transact,
-             self._extend, self._requeue, self._purge, self._pause, self._steer, self._withdraw,
-             self._edit,
-             self._step, self._signal, self._ingest, self._tick),
-            (22, 4, 4, 20, 20, 10, 4, 4, 4, 4, 4, 1, 2, 1, 1, 6, 12, 8, 4, 10),
-        )[0]  # fmt: skip
-        op, operand, accept = make(process)
-        if op in NOWAIT:
-            return op, None, None, operand
-        if op is Op.ENQUEUE_RUN:
-            return op, None, operand, operand
-        future: Future[Any] = Future()
-        self.pending.append((process, future, accept))
-        return op, None, future, operand
-
-    def _item(self) -> tuple[EnqueueSpec, bytes, Extras | None]:
-        self._bodies += 1
-        filler = self.chance.choice((0, 0, 0, 10, 500, 6_000))
-        body = b"%d" % self._bodies + b"." * filler
-        return self.chance.choice(_SPECS), body, self._extras()
-
-    def _extras(self) -> Extras | None:
-        now = self.world.clock.wall_ns()
-        key = b"key %d" % self.chance.randrange(4)
-        seconds = self.chance.choice((1, 60, 3_600)) * SECOND_NS
-        return self.chance.choice((
-            None, None, None, None, Extras(key=key), Extras(key=key, window_ns=seconds),
-            Extras(key=key, window_ns=seconds, until_settled=True, on_conflict=Conflict.REPLACE),
-            Extras(key=key, window_ns=seconds, on_conflict=Conflict.REPLACE),
-            Extras(key=key, on_conflict=self.chance.choice((Conflict.REPLACE, Conflict.RAISE))),
-            Extras(due_ns=seconds), Extras(due_ns=now + seconds, due_is_wall=True),
-            Extras(expires_ns=seconds), Extras(headers={"a": "b"}),
-            Extras(expires_ns=now + seconds, expires_is_wall=True),
-        ))  # fmt: skip
-
-    def _enqueue(self, _: Process) -> tuple[Op, Any, Callable[[Any], None]]:
-        item = self._item()
-        return Op.ENQUEUE, item, lambda answer: self._enqueued(item, answer)
-
-    def _enqueued(self, item: tuple[EnqueueSpec, bytes, Extras | None], answer: Any) -> None:
-        if isinstance(answer, Duplicate):
-            assert item[2] is not None
-            assert item[2].key is not None
-            self.counts["duplicates"] += 1
-            lsn = answer.lsn
-        else:
-            lsn = answer
-            self.memory.mean(lsn, "job", item[1])
-            self.counts["jobs"] += 1
-        self.memory.durable.add(lsn)
-
-    def _enqueue_run(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
-        count = self.chance.choice((1, 3, 12, 30))
-        specs = sorted(self.chance.choices(_SPECS, k=count), key=_SPECS.index)
-        items = [self._in_line(spec, *self._item()[1:]) for spec in specs]
-        futures: list[Future[Any]] = [Future() for _ in items]
-        for item, future in zip(items, futures, strict=True):
-            if self.chance.random() < 0.05:
-                future.cancel()
-            else:
-                self.pending.append((process, future, partial(self._enqueued, item)))
-        kinds = [(extras and (spec, extras)) or spec for spec, _, extras in items]
-        run = Run(kinds, [body for _, body, _ in items], futures)
-        return Op.ENQUEUE_RUN, run, lambda _: None
-
-    def _in_line(
-        self, spec: EnqueueSpec, body: bytes, extras: Extras | None
-    ) -> tuple[EnqueueSpec, bytes, Extras | None]:
-        """Half of the jobs without options, as they come in turns of one loop."""
-        is_odd = self.chance.random() < 0.5 and isinstance(paired(spec, extras), tuple)
-        return spec, body, extras if is_odd else None
-
-    def _enqueue_many(self, _: Process) -> tuple[Op, Any, Callable[[Any], None]]:
-        items = [self._item() for _ in range(self.chance.choice((2, 3, 8)))]
-        group = tuple(body for _, body, extras in items if extras is None or extras.key is None)
-        self.memory.groups[group] = False
-
-        def accept(answers: list[Any]) -> None:
-            for item, answer in zip(items, answers, strict=True):
-                self._enqueued(item, answer)
-            self.memory.groups[group] = True
-
-        return Op.ENQUEUE_MANY, items, accept
-
-    def _ingest(self, _: Process) -> tuple[Op, Any, Callable[[Any], None]]:
-        """The next lines of a source, as somebody does who last heard of it a while ago."""
-        source = self.chance.choice(("a", "b"))
-        before = self._believed.get(source, b"")
-        line = int(before or 0)
-        after = line + self.chance.choice((0, 1, 2, 5))
-        items: list[tuple[EnqueueSpec, bytes, Extras | None]] = [
-            (self.chance.choice(_SPECS), f"{source} {number}".encode(), None)
-            for number in range(line, after)
-        ]
-
-        def accept(answers: list[Any]) -> None:
-            for item, answer in zip(items, answers, strict=True):
-                self._enqueued(item, answer)
-            self._heard_of(source, after)
-            self.counts["ingests"] += 1
-
-        return Op.INGEST, Ingest(Move(source, b"%d" % after, before), items), accept
-
-    def _tick(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
-        """Ticks of a schedule for each second, from a look that may be old by now."""
-        state = process.catch_up().need_agenda().schedules.get("ticks")
-        if state is None:
-            return Op.ENROL, [Enrolment("ticks", b"every 1", b"{}")], lambda _: None
-        first_ns, now_ns = state.done_ns + SECOND_NS, self.world.clock.wall_ns()
-        moments = tuple(range(first_ns, now_ns + 1, SECOND_NS)[: self.chance.choice((1, 3))])
-        if moments:
-            items = tuple((_SPECS[0], b"tick %d" % moment, None) for moment in moments)
-            self._turns.append(Turn("ticks", state.done_ns, moments[-1], moments, items))
-        if not self._turns:
-            return self._enqueue(process)
-        turn = self.chance.choice(self._turns[-4:])
-
-        def accept(answers: list[Any] | None) -> None:
-            for item, answer in zip(turn.items, answers or (), strict=answers is not None):
-                self._enqueued(item, answer)
-            self.memory.positions["ticks"] = max(
-                self.memory.positions["ticks"], turn.done_ns if answers else 0
-            )
-            self.counts["ticks"] += len(answers or ())
-
-        return Op.TICK, turn, accept
-
-    def _heard_of(self, source: str, position: int) -> None:
-        self._believed[source] = b"%d" % position
-        self.memory.positions[source] = max(self.memory.positions[source], position)
-
-    def _claim(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
-        queues = self.chance.choice((None, None, frozenset({"mail"})))
-        lease_ns = self.chance.choice((0, 0, 5, 60, 7_200)) * SECOND_NS
-        count = self.chance.choice((1, 2, 10, 40))
-        request = ClaimRequest(count, queues, wait_until_ns=0, lease_ns=lease_ns)
-
-        def accept(deliveries: list[Delivery]) -> None:
-            for delivery in deliveries:
-                # A lease may be over before its holder hears of the claim.
-                assert lease_ns or delivery.job not in self.memory.settled, (
-                    "settled jobs stay settled"
-                )
-                self.memory.mean(delivery.job, "job", delivery.payload)
-                self.memory.mean(delivery.token, "claim", delivery.job)
-                if queues is None:
-                    self.memory.free_claims.add(delivery.token)
-                if delivery.attempts_max == 1 and delivery.job not in self.memory.reborn:
-                    assert delivery.job not in self.memory.run_once, "a single attempt ran twice"
-                    self.memory.run_once.add(delivery.job)
-            self.held[process] += deliveries
-            self.counts["claims"] += len(deliveries)
-
-        return Op.CLAIM, request, accept
-
-    def _settle(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
-        mine = self.held[process]
-        if not mine and not self.old:
-            return self._enqueue(process)
-        is_old = not mine or (self.old and self.chance.random() < 0.05)
-        pool = self.old if is_old else mine
-        delivery = pool.pop(self.chance.randrange(len(pool)))
-        item = self._settlement(delivery)
-        if item.kind is Kind.RELEASED:
-            # Others may claim it before the answer is out.
-            self.memory.run_once.discard(delivery.job)
-
-        def accept(answers: list[Any]) -> None:
-            if isinstance(answers[0], Exception):
-                assert isinstance(answers[0], StaleDelivery), repr(answers[0])
-                self.counts["stale"] += 1
-                return
-            self.counts["settled"] += 1
-            if item.kind in _ENDS and self._is_as_told(item):
-                self.memory.end(delivery.job, _ENDS[item.kind], item.body)
-            for child, lsn in zip(item.children, answers[0] or (), strict=True):
-                self._enqueued(child, lsn)
-
-        return Op.SETTLE, [item], accept
-
-    def _is_as_told(self, item: Settlement) -> bool:
-        return item.kind is Kind.SUCCEEDED or item.delivery.job not in self.memory.doubted
-
-    def _transact(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
-        mine = self.held[process] or self.old
-        cancels = [job for job in (self._some_job(), self._some_job()) if job is not None]
-        if not mine or not cancels:
-            return self._claim(process)
-        self.memory.doubted.update(cancels)
-        delivery = mine.pop(0)
-        self._bodies += 1
-        item = Settlement(Kind.SUCCEEDED, delivery, b"end %d" % self._bodies)
-        items = [self._item(), (self.chance.choice(_SPECS), self._item()[1], None)]
-        self.memory.children[tuple(body for _, body, x in items if not x or not x.key)] = item[1][2]
-
-        def accept(done: Done) -> None:
-            self.memory.end(delivery.job, State.SUCCEEDED, item.body)
-            for job, is_cancelled in zip(cancels, done.cancelled, strict=True):
-                self.memory.cancel(job, is_cancelled)
-            for wanted, answer in zip(items, done.jobs, strict=True):
-                self._enqueued(wanted, answer)
-            self.counts["transactions"] += 1
-
-        return Op.TRANSACT, Bundle((item,), tuple(cancels), tuple(items)), accept
-
-    def _step(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
-        pool = self.held[process] or self.old
-        if not pool:
-            return self._claim(process)
-        # Mostly the claim that was made last, which holds, and the signals that come to it.
-        delivery = pool[-1] if self.chance.random() < 0.8 else self.chance.choice(pool)
-        form = self.chance.choice((*list(Form)[:4], Form.EVENT, Form.EVENT))
-        self._bodies += 1
-        name = self.chance.choice(("paid", "sent")) if form is Form.EVENT else "do"
-        new = NewStep(delivery, form, name, self._bodies, b"%d" % self._bodies)
-
-        def accept(step: Any) -> None:
-            if step is not None:
-                self.memory.steps.setdefault(delivery.job, []).append(step.title)
-                self.counts[f"step: {Form(step.form).name}"] += 1
-
-        return Op.STEP, new, accept
-
-    def _signal(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
-        mine = self.held[process]
-        # Mostly a running one: it may ask for the signal.
-        running = mine[-1].job if mine and self.chance.random() < 0.8 else None
-        job = running or self._some_job()
-        if job is None:
-            return self._claim(process)
-        once = self.chance.choice(("", "", "a", "b"))
-        new = NewSignal(job, self.chance.choice(("paid", "sent")), b"{}", once)
-        return Op.SIGNAL, new, lambda _: self.counts.update(("signals",))
-
-    def _extend(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
-        pool = self.held[process] or self.old
-        if not pool:
-            return self._claim(process)
-        lease_ns = self.chance.choice((5, 60)) * SECOND_NS
-        return Op.EXTEND, (self.chance.choice(pool), lease_ns), lambda _: None
-
-    def _settle_soon(self, process: Process) -> tuple[Op, Any, Callable[[Any], None]]:
-        mine = self.held[process]
-        if not mine:
-            return self._claim(process)
-        count = min(len(mine), self.chance.choice((1, 3, 9, 30)))
-
-        def on_error(_: Settlement, error: TaskqError) -> None:
-            assert isinstance(error, StaleDelivery) or self._faults, repr(error)
-            assert isinstance(error, (StaleDelivery, LogFailed)), repr(error)
-            self.counts["stale"] += 1
-
-        if self.chance.random() < 0.5:
-            free = [delivery for delivery in mine[:count] if not delivery.record[FLAGS_AT] & _TIED]
-            if free:
-                self.held[process] = [delivery for delivery in mine if delivery not in free]
-                return Op.SUCCEED_NOWAIT, (free, on_error), lambda _: None
-        items = [
-            Settlement(Kind.SUCCEEDED, mine.pop(0))
-            if self.chance.random() < 0.7
-            else self._settlement(mine.pop(0))
-            for _ in range(count)
-        ]
-        for item in items:
-            if item.kind is Kind.RELEASED:
-                self.memory.run_once.discard(item.delivery.job)
-
-        return Op.SETTLE_NOWAIT, (items, on_error), lambda _: None
-
-    def _settlement(self, delivery: Delivery) -> Settlement:
-        last = delivery.attempts_max and delivery.attempt >= delivery.attempts_max
-        kind = self.chance.choice((Kind.SUCCEEDED, Kind.SUCCEEDED, Kind.RELEASED, Kind.DEAD))
-        if not last and self.chance.random() < 0.3:
-            kind = Kind.RETRIED
-        self._bodies += 1
-        is_plain = kind is Kind.SUCCEEDED and self.chance.random() < 0.3
-        body = None if is_plain else b"end %d" % self._bodies
-        cause = Cause.EXHAUSTED
-        if kind is Kind.RELEASED:
-            cause = self.chance.choice((Cause.DRAIN, Cause.SNOOZE, Cause.CALLER, Cause.WAITS))
-        if cause is Cause.WAITS:
-            until_ns = self.world.clock.wall_ns() + self.chance.choice((-5, 5, 60)) * SECOND_NS
-            form = self.chance.choice((Form.EVENT, Form.SLEEP))
-            forever = form is Form.EVENT and self.chance.random() < 0.3
-            wait = Wait(form, "paid" * (form is Form.EVENT), 1, 0 if forever else until_ns)
-            return Settlement(kind, delivery, pack_waits([wait]), 0, cause)
-        children: tuple[tuple[EnqueueSpec, bytes, Extras | None], ...] = ()
-        if kind is Kind.SUCCEEDED and self.chance.random() < 0.4:
-            children = tuple((self.chance.choice(_SPECS), self._item()[1], None) for _ in range(2))
-            self.memory.children[tuple(child for _, child, _ in children)] = delivery.token
-        delay = self.chance.choice((0, 0, 30 * SECOND_NS)) if kind not in _ENDS else 0
-        return Settlement(kind, delivery, body, delay, cause, children)
 
     def _take_answers(self) -> None:
         waiting = []

@@ -42,7 +42,7 @@ from taskq.log.upkeep import upkeep as errand
 from taskq.log.upkeep.snapshots import SnapshotPolicy
 from tests.core.folds.test_freeze import Columns
 from tests.effort import grows, some
-from tests.log.mix import ACTS, CONFIGS, REFUSED, Mix, said
+from tests.log.mix import ACTS, CONFIGS, REFUSED, Mix
 from tests.log.world import (
     FILLER,
     Process,
@@ -51,6 +51,7 @@ from tests.log.world import (
     items_of,
     keeping,
     leaf,
+    meaning,
     step,
     tend,
 )
@@ -352,7 +353,7 @@ def success(delivery: Delivery) -> Any:
 
 
 def all_of(facets: Facets, now_ns: int) -> dict[str, Any]:
-    return {**said(facets, now_ns), **parts_of(facets.need_agenda(), now_ns)}
+    return {**meaning(facets, now_ns), **parts_of(facets.need_agenda(), now_ns)}
 
 
 def parts_of(agenda: Agenda, now_ns: int) -> dict[str, Any]:

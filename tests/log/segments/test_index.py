@@ -332,9 +332,9 @@ def _revive(files: dict[str, bytes]) -> World:
     return world
 
 
-def _flipped(index: bytes) -> bytes:
-    data, chance = bytearray(index), random.Random(index)
-    data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+def _flipped(index: bytes, at: int) -> bytes:
+    data = bytearray(index)
+    data[at] ^= 1
     return bytes(data)
 
 
@@ -353,7 +353,10 @@ def _with_number(index: bytes, place: int, number: int) -> bytes:
 
 #: name -> an index that is wrong
 HARMS: Final[dict[str, Callable[[bytes], bytes]]] = {
-    "has a flipped bit": _flipped,
+    "has a flipped bit in its header": lambda index: _flipped(index, 30),
+    "has a flipped bit in a pair": lambda index: _flipped(index, 150),
+    "has a flipped bit in a place": lambda index: _flipped(index, len(index) * 2 // 3),
+    "has a flipped bit in its tail": lambda index: _flipped(index, -1),
     "is empty": lambda _: b"",
     "ends in its header": lambda index: index[:111],
     "ends in a block": lambda index: index[:5_000],
