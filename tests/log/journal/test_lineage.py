@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import random
@@ -22,13 +21,11 @@ from taskq import TaskLog, TaskQ
 from taskq.core.errors import LogError, LogGone, WrongLog
 from taskq.core.parsing import Tag
 from taskq.engine import LogReader
-from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.format import codec
+from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format.frames import Frame
 from taskq.log.format.record import places
-from taskq.log.journal.journal import Journal
-from taskq.log.journal.lock import TailHint, WriterLock
-from taskq.log.machine.disk import LocalDisk, SystemClock
+from taskq.log.journal.lock import TailHint
+from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.readers import NamedReader, ReaderPosition, read_position
 from taskq.log.requests import Op
 from taskq.log.segments.identity import Identity, LockMark, Parent
@@ -402,12 +399,13 @@ def test_a_readers_position_counts_in_a_child_as_far_as_the_parents_records(
 # -- on a real disk --------------------------------------------------------------------------------
 
 
-def _put(path: Path, number: int) -> list[str]:
-    async def put() -> list[str]:
-        async with TaskLog.open(path) as log:
-            return [await log.put(b"x") for _ in range(number)]
+def _open(path: Path) -> TaskLog:
+    return TaskLog.open(path, segment_bytes=SEGMENT_BYTES_MIN, durability="os", upkeep=False)
 
-    return asyncio.run(put())
+
+def _put(path: Path, number: int, size: int = 1) -> list[str]:
+    with _open(path) as log:
+        return [log.put_sync(bytes(size)) for _ in range(number)]
 
 
 def _content(path: Path) -> dict[Path, bytes]:
@@ -459,43 +457,6 @@ def test_a_removed_directory_and_its_copy_in_its_place_are_two_logs(tmp_path: Pa
 # -- copied directory ------------------------------------------------------------------------------
 
 
-_CONFIG: Final = LogConfig(segment_bytes=SEGMENT_BYTES_MIN)
-_BODY: Final = codec.encode_owner(1, bytes(1_000), 1)
-
-
-class Writer:
-    """A process with an open directory, and the names of its records."""
-
-    def __init__(self, path: Path) -> None:
-        disk = LocalDisk()
-        lock = WriterLock(disk, str(path), os.getpid())
-        self.journal = Journal(disk, SystemClock(), str(path), _CONFIG, lock)
-        self.journal.open()
-        self.journal.writer.release()
-        self.names: list[tuple[UUID, int]] = []
-
-    def write(self, frames: int = 1) -> None:
-        journal = self.journal
-        for _ in range(frames):
-            journal.lock()
-            if journal.offset >= journal.segment_bytes:
-                journal.rotate()
-            self.names.append((journal.identity.log_id, journal.next_lsn))
-            journal.append(_BODY, 1, journal.log_time()[0])
-            journal.writer.release()
-
-    def close(self) -> None:
-        self.journal.close()
-
-
-def _written(path: Path, frames: int = 5) -> list[tuple[UUID, int]]:
-    path.mkdir(exist_ok=True)
-    writer = Writer(path)
-    writer.write(frames)
-    writer.close()
-    return writer.names
-
-
 def _copied(path: Path) -> Path:
     return shutil.copytree(path, path.with_name("copy"))
 
@@ -507,13 +468,13 @@ def _hard_linked(path: Path) -> Path:
 def _restored_over(path: Path) -> Path:
     """A backup is written over the directory, file by file and in place, as ``cp -a`` does."""
     backup = _copied(path)
-    _written(path)
+    _put(path, 5, 1_000)
     return shutil.copytree(backup, path, dirs_exist_ok=True)
 
 
 def _restored_over_longer(path: Path) -> Path:
     backup = _copied(path)
-    _written(path, 80)
+    _put(path, 80, 1_000)
     return shutil.copytree(backup, path, dirs_exist_ok=True, copy_function=shutil.copyfile)
 
 
@@ -522,18 +483,16 @@ def test_what_a_copy_and_its_original_write_never_has_the_same_name(
     copy: Callable[[Path], Path], tmp_path: Path
 ) -> None:
     original = tmp_path / "data"
-    _written(original, 10)
+    ids = _put(original, 10, 1_000)
     other = copy(original)
-    writers = [Writer(other), Writer(original)]
-    for _ in range(80):
-        for writer in writers:
-            # Hard links share the lock's file: the second one misses the other's segment.
-            with contextlib.suppress(LogGone):
-                writer.write()
-    names = [name for writer in writers for name in writer.names]
-    for writer in writers:
-        writer.close()
-    assert len(set(names)) == len(names)
+    with _open(other) as first, _open(original) as second:
+        for _ in range(80):
+            for log in (first, second):
+                # Hard links share the lock's file: the second one misses the other's segment.
+                with contextlib.suppress(LogGone):
+                    ids.append(log.put_sync(bytes(1_000)))
+    assert len(ids) > 80
+    assert len(set(ids)) == len(ids)
 
 
 def _hints() -> dict[str, TailHint]:

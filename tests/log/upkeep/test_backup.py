@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -285,51 +284,38 @@ def ends_early(case: Case, target: Path, cut: Cut, monkeypatch: pytest.MonkeyPat
 
 
 @grows
-@pytest.mark.parametrize("full", [False, True], ids=["cut", "full"])
-def test_a_second_backup_that_is_cut_anywhere_leaves_the_first_or_is_whole(
-    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, full: bool
-) -> None:
+@pytest.mark.parametrize(
+    ("is_first", "full", "stride"), [(False, False, 23), (False, True, 23), (True, False, 73)]
+)
+def test_a_backup_that_is_cut_anywhere_leaves_the_older_one_or_is_whole(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *,
+    is_first: bool, full: bool, stride: int,
+) -> None:  # fmt: skip
     """With jobs ingested in between, a reader that went on, and segments that went."""
     step, is_cut, seen = 0, True, []
+    target, again = tmp_path / "backup", tmp_path / "again"
     while is_cut:
-        target, again = tmp_path / f"backup-{step}", tmp_path / f"again-{step}"
-        shutil.copytree(case.first, target)
+        if not is_first:
+            shutil.copytree(case.first, target)
         is_cut = ends_early(case, target, Cut(step, full=full), monkeypatch)
-        restore(str(target), str(again))
-        seen.append(shape(again))
-        assert seen[-1] in (case.old, case.new), f"cut at operation {step}"
-        back_up(str(case.data), str(target))
-        assert names(target) == names(case.first)
-        shutil.rmtree(again)
-        restore(str(target), str(again))
-        assert shape(again) == case.new, f"cut at operation {step}, and then whole"
-        shutil.rmtree(again)
-        shutil.rmtree(target)
-        step += every(23)
-    assert case.old in seen
-    assert seen[-1] == case.new
-    assert len(seen) >= 3
-
-
-@grows
-def test_a_first_backup_that_is_cut_anywhere_is_none_or_whole(
-    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step, is_cut = 0, True
-    while is_cut:
-        target, again = tmp_path / f"backup-{step}", tmp_path / f"again-{step}"
-        is_cut = ends_early(case, target, Cut(step, full=False), monkeypatch)
         try:
             restore(str(target), str(again))
         except LogError:
+            assert is_first
             assert is_cut
         else:
-            assert shape(again) == case.new
+            seen.append(shape(again))
+            assert seen[-1] == case.new or (seen[-1] == case.old and not is_first), step
             shutil.rmtree(again)
         back_up(str(case.data), str(target))
+        assert names(target) == names(case.first)
         restore(str(target), str(again))
-        assert shape(again) == case.new
-        step += every(73)
+        assert shape(again) == case.new, f"cut at operation {step}, and then whole"
+        for path in (again, target):
+            shutil.rmtree(path)
+        step += every(stride)
+    assert seen[-1] == case.new
+    assert is_first or case.old in seen
 
 
 # -- repair ----------------------------------------------------------------------------------------
@@ -387,39 +373,6 @@ def _one_payload(world: World) -> None:
     _flip(world, _in_record(world, _frames(world)[1], 2))
 
 
-def _a_frame_header(world: World) -> None:
-    _flip(world, _frames(world)[1].offset + 20)
-
-
-def _the_segment_header(world: World) -> None:
-    _flip(world, 17)
-
-
-def _a_claim(world: World) -> None:
-    _flip(world, _frames(world)[3].end - 12)
-
-
-def _two_frames_in_a_row(world: World) -> None:
-    frames = _frames(world)
-    for frame in frames[:2]:
-        _flip(world, _in_record(world, frame, 1))
-
-
-def _both_segments(world: World) -> None:
-    _one_payload(world)
-    frame = _frames(world, 1)[0]
-    _flip(world, _in_record(world, frame, 0), 1)
-    process = world.process()
-    process.enqueue(b"behind, so that the damage before is none of a torn tail")
-    process.close()
-
-
-DAMAGES: Final = [
-    _one_payload, _a_frame_header, _the_segment_header, _a_claim, _two_frames_in_a_row,
-    _both_segments,
-]  # fmt: skip
-
-
 def _picture(world: World) -> Any:
     facets = Facets(world.reader())
     agenda = facets.need_agenda()
@@ -431,27 +384,6 @@ def _picture(world: World) -> Any:
         ]
     ]
     return agenda.queues.stats(), dict(agenda.running), agenda.order.next_ready(99, None), states
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_repaired_log_verifies_clean_and_holds_what_the_damaged_one_still_gave(
-    damage: Callable[[World], None],
-) -> None:
-    world, _ = _written()
-    damage(world)
-    before = _picture(world)
-    result = verify(world.reader())
-    assert result.damage
-    report = world.repair()
-    assert report.damage == result.damage
-    after = verify(world.reader())
-    assert not after.damage
-    assert not after.torn_bytes
-    assert _picture(world) == before
-    assert after.records == result.records + sum(gap.salvaged for gap in result.damage)
-    process = world.process()
-    assert process.enqueue() > 0
-    assert _picture(world) != before
 
 
 def test_jobs_that_are_lost_are_named_as_far_as_other_records_tell() -> None:
@@ -484,7 +416,9 @@ def test_a_last_segment_whose_beginning_is_damaged_is_found_and_repaired() -> No
 
 
 @pytest.mark.parametrize("seed", range(some(8, 40)))
-def test_whatever_is_damaged_a_repair_keeps_all_that_was_still_read(seed: int) -> None:
+def test_whatever_is_damaged_a_repaired_log_is_clean_and_holds_all_that_was_still_read(
+    seed: int,
+) -> None:
     chance = random.Random(seed)
     world, _ = _written()
     size = len(world.machine.content(_FIRST))
@@ -492,7 +426,12 @@ def test_whatever_is_damaged_a_repair_keeps_all_that_was_still_read(seed: int) -
         start = chance.randrange(size)
         count = min(chance.choice((1, 4, 64, 512, 5_000)), size - start)
         world.machine.corrupt(_FIRST, start, chance.choice((bytes(count), chance.randbytes(count))))
-    before = _picture(world)
-    world.repair()
-    assert not verify(world.reader()).damage
+    before, damaged = _picture(world), verify(world.reader())
+    report = world.repair()
+    assert report.damage == damaged.damage
+    repaired = verify(world.reader())
+    assert not repaired.damage
+    assert not repaired.torn_bytes
+    assert repaired.records == damaged.records + sum(gap.salvaged for gap in damaged.damage)
     assert _picture(world) == before
+    assert world.process().enqueue() > 0
