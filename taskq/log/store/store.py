@@ -125,11 +125,6 @@ class Store:
         return self._open.journal.identity
 
     @property
-    def recovered(self) -> list[str]:
-        """Return what opening had to repair, in words."""
-        return self._open.journal.recovered
-
-    @property
     def taken_back(self) -> int:
         """Jobs of dead processes that this one gave back or ended."""
         return self._open.committer.taken_back

@@ -133,6 +133,7 @@ def test_every_flipped_byte_of_a_synced_frame_costs_only_its_own_record() -> Non
         process = _revive(files | {_FIRST: bytes(data)}, same_boot=at % 2 == 0).process()
         claimed = [delivery.job for delivery in process.claim(9)]
         damage = process.catch_up().damage
+        assert all(process.world.view(job) for job in claimed), at
         assert process.enqueue() > jobs[3][0], at
         if at >= ends[-1]:
             assert claimed == sorted([*others, *records]), "padding holds nothing"
