@@ -142,6 +142,12 @@ class World:
     def view(self, lsn: int) -> JobView | None:
         return job_view(self.reader(), lsn, self.clock.wall_ns())
 
+    def job(self, lsn: int) -> JobView:
+        """A job that is there."""
+        view = self.view(lsn)
+        assert view is not None, f"job {lsn} is gone"
+        return view
+
     def records(self) -> list[Record]:
         journal = self.reader()
         return list(records(journal, journal.start()))

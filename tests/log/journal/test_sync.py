@@ -60,8 +60,7 @@ class Failed:
         assert not process.catch_up().damage
         assert _MARKER not in self.world.machine.paths()
         new = process.enqueue(b"new")
-        view = self.world.view(new)
-        assert view is not None
+        view = self.world.job(new)
         assert view.payload == b"new"
 
 

@@ -339,8 +339,7 @@ class Scene:
         bodies = [record.body for record in self.world.records() if record.type == Kind.ENQUEUED]
         kept = {name for name in _WRITES if name.encode() in bodies}
         for name, job in (("acked", self.acked), ("cancelled", self.cancelled)):
-            view = self.world.view(job)
-            assert view is not None
+            view = self.world.job(job)
             if view.settled_ns:
                 kept.add(name)
         return kept

@@ -53,8 +53,7 @@ def test_a_log_with_a_limit_of_bytes_loses_its_oldest_finished_jobs_and_no_other
     tend(process)
     assert len(world.segments()) <= 3
     assert world.view(first) is None
-    view = world.view(last)
-    assert view is not None
+    view = world.job(last)
     assert view.state is State.SUCCEEDED
     assert view.result == b"result"
 
@@ -71,8 +70,7 @@ def test_time_counts_from_the_end_of_a_job() -> None:
     process.settle(delivery, body=b"done")
     tend(process)
     assert world.view(quick) is None
-    view = world.view(slow)
-    assert view is not None
+    view = world.job(slow)
     assert (view.state, view.result, view.payload) == (State.SUCCEEDED, b"done", b"slow")
     assert view.enqueued_ns < view.settled_ns - 10 * DAY * SECOND_NS
     assert [attempt.outcome for attempt in view.attempts] == ["succeeded"]
@@ -259,8 +257,7 @@ def test_a_job_that_ends_in_the_midst_of_it_is_kept_with_its_result() -> None:
                 more = True
         if more:
             assert first not in world.segments()
-            view = world.view(job)
-            assert view is not None, f"step {number}"
+            view = world.job(job)
             assert (view.state, view.result, view.payload) == (State.SUCCEEDED, b"result", b"slow")
         number += every(3)
     assert number > 5
@@ -280,8 +277,7 @@ def test_a_dead_letter_that_was_requeued_does_not_keep_its_old_segment(kind: Kin
     first = world.segments()[0]
     tend(process)
     assert first not in world.segments()
-    view = world.view(job)
-    assert view is not None
+    view = world.job(job)
     assert view.state is (State.SUCCEEDED if kind is Kind.SUCCEEDED else State.DEAD)
 
 
