@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from taskq.core.controls import Change
 from taskq.core.errors import (
@@ -65,19 +65,22 @@ REFUSED: Final = (
 )  # fmt: skip
 
 
-class Mix:
-    """One history; ``weights`` has its acts, methods by name, and how often each comes."""
+#: act of a mix, and how often it comes
+WEIGHTS: Final = {
+    "tend_on": 300, "pass_time": 30, "step_clock": 10, "die": 10,
+    "put": 150, "claim": 113, "settle": 150, "extend": 23, "cancel": 15, "pause": 8,
+    "withdraw": 15, "letter": 30, "fill": 8, "edit": 30, "step": 60, "signal": 45,
+}  # fmt: skip
 
-    weights: ClassVar[dict[str, int]] = {
-        "tend_on": 300, "pass_time": 30, "step_clock": 10, "die": 10,
-        "put": 150, "claim": 113, "settle": 150, "extend": 23, "cancel": 15, "pause": 8,
-        "withdraw": 15, "letter": 30, "fill": 8, "edit": 30, "step": 60, "signal": 45,
-    }  # fmt: skip
+
+class Mix:
+    """One history; ``weights`` has its acts, methods by name."""
 
     def __init__(
         self, seed: int, config: LogConfig, *, locked: bool = False, processes: int = 3
     ) -> None:
         self.random = random.Random(seed)
+        self.weights = dict(WEIGHTS)
         self.world = World(seed=seed, config=config)
         self.locked = locked
         self.observer = self.world.process()
@@ -266,9 +269,8 @@ class History(Mix):
 
     def __init__(self, seed: int, *, steps_of_clock: bool = False, small: bool = False) -> None:
         super().__init__(seed, _TIGHT if small else SMALL, processes=2)
-        self.weights = Mix.weights | {"tend_on": 0, "fill": 0, "die": 30, "pass_time": 100}
-        if not steps_of_clock:
-            self.weights["step_clock"] = 0
+        self.weights |= {"tend_on": 0, "fill": 0, "die": 30, "pass_time": 100}
+        self.weights["step_clock"] *= steps_of_clock
         self.chance, self.steps_ns = self.random, 0
         self.by_lsn: dict[int, Meaning] = {}
         #: lsn -> answers for some numbers, be they jobs or not

@@ -53,10 +53,9 @@ def _check(history: History) -> None:
         assert _found(world, wanted) == _expected(every, wanted), wanted
         views = history.chance.sample(every, 2)
         moments = [history.chance.choice((None, view.enqueued_ns)) for view in views]
-        chosen = wanted._replace(limit=EVERY, before=LSN_MAX, since_ns=moments[0])
-        chosen = chosen._replace(until_ns=moments[1])
-        exported = sorted(_all(world, chosen), key=lambda view: -view.lsn)
-        assert exported == _expected(every, chosen), chosen
+        wanted = JobFilter(*wanted[:3], EVERY, LSN_MAX, *moments)
+        exported = sorted(_all(world, wanted), key=lambda view: -view.lsn)
+        assert exported == _expected(every, wanted), wanted
 
 
 def _found(world: World, wanted: JobFilter) -> list[JobView]:
