@@ -31,6 +31,7 @@ from taskq.log.read.jobs import JobFilter
 from taskq.log.read.selection import letters, waiting_page
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op, Withdrawal
 from taskq.log.state.job_history import job_view
+from taskq.log.upkeep.snapshots import SnapshotPolicy
 from taskq.log.upkeep.upkeep import Upkeep
 from tests.log.world import (
     FILLER,
@@ -38,6 +39,7 @@ from tests.log.world import (
     Meaning,
     Process,
     World,
+    check_same,
     fill_segment,
     keeping,
     meaning,
@@ -87,6 +89,8 @@ class Mix:
         self.tended: list[tuple[Process, Upkeep]] = []
         self.jobs: list[int] = []
         self.held: list[tuple[Process, Delivery]] = []
+        #: checks that found a snapshot to begin with
+        self.snapped = 0
         for _ in range(processes):
             self.join()
 
@@ -95,6 +99,7 @@ class Mix:
         care = Upkeep(process.committer)
         if not self.locked:
             care._take_turn = lambda: True  # type: ignore[method-assign]
+        care._snapshots._policy = SnapshotPolicy(3_000, 10**6)
         process.catch_up()
         self.tended.append((process, care))
 
@@ -244,6 +249,8 @@ class Mix:
         now_ns = time_ns - step_ns
         folded = self.world.fold()
         assert meaning(folded, now_ns) == meaning(seen, now_ns), when
+        behind, total = check_same(self.world, loosely=True)
+        self.snapped += behind < total
         agenda, files = folded.need_agenda(), folded._journal.files
         for table in (agenda.table, agenda.dead):
             for chunk, at in table:

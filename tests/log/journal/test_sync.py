@@ -140,35 +140,6 @@ def test_a_sync_point_that_was_in_the_air_is_not_left_behind() -> None:
         assert world.view(kept) is not None
 
 
-def test_a_second_failure_on_the_same_boot_is_noticed_by_all_who_stayed() -> None:
-    failed = Failed()
-    world = failed.world
-    third = world.process()
-    failed.second.catch_up()
-    world.machine.fail_next_syncs()
-    again = failed.first.send(Op.ENQUEUE_MANY, _MANY)
-    failed.first.sync()
-    assert isinstance(again.exception(0), OutcomeUnknown)
-    fourth = world.process()
-    jobs = [process.enqueue(b"x") for process in (failed.first, failed.second, third, fourth)]
-    for process in (failed.first, failed.second, third, fourth):
-        facets = process.catch_up()
-        assert not facets.damage
-        assert facets.agenda is not None
-        assert facets.agenda.queues.stats() == world.fold().need_agenda().queues.stats()
-    assert len(set(jobs)) == 4
-
-
-def test_a_late_error_of_a_failure_that_was_repaired_does_not_fail_the_log_again() -> None:
-    """Linux reports a lost page to each descriptor once, however long after."""
-    failed = Failed()
-    third = failed.world.process()
-    failed.second.sync()
-    assert isinstance(failed.other.exception(0), OutcomeUnknown)
-    assert third.enqueue() > 0
-    assert failed.second.enqueue() > 0
-
-
 def test_a_failed_sync_of_a_full_segment_refuses_the_batch_that_needed_the_next() -> None:
     world = World()
     first, second = world.process(), world.process()

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final, cast
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -172,9 +172,6 @@ def test_a_linked_directory_inside_is_refused_with_its_name(tmp_path: Path, name
 # -- refused peers ---------------------------------------------------------------------------------
 
 
-_CODES: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENOMEM)
-
-
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[tuple[LocalPeers, LocalPeers]]:
     """Two owners of one directory."""
@@ -215,28 +212,6 @@ def test_who_cannot_tell_that_it_sleeps_does_not_sleep_long(
     assert slept[0] is not None
     assert 0 < slept[0] <= 250
     assert slept[2:] == [30_000, None]
-
-
-@pytest.mark.parametrize("code", _CODES)
-@pytest.mark.parametrize("is_written", [True, False])
-def test_a_poke_that_is_refused_once_wakes_all_the_same(
-    two: tuple[LocalPeers, LocalPeers], monkeypatch: pytest.MonkeyPatch, code: int, *,
-    is_written: bool,
-) -> None:  # fmt: skip
-    """A full disk refuses the pipe its new time, with the byte in it."""
-    write, calls = posix.write, list[int]()
-
-    def once(descriptor: int, data: bytes) -> int:
-        calls.append(descriptor)
-        if len(calls) > 1 or is_written:
-            write(descriptor, data)
-        if len(calls) == 1:
-            raise OSError(code, os.strerror(code))
-        return 1
-
-    monkeypatch.setattr(posix, "write", once)
-    two[0].poke()
-    assert _is_woken(two[0])
 
 
 @pytest.mark.parametrize("cut", [17, 31, 5])

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -376,18 +376,19 @@ def test_jobs_that_are_paused_or_due_later_wait_in_vain_as_well(waits: Waiting) 
     assert standing((WAITING,), (elsewhere,), MAIL, {}).level == "bad"
 
 
-def test_a_stopped_worker_works_on_nothing_and_is_told_how_to_go_on() -> None:
-    stands = standing((WAITING,), (WORKER,), MAIL, {}, stopped=frozenset({1}))
-    assert stands.workers == 0
-    assert stands.text == (
-        "Process 1 is stopped by a signal with 2 jobs: let it go on with kill -CONT 1"
-    )
-    assert stands.remarks[1].text == "No worker runs: 110 jobs wait"
-
-
-def test_what_is_wrong_with_the_log_itself_comes_first() -> None:
-    stands = standing((WAITING,), (DEAD,), MAIL, {}, problems=("An fsync failed",))
-    assert stands.text == "An fsync failed"
+@pytest.mark.parametrize(
+    ("rest", "texts"),
+    [
+        ({"problems": ("An fsync failed",)}, ["An fsync failed"]),
+        ({"stopped": frozenset({1})},
+         ["Process 1 is stopped by a signal with 2 jobs: let it go on with kill -CONT 1",
+          "No worker runs: 110 jobs wait"]),
+    ],
+)  # fmt: skip
+def test_what_stops_the_work_comes_first(rest: dict[str, Any], texts: list[str]) -> None:
+    stands = standing((WAITING,), (WORKER,), MAIL, {}, **rest)
+    assert [remark.text for remark in stands.remarks][: len(texts)] == texts
+    assert stands.workers == ("stopped" not in rest)
 
 
 def test_of_a_moment_only_counts_are_known() -> None:

@@ -273,21 +273,6 @@ def test_at_most_so_many_segments_are_open_at_once(monkeypatch: pytest.MonkeyPat
     assert files.descriptor(files.lsns[-1]) == last
 
 
-def test_a_writers_opening_looks_once_into_each_segment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However it finds its place in the log, it asks no file twice but the last, which it keeps."""
-    world = World()
-    writer = world.process()
-    backlog(writer, 50)
-    writer.close()
-    opened = _opened(monkeypatch, world)
-    writer = world.process()
-    *others, _ = world.segments()
-    assert {opened[path] for path in others} == {1}
-    opened.clear()
-    assert not writer.journal.lost
-    assert not opened.total()
-
-
 def test_reading_opens_no_segment_but_the_last_until_somebody_asks_for_losses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

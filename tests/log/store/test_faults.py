@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import fcntl
@@ -26,10 +25,9 @@ import pytest
 
 from taskq import TaskLog, TaskQ
 from taskq.core.errors import LogClosed, LogError, LogFailed, LogLocked, TaskqError
-from taskq.core.model import LATE_SECONDS_MAX, SECOND_NS, Durability, Extras, State
+from taskq.core.model import SECOND_NS, Durability, Extras, State
 from taskq.core.records import Kind
 from taskq.core.views import Serving
-from taskq.errors import ResultTimeout
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.format import codec
 from taskq.log.machine import forks, owners, peers, posix
@@ -42,7 +40,7 @@ from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Request, Settlemen
 from taskq.log.store import thread
 from taskq.log.store.store import Store
 from taskq.log.store.thread import seconds_until_due
-from tests.effort import at_most, every, grows
+from tests.effort import every, grows
 from tests.log.world import PLAIN, SMALL, World
 from tests.machine.crashable import CrashableDisk
 from tests.processes.harness import eventually
@@ -489,18 +487,6 @@ async def test_a_claim_is_not_told_that_there_is_nothing_while_the_log_is_held_u
     log = TaskLog(held_up._connection)
     with pytest.raises(LogLocked, match="the writer lock is held"):
         await log.claim(wait=0.1)
-
-
-async def test_a_result_is_waited_for_no_longer_than_said_though_the_log_is_held_up(
-    held_up: TaskQ,
-) -> None:
-    job = held_up.job(f"{held_up._connection.tag}-1")
-    start = time.monotonic()
-    with pytest.raises(ResultTimeout, match=r"after 0\.1 s"):
-        await job.result(timeout=0.1)
-    with pytest.raises(ResultTimeout, match=r"after 0\.1 s"):
-        await asyncio.to_thread(job.result_sync, 0.1)
-    assert time.monotonic() - start < at_most(2 * (0.1 + 2 * LATE_SECONDS_MAX))
 
 
 # -- sites -----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from concurrent import futures
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pytest
 
@@ -498,19 +498,33 @@ class Raiser:
         raise KeyboardInterrupt
 
 
+def plain(port: ThreadPort, body: bytes) -> Pending[Any]:
+    return port.enqueue(SPEC, body)
+
+
+def keyed(port: ThreadPort, body: bytes) -> Pending[Any]:
+    return port.enqueue(SPEC, body, Extras(key=body))
+
+
+def together(port: ThreadPort, body: bytes) -> Pending[Any]:
+    return port.enqueue_many([(SPEC, body, None), (SPEC, body + b"+", None)])
+
+
+Send: TypeAlias = Callable[[ThreadPort, bytes], Pending[Any]]
+
+
 class Sweep:
     """One call, interrupted at one byte code after another, and the log after each."""
 
-    def __init__(self, store: Store, other: Store) -> None:
-        self.store, self.other = store, other
+    def __init__(self, store: Store, other: Store, send: Send) -> None:
+        self.store, self.other, self.send = store, other, send
         self.told: list[bytes] = []
         self.interrupted: list[bytes] = []
         self.causes: Counter[type | None] = Counter()
 
-    def send(self, port: ThreadPort, body: bytes) -> Pending[Any]:
-        return port.enqueue(SPEC, body)
-
     def step(self, at: int) -> bool:
+        if self.send is keyed:  # while all folds stand
+            self.store.thread_port.look(lambda _: None, needs_keys=True).result(SECONDS)
         asleep(self.store)
         raiser, body = Raiser(at), b"at %d" % at
         answer: Any = None
@@ -533,24 +547,6 @@ class Sweep:
         return raiser.has_raised or raiser.steps < SENT_STEPS
 
 
-class Keyed(Sweep):
-    """With a key, while all folds stand."""
-
-    def send(self, port: ThreadPort, body: bytes) -> Pending[Any]:
-        return port.enqueue(SPEC, body, Extras(key=body))
-
-    def step(self, at: int) -> bool:
-        self.store.thread_port.look(lambda _: None, needs_keys=True).result(SECONDS)
-        return super().step(at)
-
-
-class Many(Sweep):
-    """A transaction."""
-
-    def send(self, port: ThreadPort, body: bytes) -> Pending[Any]:
-        return port.enqueue_many([(SPEC, body, None), (SPEC, body + b"+", None)])
-
-
 def counts_of(store: Store) -> Any:
     queues = store.thread_port.stats().result(SECONDS).queues
     return [(queue.queue, queue.ready, queue.running, queue.succeeded) for queue in queues]
@@ -559,32 +555,32 @@ def counts_of(store: Store) -> Any:
 @grows
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("sweep", "durability", "nth"),
+    ("send", "durability", "nth"),
     [
-        (Sweep, Durability.OS, 17),
-        (Sweep, Durability.FSYNC, 61),
-        (Keyed, Durability.OS, 53),
-        (Many, Durability.OS, 53),
+        (plain, Durability.OS, 17),
+        (plain, Durability.FSYNC, 61),
+        (keyed, Durability.OS, 53),
+        (together, Durability.OS, 53),
     ],
 )
 def test_the_log_is_right_wherever_a_handler_raises(
     stores: Callable[[LogConfig], Store],
     tmp_path: Path,
-    sweep: type[Sweep],
+    send: Send,
     durability: Durability,
     nth: int,
 ) -> None:
     """At every byte code of a commit: nothing told is lost, nothing comes twice, all go on."""
     config = LogConfig(durability=durability)
     store, other = stores(config), stores(config)
-    swept = sweep(store, other)
+    swept = Sweep(store, other, send)
 
     def run() -> int:
         swept.step(10**9)
         at = 1
         while swept.step(at):
             # Folds are made anew after each step, so calls with folds take longer and longer.
-            at += max(every(nth), 5 * (sweep is Keyed))
+            at += max(every(nth), 5 * (send is keyed))
         return at
 
     with futures.ThreadPoolExecutor(1) as pool:
@@ -598,7 +594,7 @@ def test_the_log_is_right_wherever_a_handler_raises(
     kept = [body for body in swept.interrupted if bodies[body]]
     assert 0 < len(kept) < len(swept.interrupted)
     assert max(bodies[body] for body in kept) == 1
-    if sweep is Many:
+    if send is together:
         assert all(bodies[body] == bodies[body + b"+"] for body in swept.interrupted)
     fresh = stores(config)
     assert counts_of(store) == counts_of(fresh) == [("default", sum(bodies.values()) + 1, 0, 0)]

@@ -20,6 +20,7 @@ from taskq.log.journal.lock import TailHint
 from taskq.log.read.readers import NamedReader, ReaderPosition
 from taskq.log.read.selection import letters
 from taskq.log.requests import Cancel, EnqueueSpec, Op, Order, Rewrite
+from taskq.log.state import snapshot
 from taskq.log.upkeep import retention
 from taskq.log.upkeep import upkeep as errand
 from taskq.log.upkeep.upkeep import LOOK_NS, Upkeep
@@ -191,6 +192,7 @@ def history(seed: int) -> int:
     for _ in mix.tended:
         mix.tend(400)
     mix.check("at the end")
+    assert mix.snapped
     files = mix.observer.journal.files
     files.refresh()
     return len(files.numbered()) - len(files.lsns)
@@ -200,6 +202,7 @@ def history(seed: int) -> int:
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine that does one in a millisecond."""
     monkeypatch.setattr(errand, "STEPS_MAX", 1)
+    monkeypatch.setattr(snapshot, "BLOCK_BYTES", 512)
 
 
 @pytest.mark.usefixtures("small_steps")

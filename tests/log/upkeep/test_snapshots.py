@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -12,7 +11,6 @@ from typing import Any, Final
 import pytest
 
 from taskq.core.model import SECOND_NS, Durability, Extras
-from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.format.frames import Cursor, segment_lsn, segment_name
 from taskq.log.requests import ClaimRequest, Op
@@ -29,20 +27,16 @@ from taskq.log.upkeep import snapshots
 from taskq.log.upkeep.snapshots import SnapshotPolicy, Snapshots
 from tests.effort import every, grows, some
 from tests.log.world import (
-    OTHER,
     PATH,
     PLAIN,
     World,
     check_same,
     exhaust,
     fill,
-    fill_segment,
     fixed_ids,
     folded,
     grow,
-    keeping,
     names,
-    tend,
     told,
     write,
 )
@@ -304,50 +298,6 @@ def test_there_is_none_when_the_disk_is_short() -> None:
 
 
 # -- snapshot runs ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshotfile, "BLOCK_BYTES", 512)
-
-
-@pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("seed", range(some(2, 10)))
-def test_it_is_the_same_when_compaction_took_segments_since(seed: int) -> None:
-    chance = random.Random(seed)
-    world = World(seed, keeping(keep_bytes=3 * SEGMENT_BYTES_MIN, keep_seconds=None))
-    process, idle = world.process(), world.process()
-    used = 0
-    for _ in range(10):
-        for number in range(12):
-            process.offer(b"%d" % number, _extras(chance), spec=chance.choice((PLAIN, OTHER)))
-        for delivery in process.claim(chance.randrange(14)):
-            kind = chance.choice((Kind.SUCCEEDED, Kind.SUCCEEDED, Kind.RETRIED, Kind.DEAD))
-            process.settle(delivery, kind)
-        if chance.random() < 0.3:
-            idle.catch_up()
-        for _ in range(chance.randrange(2)):
-            fill_segment(process)
-        world.clock.advance(chance.choice((0, 1, 30)))
-        if chance.random() < 0.5:
-            process.catch_up()
-            write(process)
-        if chance.random() < 0.5:
-            tend(process)
-        behind, total = check_same(world)
-        used += behind < total
-    assert used
-    now_ns = world.clock.wall_ns()
-    assert told(idle.catch_up(), now_ns) == told(folded(world, trusts_snapshots=True), now_ns)
-
-
-def _extras(chance: random.Random) -> Extras | None:
-    key = b"key %d" % chance.randrange(9)
-    seconds = chance.choice((1, 30)) * SECOND_NS
-    return chance.choice((
-        None, None, None, Extras(key=key), Extras(key=key, window_ns=seconds),
-        Extras(due_ns=seconds), Extras(expires_ns=10 * seconds),
-    ))  # fmt: skip
 
 
 # -- snapshot files --------------------------------------------------------------------------------
