@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
 import pickle
 import sys
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -36,7 +38,6 @@ from taskq_workers.slots.shipping import RemoteOutcome, ship
 from tests.workers.fakes import FakeApp, make_delivery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from taskq.core.errors import TaskqError
@@ -70,111 +71,92 @@ def run(*deliveries: Delivery, concurrency: int = 4) -> tuple[RemoteOutcome, ...
     return tuple(sorted(back.ended))
 
 
-def run_one(task: Any, *args: Any, attempt: int = 1) -> RemoteOutcome:
-    (ended,) = run(claimed(task, *args, attempt=attempt))
-    return ended
+ERRORS = [
+    ValueError("no"), SystemExit(3), KeyboardInterrupt(), StopIteration(), Retry(delay=7),
+    Discard("useless"), Snooze(60),
+]  # fmt: skip
+SEEN: contextvars.ContextVar[int] = contextvars.ContextVar("seen", default=0)
 
 
-def test_results_are_encoded_where_the_functions_ran(app: TaskQ) -> None:
-    @app.task
+def ways() -> dict[str, Callable[..., Any]]:  # noqa: C901 - one after the other
+    """Return a function for each way in which a job ends."""
+
     def add(a: int, b: int) -> int:
         return a + b
 
-    @app.task
     async def greet(name: str) -> str:
         await asyncio.sleep(0)
         return f"hello {name}"
 
-    first, second = run(claimed(greet, "you"), claimed(add, 1, 2))
-    assert (first.kind, first.body) == (Kind.SUCCEEDED, b'"hello you"')
-    assert (second.kind, second.body) == (Kind.SUCCEEDED, b"3")
-
-
-def test_a_job_of_a_batch_is_a_batch_of_one_on_an_executor(app: TaskQ) -> None:
-    @app.task(batch=5)
-    def double(items: list[int]) -> list[int]:
+    def double_batch(items: list[int]) -> list[int]:
         return [2 * item for item in items]
 
-    @app.task(batch=5)
-    async def greet(names: list[str]) -> list[str] | None:
+    async def greet_batch(names: list[str]) -> list[str] | None:
         return [f"hello {name}" for name in names] if names != ["nobody"] else None
 
-    @app.task(batch=5)
-    def wrong(items: list[int]) -> list[int]:
+    def wrong_batch(items: list[int]) -> list[int]:
         return items * 2
 
-    ended = run(claimed(greet, "you"), claimed(double, 7), claimed(greet, "nobody"))
-    assert [(each.kind, each.body) for each in ended] == [
-        (Kind.SUCCEEDED, b'"hello you"'), (Kind.SUCCEEDED, b"14"), (Kind.SUCCEEDED, None),
-    ]  # fmt: skip
-    assert b"got 1 jobs and returned a list of 2" in (run_one(wrong, 1).body or b"")
-
-
-def test_a_job_knows_its_id_attempt_task_and_headers(app: TaskQ) -> None:
-    @app.task
     def who() -> list[Any]:
-        job = current_job()
-        return [job.id, job.attempt, job.task, job.headers]
+        return [current_job().attempt, current_job().task, current_job().headers]
 
-    body = run_one(who, attempt=3).body
-    assert json.loads(body or b"") == ["fake-1", 3, who.name, {}]
+    def leave() -> int:
+        SEEN.set(SEEN.get() + 1)
+        return SEEN.get()
 
+    def fail(number: int) -> None:
+        raise ERRORS[number]
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_whatever_a_function_raises_is_an_outcome(app: TaskQ, is_async: bool) -> None:
-    errors = [ValueError("no"), SystemExit(3), KeyboardInterrupt(), StopIteration(), Retry(delay=7)]
+    async def fail_later(number: int) -> None:
+        raise ERRORS[number]
 
-    def raises(number: int) -> None:
-        raise errors[number]
-
-    async def raises_later(number: int) -> None:
-        raise errors[number]
-
-    policy = retry.fixed(5, delay=0)
-    task = app.task(retry=policy)(raises_later if is_async else raises)
-    ended = run(*(claimed(task, number) for number in range(len(errors))))
-    assert {item.kind for item in ended} == {Kind.RETRIED}
-    assert (ended[0].body or b"").startswith(b"ValueError: no\n")
-    assert ended[4].delay_ns == 7_000_000_000
-
-
-def test_the_last_attempt_is_death_and_wishes_are_granted(app: TaskQ) -> None:
-    @app.task(retry=retry.fixed(2))
-    def fail() -> None:
-        raise ValueError
-
-    @app.task
-    def discard() -> None:
-        raise Discard("useless")
-
-    @app.task
-    def snooze() -> None:
-        raise Snooze(60)
-
-    call = fail.options(attempts=2).call()
-    last = make_delivery(call.spec, call.body, attempt=2)
-    dead, discarded, snoozed = run(last, claimed(discard), claimed(snooze))
-    assert (dead.kind, dead.cause) == (Kind.DEAD, Cause.EXHAUSTED)
-    assert (discarded.kind, discarded.cause) == (Kind.DEAD, Cause.REJECTED)
-    assert (snoozed.kind, snoozed.delay_ns) == (Kind.RELEASED, 60_000_000_000)
-
-
-def test_arguments_that_no_longer_fit_are_death_without_a_retry(app: TaskQ) -> None:
-    @app.task
-    def add(a: int) -> int:
-        return a
-
-    ended = run(make_delivery(add.spec, b'{"a":"many"}'))[0]
-    assert (ended.kind, ended.cause) == (Kind.DEAD, Cause.REJECTED)
-    assert b"InvalidCall" in (ended.body or b"")
-
-
-def test_a_result_that_does_not_fit_its_annotation_is_death(app: TaskQ) -> None:
-    @app.task
     def lie() -> int:
         return "many"  # type: ignore[return-value]
 
-    assert run_one(lie).kind == Kind.DEAD
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    return locals()
+
+
+DONE, AGAIN, DEAD = Kind.SUCCEEDED, Kind.RETRIED, Kind.DEAD
+#: (task, arguments, attempt of at most five, how it ends, what the body begins with)
+ENDS: list[tuple[str, tuple[Any, ...], int, tuple[Any, ...], bytes]] = [
+    ("add", (1, 2), 1, (DONE,), b"3"),
+    ("greet", ("you",), 1, (DONE,), b'"hello you"'),
+    ("double_batch", (7,), 1, (DONE,), b"14"),
+    ("greet_batch", ("you",), 1, (DONE,), b'"hello you"'),
+    ("greet_batch", ("nobody",), 1, (DONE,), b""),
+    ("wrong_batch", (1,), 1, (DEAD,), b"Discard: wrong_batch got 1 jobs and returned a list of 2"),
+    ("who", (), 3, (DONE,), b'[3,"who",{}]'),
+    ("leave", (), 1, (DONE,), b"1"),
+    ("leave", (), 1, (DONE,), b"1"),
+    ("fail", (0,), 1, (AGAIN,), b"ValueError: no\n"),
+    *((name, (n,), 1, (AGAIN,), b"") for name in ("fail", "fail_later") for n in range(5)),
+    ("fail", (0,), 5, (DEAD, Cause.EXHAUSTED), b"ValueError: no\n"),
+    ("lie", (), 1, (DEAD,), b""),
+    ("hang", (), 1, (AGAIN,), b""),
+    ("fail", (5,), 1, (DEAD, Cause.REJECTED), b""),
+    ("fail", (6,), 1, (Kind.RELEASED,), b""),
+]
+
+
+def test_each_way_to_end_is_an_outcome_and_stops_no_executor(app: TaskQ) -> None:
+    """Results are encoded where the functions ran; a job of a batch is a batch of one."""
+    policy = retry.fixed(5, delay=0)
+    tasks: dict[str, Any] = {}
+    for name, way in ways().items():
+        options: dict[str, Any] = {"batch": 5} if name.endswith("_batch") else {}
+        options |= {"timeout": 0.001} if name == "hang" else {}
+        tasks[name] = app.task(name=name, retry=policy, **options)(way)
+    ended = run(*(claimed(tasks[name], *args, attempt=n) for name, args, n, *_ in ENDS))
+    for (name, args, _, end, body), item in zip(ENDS, ended, strict=True):
+        assert (item.kind, item.cause)[: len(end)] == end, (name, args, item)
+        assert (item.body or b"").startswith(body), (name, item.body)
+    assert [item.delay_ns for item in ended if item.delay_ns] == [7 * 10**9, 7 * 10**9, 60 * 10**9]
+    misfit = run(make_delivery(tasks["add"].spec, b'{"a":"many"}'))[0]
+    assert (misfit.kind, misfit.cause) == (Kind.DEAD, Cause.REJECTED)
+    assert b"InvalidCall" in (misfit.body or b"")
 
 
 def test_async_jobs_run_together_but_no_more_than_the_limit(app: TaskQ) -> None:
@@ -193,16 +175,6 @@ def test_async_jobs_run_together_but_no_more_than_the_limit(app: TaskQ) -> None:
     assert most == 3
 
 
-def test_a_timeout_ends_an_async_job(app: TaskQ) -> None:
-    @app.task(timeout=0.001)
-    async def hang() -> None:
-        await asyncio.Event().wait()
-
-    ended = run_one(hang)
-    assert ended.kind == Kind.RETRIED
-    assert b"not done within its timeout" in (ended.body or b"")
-
-
 def test_children_come_back_with_the_success_and_not_with_a_failure(app: TaskQ) -> None:
     @app.task
     def child(number: int) -> None: ...
@@ -219,19 +191,6 @@ def test_children_come_back_with_the_success_and_not_with_a_failure(app: TaskQ) 
     assert bodies == [child.encode((number,), {}) for number in range(3)]
     assert {spec.priority for (spec, *_), *_ in good.children} == {9}
     assert not bad.children
-
-
-def test_context_variables_of_one_job_do_not_reach_the_next(app: TaskQ) -> None:
-    import contextvars  # noqa: PLC0415
-
-    seen: contextvars.ContextVar[int] = contextvars.ContextVar("seen", default=0)
-
-    @app.task
-    def leave() -> int:
-        seen.set(seen.get() + 1)
-        return seen.get()
-
-    assert [item.body for item in run(claimed(leave), claimed(leave, job=2))] == [b"1", b"1"]
 
 
 def test_after_its_time_a_chunk_begins_no_further_job(app: TaskQ) -> None:
@@ -272,20 +231,9 @@ def test_a_task_that_the_executors_copy_lacks_is_left_for_others(app: TaskQ) -> 
     @other.task
     def new() -> None: ...
 
-    ended = run_one(new)
+    (ended,) = run(claimed(new))
     assert (ended.kind, ended.delay_ns) == (Kind.RELEASED, 60_000_000_000)
     assert b"no task" in (ended.body or b"")
-
-
-def test_an_app_that_cannot_be_imported_is_told_and_fails_no_spark_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "broken_backlog.py").write_text("import not_there_at_all\n")
-    report = run_chunk(JobChunk("broken_backlog:app", "data", 1, ()))
-    assert "not_there_at_all" in report.problem
-    assert not report.ended
 
 
 # -- how large chunks are --------------------------------------------------------------------------
@@ -405,24 +353,6 @@ async def test_a_burst_runs_everything_and_ends(fake: FakeApp, here: Here) -> No
     assert len(events) == 300
     assert len(here.sent) < 60
     assert max(len(jobs) for jobs in here.sent) <= CHUNK_JOBS_MAX
-
-
-async def test_children_join_the_success_of_their_parent(fake: FakeApp, here: Here) -> None:
-    @fake.task
-    def child(number: int) -> None: ...
-
-    @fake.task
-    def parent() -> None:
-        for number in range(3):
-            current_job().enqueue(child.call(number))
-
-    fake.put(parent)
-    async with worker_of(fake, here):
-        (settled,) = await fake.fake.settlements(1)
-    assert settled.kind is Kind.SUCCEEDED
-    assert [body for _, body, _ in settled.children] == [
-        child.encode((number,), {}) for number in range(3)
-    ]
 
 
 async def test_a_child_that_is_refused_fails_its_parents_attempt(fake: FakeApp, here: Here) -> None:
@@ -547,18 +477,18 @@ async def test_what_outlasts_the_drain_is_cancelled_and_given_back(
 
 
 async def test_executors_that_cannot_import_the_app_stop_the_worker_and_keep_the_jobs(
-    fake: FakeApp, here: Here, monkeypatch: pytest.MonkeyPatch
+    fake: FakeApp, here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @fake.task
     def work() -> None: ...
 
-    def broken(*_: str) -> FakeApp:
-        raise ModuleNotFoundError("No module named 'shop'")
-
-    monkeypatch.setattr(execution, "_app", broken)
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "broken_backlog.py").write_text("import not_there_at_all\n")
     fake.put(work)
-    with pytest.raises(SparkError, match=r"cannot import jobs:app: .*'shop'.*--py-files"):
-        await worker_of(fake, here).run()
+    with pytest.raises(SparkError, match=r"(?s)import broken.*'not_there_at_all'.*--py-files"):
+        await worker_of(fake, here, target="broken_backlog:app").run()
     assert by_kind(fake.fake.settled) == {Kind.RELEASED: 1}
 
 

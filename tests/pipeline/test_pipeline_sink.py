@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -23,11 +24,12 @@ from taskq_plugins.spark.sink.writers import batch_writer, stream_writer
 from tests.pipeline.kit import enqueued, jobs, sink, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from taskq.calls.call import OptionChanges
 
+RESERVED = {"priority", "queue", "key", "window", "until", "eta", "expires", "headers"}
 NOON = dt.datetime(2030, 5, 1, 12, tzinfo=dt.UTC)
 
 
@@ -42,17 +44,6 @@ ARGUMENTS: list[dict[str, Any]] = [
     {"yes": True, "clock": dt.time(23, 59, 59, 5), "local": dt.datetime(2024, 1, 1, 12)},  # noqa: DTZ001
     {},
 ]
-
-
-@pytest.mark.parametrize("arguments", ARGUMENTS)
-async def test_a_row_becomes_the_record_of_an_enqueue_by_name(
-    arguments: dict[str, Any], tmp_path: Path
-) -> None:
-    async with TaskQ(tmp_path / "one", upkeep=False) as app:
-        await app.enqueue_by_name("mail.send", **arguments)
-    row = {"task": "mail.send", **arguments}
-    sink([row], tmp_path / "other")
-    assert enqueued(tmp_path / "other") == enqueued(tmp_path / "one")
 
 
 async def test_maps_and_moments_to_the_nanosecond_are_arguments_too(tmp_path: Path) -> None:
@@ -88,12 +79,14 @@ OPTIONS: list[tuple[dict[str, str], dict[str, Any], OptionChanges]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("options", "row", "changes"), OPTIONS)
-async def test_options_and_columns_are_those_of_an_enqueue(
+@pytest.mark.parametrize(
+    ("options", "row", "changes"), [*OPTIONS, *(({}, row, {}) for row in ARGUMENTS)]
+)
+async def test_a_row_becomes_the_record_of_an_enqueue_by_name(
     options: dict[str, str], row: dict[str, Any], changes: OptionChanges, tmp_path: Path
 ) -> None:
     row = {"n": 1, **row}
-    arguments = {name: row[name] for name in row if name in {"n", "text"}}
+    arguments = {name: row[name] for name in row if name not in RESERVED}
     async with TaskQ(tmp_path / "one", upkeep=False) as app:
         await app.enqueue(app.call_by_name("t", **arguments).options(**changes))
     sink([row], tmp_path / "other", None, **{"task": "t", **options})
@@ -137,9 +130,6 @@ def test_many_rows_come_in_order_and_each_once(tmp_path: Path) -> None:
     result = jobs(tmp_path)
     assert [job.body for job in result] == [b'{"n":%d}' % n for n in range(40_000)]
     assert [job.priority for job in result[:3]] == [1, 2, 1]
-
-
-# -- tasks that are known -------------------------------------------------------------------------
 
 
 def known_app(data_dir: Path) -> TaskQ:
@@ -196,9 +186,6 @@ def test_an_app_refuses_what_its_tasks_do_not_take(
     with pytest.raises(BadRow) as caught:
         sink([row], tmp_path / "d", known_app(tmp_path / "x"), app="jobs:app")
     assert all(word in str(caught.value) for word in words), caught.value
-
-
-# -- what is refused ------------------------------------------------------------------------------
 
 
 BAD_ROWS: list[tuple[dict[str, Any], list[str]]] = [
@@ -261,13 +248,6 @@ def test_columns_that_cannot_be_meant_so_are_refused(
     with pytest.raises(UsageError) as caught:
         sink(batch, tmp_path, task="t")
     assert all(word in str(caught.value) for word in words), caught.value
-
-
-def test_rows_of_no_task_and_without_payload_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="add option 'task' or a column 'task'"):
-        sink([{"n": 1}], tmp_path)
-    with pytest.raises(BadRow, match="the row has arguments, but no task"):
-        sink([{"n": 1, "task": ""}], tmp_path)
 
 
 def test_text_that_is_no_utf8_is_refused_and_named(tmp_path: Path) -> None:
@@ -339,41 +319,54 @@ def in_batch(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_jobs_are_there_once_all_partitions_are_committed(tmp_path: Path) -> None:
-    writer = batch(tmp_path)
-    messages = [writer.write(rows(1, 2)), writer.write(rows()), writer.write(rows(3))]
-    assert not (tmp_path / "taskq.json").exists()
-    writer.commit(pickle.loads(pickle.dumps(messages)))  # noqa: S301
-    assert sorted(bodies(tmp_path)) == [b'{"n":1}', b'{"n":2}', b'{"n":3}']
-    assert not files(tmp_path)
-
-
-def test_a_driver_that_commits_again_after_it_was_killed_enqueues_nothing_twice(
-    tmp_path: Path,
-) -> None:
-    writer = batch(tmp_path)
-    messages = [writer.write(rows(1))]
-    for _ in range(3):
-        writer.commit(messages)
-    assert bodies(tmp_path) == [b'{"n":1}']
-
-
-def test_only_the_attempt_that_is_committed_counts(tmp_path: Path) -> None:
     """A second attempt of a task may have ended as well; its part is nobody's, and goes."""
     writer = batch(tmp_path)
-    writer.write(rows(1))
-    writer.commit([writer.write(rows(1))])
-    assert bodies(tmp_path) == [b'{"n":1}']
-    assert not files(tmp_path)
-
-
-def test_an_aborted_write_leaves_nothing(tmp_path: Path) -> None:
-    writer = batch(tmp_path)
-    message = writer.write(rows(1))
-    with pytest.raises(BadRow):
-        writer.write(iter([table([{"n": 1}]), table([{"n": 2, "priority": 11}])]))
-    writer.abort([message, None])
-    assert not files(tmp_path)
+    writer.write(rows(1, 2))
+    messages = [writer.write(rows(1, 2)), writer.write(rows()), writer.write(rows(3))]
     assert not (tmp_path / "taskq.json").exists()
+    for _ in range(2):
+        writer.commit(pickle.loads(pickle.dumps(messages)))  # noqa: S301
+        assert sorted(bodies(tmp_path)) == [b'{"n":1}', b'{"n":2}', b'{"n":3}']
+        assert not files(tmp_path)
+    another = batch(tmp_path)
+    another.commit([another.write(rows(1))])
+    assert len(bodies(tmp_path)) == 4
+
+
+def test_an_aborted_write_leaves_nothing_and_may_be_written_again(
+    tmp_path: Path, in_batch: Any
+) -> None:
+    in_batch("query", 0)
+    for name, writer, more in (("b", batch, ()), ("s", stream, (0,))):
+        made = writer(tmp_path / name)
+        message = made.write(rows(1))
+        with pytest.raises(BadRow):
+            made.write(iter([table([{"n": 1}]), table([{"n": 2, "priority": 11}])]))
+        made.abort([message, None], *more)
+        assert not files(tmp_path / name)
+        assert not (tmp_path / name / "taskq.json").exists()
+        made.commit([made.write(rows(1)), None], *more)
+        assert bodies(tmp_path / name) == [b'{"n":1}']
+
+
+REFUSED: dict[str, Callable[[Path], object]] = {
+    r'use mode\("append"\)': lambda path: batch_writer({"path": str(path)}, NUMBERS, True),
+    'use mode."append".': lambda path: stream_writer({"path": str(path)}, NUMBERS, True),
+    "column 'priority' is string": lambda path: batch_writer(
+        {"path": str(path), "task": "t"}, StructType([StructField("priority", StringType())]), False
+    ),
+    "no module 'nowhere'": lambda path: batch(path, app="nowhere:app"),
+    "a stream is known by its checkpoint": lambda path: stream(path, upload="u"),
+    "write from foreachBatch instead": lambda path: stream(path).write(rows(1)),
+    "add option 'task' or a column 'task'": lambda path: sink([{"n": 1}], path),
+    "the row has arguments, but no task": lambda path: sink([{"n": 1, "task": ""}], path),
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_cannot_be_written_is_refused(tmp_path: Path, said: str) -> None:
+    with pytest.raises((UsageError, BadRow), match=said):
+        REFUSED[said](tmp_path)
 
 
 def test_an_upload_of_the_same_name_is_written_once(
@@ -387,33 +380,12 @@ def test_an_upload_of_the_same_name_is_written_once(
     assert not files(tmp_path)
 
 
-def test_two_writes_without_a_name_are_two(tmp_path: Path) -> None:
-    for _ in range(2):
-        writer = batch(tmp_path)
-        writer.commit([writer.write(rows(1))])
-    assert len(bodies(tmp_path)) == 2
-
-
 def test_an_empty_data_frame_is_no_upload(tmp_path: Path) -> None:
     writer = batch(tmp_path, upload="u")
     writer.commit([writer.write(iter([])), writer.write(iter([table([{"n": 1}]).slice(1)]))])
     assert not (tmp_path / "taskq.json").exists()
     writer.commit([writer.write(rows(1))])
     assert len(bodies(tmp_path)) == 1
-
-
-def test_overwriting_is_refused(tmp_path: Path) -> None:
-    for make in (batch_writer, stream_writer):
-        with pytest.raises(UsageError, match=r'use mode\("append"\)'):
-            make({"path": str(tmp_path), "task": "t"}, NUMBERS, True)
-
-
-def test_columns_are_looked_at_before_any_row_is_read(tmp_path: Path) -> None:
-    schema = StructType([StructField("priority", StringType())])
-    with pytest.raises(UsageError, match="column 'priority' is string"):
-        batch_writer({"path": str(tmp_path), "task": "t"}, schema, overwrite=False)
-    with pytest.raises(UsageError, match="no module 'nowhere'"):
-        batch(tmp_path, app="nowhere:app")
 
 
 def test_a_batch_of_a_stream_is_published_once(tmp_path: Path, in_batch: Any) -> None:
@@ -444,36 +416,6 @@ def test_a_batch_that_was_written_before_is_told_of(
     assert bodies(tmp_path) == [b'{"n":1}']
 
 
-def test_an_aborted_batch_leaves_nothing_and_may_be_written_again(
-    tmp_path: Path, in_batch: Any
-) -> None:
-    in_batch("query", 0)
-    writer = stream(tmp_path)
-    writer.abort([writer.write(rows(1)), None], 0)
-    assert not files(tmp_path)
-    writer.commit([writer.write(rows(1)), None], 0)
-    assert bodies(tmp_path) == [b'{"n":1}']
-
-
-def test_a_stream_takes_no_name_of_an_upload(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="a stream is known by its checkpoint"):
-        stream(tmp_path, upload="u")
-
-
-def test_a_task_that_knows_no_batch_says_so(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="write from foreachBatch instead"):
-        stream(tmp_path).write(rows(1))
-
-
-def test_many_jobs_become_several_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingest, "PART_JOBS_MAX", 2)
-    writer = batch(tmp_path)
-    message = writer.write(rows(1, 2, 3, 4, 5))
-    assert [part.jobs for part in message.parts] == [2, 2, 1]
-    writer.commit([message])
-    assert bodies(tmp_path) == [b'{"n":%d}' % n for n in range(1, 6)]
-
-
 class Killed(BaseException):
     """The driver is gone."""
 
@@ -483,7 +425,6 @@ def test_a_driver_killed_at_any_step_goes_on_with_the_parts_that_were_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     """The second writing of an upload has its rows in other parts, as Spark orders them anew."""
-    monkeypatch.setattr(ingest, "PART_JOBS_MAX", 3)
     monkeypatch.setattr(ingest, "_ROWS", 2)
     left = step
 
@@ -491,12 +432,16 @@ def test_a_driver_killed_at_any_step_goes_on_with_the_parts_that_were_published(
         def maybe(*args: Any, **kwargs: Any) -> Any:
             nonlocal left
             left -= 1
-            if left < 0 and step >= 0:
+            if left < 0:
                 raise Killed
             return call(*args, **kwargs)
 
         return maybe
 
+    monkeypatch.setattr(ingest, "PART_JOBS_MAX", 2)
+    writer = batch(tmp_path, upload="day")
+    messages = [writer.write(rows(1, 2, 3, 4, 5)), writer.write(rows(6, 7))]
+    assert [part.jobs for message in messages for part in message.parts] == [2, 2, 1, 2]
     with monkeypatch.context() as patch:
         for owner, name in (
             (TaskQ, "ingest"), (os, "link"), (shutil, "rmtree"),
@@ -504,9 +449,9 @@ def test_a_driver_killed_at_any_step_goes_on_with_the_parts_that_were_published(
         ):  # fmt: skip
             patch.setattr(owner, name, dies(getattr(owner, name)))
         patch.setattr(ingest.Upload, "discard", lambda *_: None)
-        writer = batch(tmp_path, upload="day")
         with contextlib.suppress(Killed):
-            writer.commit([writer.write(rows(1, 2, 3, 4)), writer.write(rows(5, 6, 7))])
+            writer.commit(messages)
+    monkeypatch.setattr(ingest, "PART_JOBS_MAX", 3)
     for _ in range(2):
         again = batch(tmp_path, upload="day")
         again.commit([again.write(rows(7, 6, 5, 4)), again.write(rows(3, 2, 1))])

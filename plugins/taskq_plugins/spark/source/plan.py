@@ -247,9 +247,11 @@ class _Batch:
                 if self._fails:
                     raise vanished
                 held = str(vanished)
-                if self.passes and at.held != held:
+                if not self.passes:
+                    self.problems[log_id] = held
+                elif at.held != held:
                     self._skip(held)
-            if held:
+            elif held:
                 self.problems[log_id] = held
             self.ends[log_id] = at._replace(held=held)
 
