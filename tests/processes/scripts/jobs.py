@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import multiprocessing
 import os
 import signal
 import time
+from pathlib import Path
 
 from taskq import TaskQ, current_job
 
@@ -28,13 +28,12 @@ async def quick(number: int) -> int:
     return number
 
 
-@app.task
-async def long_job() -> int:
-    """Lasts for ever, unless it was tried before."""
-    attempt = told_attempt()
-    if attempt == 1:
-        await asyncio.Event().wait()
-    return attempt
+@app.task(retry=1)
+def send(needed: str) -> int:
+    """Fail until a file is there."""
+    if not Path(needed).exists():
+        raise ConnectionError("the mail server is away")
+    return os.getpid()
 
 
 def last_for_ever() -> None:
