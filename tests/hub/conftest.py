@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taskq_plugins.hub.server import Listener, Server
+from taskq_plugins.hub.server import Listener
 from tests.hub.place import Place, served
 
 if TYPE_CHECKING:
@@ -25,5 +25,5 @@ async def place(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Place]:
 @pytest.fixture
 def url(place: Place) -> Iterator[str]:
     """Yield a hub that is served at a port of this machine."""
-    with served(Listener(Server(place.hub), (None, None))) as address:
+    with served(Listener(place.server, (None, None))) as address:
         yield address

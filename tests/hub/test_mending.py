@@ -300,34 +300,6 @@ async def _ids(path: Path | str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("works", [False, True], ids=["before_contact", "after_contact"])
-async def test_a_restored_directory_is_another_log_of_its_device(place: Place, works: bool) -> None:
-    await place.write(5)
-    await place.sync()
-    before = shutil.copytree(place.log, place.path / "backup")
-    await place.write(5, 20)
-    await place.sync()
-    old = _identity(place.log)
-    place.remove()
-    before.rename(place.log)
-    if works:
-        await place.write(3, 50)
-    verdicts = [Verdict.NEW] if works else [Verdict.AHEAD, Verdict.NEW]
-    assert await place.sync() == verdicts
-    await place.write(2, 60)
-    assert await place.sync() == [Verdict.BEHIND]
-    own = _identity(place.log)
-    assert own.parents[0].log_id == old.log_id != own.log_id
-    assert {copy.log_id for copy in kept(place.hub)} == {old.log_id, own.log_id}
-    assert is_copy(place.copies(), place.segments())
-    theirs, ours = await _ids(place.log), await _ids(place.copy)
-    assert theirs == ours
-    lost = await _ids(place.hub / "devices" / DEVICE / str(old.log_id))
-    assert len(lost) == 10
-    assert {job for job in lost if lost[job] != theirs.get(job, lost[job])} == set()
-    assert not list(faults(place.hub, deep=True))
-
-
-@pytest.mark.parametrize("works", [False, True], ids=["before_contact", "after_contact"])
 async def test_a_file_system_that_was_rolled_back_parts_where_the_hub_has_other_frames(
     place: Place, works: bool
 ) -> None:
@@ -407,33 +379,6 @@ async def test_a_box_is_replaced_under_its_old_and_under_a_new_name(place: Place
     logs = {copy.log_id for copy in kept(place.hub)}
     assert len(logs) == 3
     assert UUID(copy.name) in logs
-
-
-async def test_a_hub_of_yesterday_and_an_empty_one_are_refilled_without_a_gap(
-    place: Place,
-) -> None:
-    backup = place.path / "backup"
-    async with TaskLog.open(place.log, segment_bytes=64 * 1024) as log:
-        for _ in range(50):
-            await log.put(bytes(4_000))
-        await place.sync()
-        shutil.copytree(place.hub, backup)
-        for _ in range(50):
-            await log.put(bytes(4_000))
-        await place.sync()
-        shutil.rmtree(place.hub)
-        backup.rename(place.hub)
-        place.restart()
-        assert await place.sync() == [Verdict.BEHIND]
-        assert is_copy(place.copies(), place.segments())
-        for copy in (place.hub / "devices" / DEVICE).glob("*-*"):
-            shutil.rmtree(copy)
-        place.restart()
-        assert await place.sync() == [Verdict.NEW]
-        assert is_copy(place.copies(), place.segments())
-    (only,) = kept(place.hub)
-    assert only.breaks == []
-    assert not list(faults(place.hub, deep=True))
 
 
 _LONG_AGO: Final = time.time() - 40 * 86_400

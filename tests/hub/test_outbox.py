@@ -41,8 +41,8 @@ from taskq_plugins.hub.outbox import CopyReader, DeviceOutbox, DeviceReader, The
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import SyncResult, sync
 from tests.effort import grows, some
-from tests.hub.outbox_simulation import OutboxSimulation
 from tests.hub.place import Place
+from tests.hub.simulation import OutboxSimulation
 from tests.log.world import PLAIN, World, fill_segment, keeping, tend
 from tests.machine.crashable import CrashableDisk
 
@@ -640,7 +640,7 @@ _GROUPS: Final = 10
 
 @grows
 @pytest.mark.parametrize("group", range(_GROUPS))
-def test_a_job_for_a_device_is_handed_over_once_and_ends_once_and_is_never_forgotten(
+def test_a_copy_is_what_the_device_has_and_each_job_ends_once_through_crashes_and_a_bad_line(
     group: int,
 ) -> None:
     handed = 0

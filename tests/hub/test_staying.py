@@ -41,39 +41,16 @@ from taskq_plugins.hub.models import (
 )
 from taskq_plugins.hub.outbox import LongPoll
 from taskq_plugins.hub.registry import Registry
-from taskq_plugins.hub.server import Listener
 from taskq_plugins.hub.sync import _pause, follow, sync
-from tests.hub.place import served
 from tests.processes.harness import eventually
 from tests.programs import run_forked
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from taskq_plugins.hub.models import Answer
     from tests.hub.place import Place
-
-
-async def test_a_worker_sends_its_log_while_it_runs_jobs(
-    place: Place, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TASKQ_HUB_URL", url)
-    monkeypatch.setenv("TASKQ_HUB_TOKEN", Registry(place.hub).enroll("edge-7"))
-    monkeypatch.setenv("TASKQ_HUB_EVERY", "0")
-    app = TaskQ(place.path / "edge-7")
-
-    @app.task
-    async def double(number: int) -> int:
-        return number * 2
-
-    async with app, app.worker(sync=True):
-        job = await double.enqueue(21)
-        assert await job.result() == 42
-        path = str(place.path / "edge-7")
-        await to_thread.run_sync(eventually, lambda: "lsn" in last_note(path))
-        await to_thread.run_sync(eventually, place.copies)
-    assert last_note(path)["error"] == ""
 
 
 async def test_a_worker_of_several_logs_sends_each_as_one_of_the_devices(
@@ -416,12 +393,6 @@ async def test_a_request_given_up_before_it_connected_leaves_no_connection_behin
 
 _COUNT = 6
 _ANEW = Refused(Trouble.SUPERSEDED, NOWHERE)
-
-
-@pytest.fixture
-def url(place: Place) -> Iterator[str]:
-    with served(Listener(place.server, (None, None))) as address:
-        yield address
 
 
 async def _synced(line: Line, log_id: UUID) -> CopyEnd:

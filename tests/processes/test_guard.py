@@ -25,9 +25,7 @@ from tests.processes.harness import SCRIPTS, Child, eventually, log_records
 from tests.processes.test_kill_matrix import view
 
 
-def start_guard(
-    path: Path, *options: object, app: str = "guarded:app", cwd: Path = SCRIPTS
-) -> Child:
+def start_guard(path: Path, *options: object, app: str = "jobs:app", cwd: Path = SCRIPTS) -> Child:
     return Child(
         sys.executable, "-m", "taskq", "worker", app, "-d", path, "--quiet", *options, cwd=cwd
     )
@@ -58,7 +56,7 @@ def opened(path: Path) -> Iterator[TaskQ]:
 
 
 def put(app: TaskQ, task: str, *args: Any, attempts: int = 3) -> JobHandle[Any]:
-    return app.enqueue_sync(app.call_by_name(f"guarded.{task}", *args).options(attempts=attempts))
+    return app.enqueue_sync(app.call_by_name(f"jobs.{task}", *args).options(attempts=attempts))
 
 
 def result(path: Path, job: JobHandle[Any]) -> bytes | None:
@@ -214,7 +212,7 @@ def test_a_burst_of_several_ends_when_all_have(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_for_every_worker_ends_the_guard(tmp_path: Path) -> None:
-    with start_guard(tmp_path, "--processes", 2, app="guarded:ap") as guard:
+    with start_guard(tmp_path, "--processes", 2, app="jobs:ap") as guard:
         assert guard.wait() == 2
 
 
@@ -231,8 +229,8 @@ def test_reload_starts_again_when_code_changes_and_waits_out_a_mistake(tmp_path:
     module = folder / "changing.py"
     text = (
         "import asyncio\nfrom taskq import TaskQ\napp = TaskQ('unused', durability='os')\n"
-        "@app.task(name='guarded.version')\nasync def version() -> int:\n    return {}\n"
-        "@app.task(name='guarded.waits')\nasync def waits() -> None:\n"
+        "@app.task(name='jobs.version')\nasync def version() -> int:\n    return {}\n"
+        "@app.task(name='jobs.waits')\nasync def waits() -> None:\n"
         "    print('running', flush=True)\n    await asyncio.Event().wait()\n"
     )
     module.write_text(text.format(1))
@@ -294,7 +292,7 @@ class Span:
 def put_timed(app: TaskQ, task: str, seconds: list[float]) -> list[JobHandle[Any]]:
     call = app.call_by_name
     return app.enqueue_many_sync(
-        [call(f"guarded.{task}", moment).options(attempts=1) for moment in seconds]
+        [call(f"jobs.{task}", moment).options(attempts=1) for moment in seconds]
     )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +26,21 @@ SPEC = EnqueueSpec()
 
 def test_a_second_open_in_one_process_shares_the_log(tmp_path: Path) -> None:
     first = open_here(tmp_path / "log")
+    owner = first.owner
     (tmp_path / "link").symlink_to(tmp_path / "log")
     second = open_here(tmp_path / "link")
     assert second is first
+    with pytest.raises(UsageError, match="other options"):
+        open_here(tmp_path / "log", Durability.FSYNC)
     first.close()
-    assert second.thread_port.enqueue(SPEC, b"x").result(10) == 1
+    assert put(second, b"x") == 1
     second.close()
     with pytest.raises(LogClosed):
         second.thread_port.enqueue(SPEC, b"y")
-
-
-def test_a_second_open_with_other_options_is_refused(tmp_path: Path) -> None:
-    store = open_here(tmp_path)
-    with pytest.raises(UsageError, match="other options"):
-        open_here(tmp_path, Durability.FSYNC)
-    assert store.thread_port.enqueue(SPEC, b"x").result(10) == 1
-    store.close()
+    again = open_here(tmp_path / "log")
+    assert again.owner != owner
+    assert put(again, b"y") == 2
+    again.close()
 
 
 def test_threads_that_open_at_once_share_one_log(tmp_path: Path) -> None:
@@ -65,29 +64,14 @@ def test_threads_that_open_at_once_share_one_log(tmp_path: Path) -> None:
     assert not stores[0].usable
 
 
-def test_a_log_can_be_opened_again_after_close(tmp_path: Path) -> None:
-    first = open_here(tmp_path)
-    owner = first.owner
-    first.thread_port.enqueue(SPEC, b"x").result(10)
-    first.close()
-    again = open_here(tmp_path)
-    assert again.owner != owner
-    assert again.thread_port.enqueue(SPEC, b"y").result(10) == 2
-    again.close()
-
-
 def test_processes_that_open_at_once_make_one_log(tmp_path: Path) -> None:
     """A fresh directory and five processes: one log id, and ids that differ."""
-    children = [Child("actors.py", "answer", tmp_path) for _ in range(5)]
-    try:
+    with ExitStack() as stack:
+        children = [stack.enter_context(Child("actors.py", "answer", tmp_path)) for _ in range(5)]
         for child in children:
             child.expect("open")
             child.say("enqueue x")
-        lsns = {child.expect("enqueued") for child in children}
-        assert len(lsns) == 5
-    finally:
-        for child in children:
-            child.__exit__()
+        assert len({child.expect("enqueued") for child in children}) == 5
 
 
 @grows
@@ -219,21 +203,13 @@ with app:
 def test_processes_that_guess_another_boot_each_agree_while_one_lives(tmp_path: Path) -> None:
     """Without /proc a clock that was set changes the guess: each would distrust the other's end."""
     path = tmp_path / "log"
-    openers = [
-        subprocess.Popen(
-            [sys.executable, "-c", _OPENER, str(path), str(boot)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )
-        for boot in (7, 8)
-    ]  # fmt: skip
-    for turn in range(6):
-        opener = openers[turn % 2]
-        assert opener.stdin is not None
-        assert opener.stdout is not None
-        opener.stdin.write("x\n")
-        opener.stdin.flush()
-        assert opener.stdout.readline() == "written\n"
-    for opener in openers:
-        opener.communicate()
-        assert opener.returncode == 0
+    with ExitStack() as stack:
+        words = (sys.executable, "-c", _OPENER, path)
+        openers = [stack.enter_context(Child(*words, boot)) for boot in (7, 8)]
+        for turn in range(6):
+            openers[turn % 2].say("x")
+            assert openers[turn % 2].line() == "written"
+        for opener in openers:
+            opener.process.stdin.close()  # type: ignore[union-attr]
+            assert opener.wait() == 0
     assert len(list((path / "log").glob("*.log"))) == 1

@@ -2,13 +2,14 @@
 
 Usage: fork.py DIRECTORY HOW CHILDREN
 
-HOW is os, fork or spawn (the latter two: of multiprocessing). Threads of the parent enqueue without
-a pause while it forks. Each child enqueues, prints "child PID OWNER LSN", and lives until its stdin
-line or a signal ends it; the parent prints "parent PID OWNER LSN" and waits too.
+HOW is os, fork or spawn (the latter two: of multiprocessing), or async: loops on both sides.
+Threads of the parent enqueue without a pause while it forks. Each child enqueues, prints "child PID
+OWNER LSN", and lives until a signal ends it; the parent prints "parent PID OWNER LSN", and waits.
 """
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import signal
@@ -17,7 +18,8 @@ import threading
 
 from taskq import TaskQ
 
-app = TaskQ(sys.argv[1], durability="os", lock_wait="5s")
+DURABILITY = "fsync" if sys.argv[2] == "async" else "os"
+app = TaskQ(sys.argv[1], durability=DURABILITY, lock_wait="5s")
 
 
 def tell(text: str) -> None:
@@ -57,8 +59,35 @@ def start_child(how: str) -> None:
         multiprocessing.get_context("spawn").Process(target=live_on, daemon=True).start()
 
 
+async def serve() -> None:
+    """Run jobs on an event loop."""
+    async with app.worker(concurrency=2):
+        jobs = await asyncio.gather(*(work.enqueue(number) for number in range(20)))
+        results = await asyncio.gather(*(job.result(timeout=20) for job in jobs))
+        assert results == list(range(20))
+        tell(f"served {os.getpid()} {app.store().owner}")
+
+
+def serve_on_both_sides(count: int) -> None:
+    """As a server does that opens its log before it forks its workers."""
+    asyncio.run(serve())
+    children = []
+    for _ in range(count):
+        child = os.fork()
+        if not child:
+            asyncio.run(serve())
+            sys.exit(0)
+        children.append(child)
+    codes = [os.waitpid(child, 0)[1] for child in children]
+    asyncio.run(serve())
+    assert codes == [0] * len(children)
+
+
 def main() -> None:
     _, _, how, count = sys.argv
+    if how == "async":
+        serve_on_both_sides(int(count))
+        return
     work.enqueue_sync(0)
     for _ in range(3):
         threading.Thread(target=keep_busy, daemon=True).start()

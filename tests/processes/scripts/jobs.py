@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import signal
+import threading
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-from taskq import TaskQ, current_job
+from taskq import Inject, TaskQ, current_job, injected
 
 app = TaskQ("unused", durability="os")
 
 
-def tell(text: str) -> None:
-    os.write(1, f"{text}\n".encode())
+class Pool:
+    """Something that one process opens once."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+
+
+@app.lifespan
+async def pool() -> AsyncIterator[Pool]:
+    yield Pool()
+
+
+def tell(*words: object) -> None:
+    os.write(1, f"{' '.join(map(str, words))}\n".encode())
 
 
 def told_attempt() -> int:
@@ -79,3 +94,56 @@ def terminates_a_child() -> int:
 async def kills_its_worker() -> None:
     told_attempt()
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task
+async def who(*, pool: Inject[Pool] = injected()) -> int:
+    assert pool.pid == os.getpid()
+    return os.getpid()
+
+
+@app.task
+async def waits_for(path: str) -> int:
+    """Ends when the file is there."""
+    tell("waiting", os.getpid(), current_job().attempt)
+    while not os.path.exists(path):  # noqa: ASYNC110, ASYNC240, PTH110 - made by the test's process
+        await asyncio.sleep(0.01)
+    return os.getpid()
+
+
+@app.task
+async def blocks() -> None:
+    """Keeps its loop from turning."""
+    tell("running", os.getpid(), current_job().attempt)
+    threading.Event().wait()
+
+
+@app.task
+async def waits() -> None:
+    tell("running", os.getpid(), current_job().attempt)
+    await asyncio.Event().wait()
+
+
+@app.task
+async def timed(seconds: float) -> tuple[int, float, float]:
+    """(process, when it began and ended in wall seconds)."""
+    began = time.time()
+    if seconds:
+        await asyncio.sleep(seconds)
+    return os.getpid(), began, time.time()
+
+
+@app.task
+async def stands(seconds: float) -> tuple[int, float, float]:
+    """Return the same, keeping the loop from turning meanwhile."""
+    began = time.time()
+    threading.Event().wait(seconds)
+    return os.getpid(), began, time.time()
+
+
+@app.task
+def threaded(seconds: float) -> tuple[int, float, float]:
+    """Return the same in a thread."""
+    began = time.time()
+    threading.Event().wait(seconds)
+    return os.getpid(), began, time.time()

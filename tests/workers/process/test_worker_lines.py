@@ -409,7 +409,7 @@ def told(manager: socket.socket, word: str) -> list[str]:
 
 
 def start_worker(path: Path, *options: object) -> Child:
-    command = ("-m", "taskq", "worker", "guarded:app", "-d", path / "data", *options)
+    command = ("-m", "taskq", "worker", "jobs:app", "-d", path / "data", *options)
     return Child(sys.executable, *command, cwd=SCRIPTS)
 
 
