@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,52 +48,6 @@ def attempt(worker: Child) -> tuple[int, float]:
     return int(number), float(moment)
 
 
-@contextmanager
-def killing_orphan(pid: int) -> Iterator[None]:
-    try:
-        yield
-        assert Path(f"/proc/{pid}").exists(), "the orphan was to outlive its worker"
-    finally:
-        os.kill(pid, signal.SIGKILL)
-
-
-@grows
-@pytest.mark.parametrize(
-    ("task", "successor"),
-    [
-        ("jobs.forks_by_multiprocessing", "other"),
-        ("jobs.forks_by_itself", "other"),
-        ("jobs.forks_by_multiprocessing", "restarted"),
-        pytest.param("jobs.forks_by_itself", "restarted", marks=pytest.mark.slow),
-    ],
-)
-def test_a_child_of_its_task_does_not_keep_a_killed_worker_alive(
-    tmp_path: Path, task: str, successor: str
-) -> None:
-    job = enqueue(tmp_path, task)
-    with ExitStack() as stack:
-        first = stack.enter_context(start_worker(tmp_path))
-        number, began = attempt(first)
-        assert number == 1
-        stack.enter_context(killing_orphan(int(first.expect("orphan"))))
-        if successor == "other":
-            second = stack.enter_context(start_worker(tmp_path))
-            second.expect("  ready")
-            since = time.monotonic()
-            first.kill()
-        else:
-            first.kill()
-            second = stack.enter_context(start_worker(tmp_path))
-            since = second.started
-        number, moment = attempt(second)
-        assert number == 2
-        assert moment - since < max(at_most(TAKEOVER_SECONDS), 2 * (began - first.started))
-        eventually(lambda: view(tmp_path, job).state is State.SUCCEEDED)
-        answer = view(tmp_path, job)
-        assert (answer.attempt, answer.result) == (2, b"2")
-        assert [attempt.outcome for attempt in answer.attempts] == ["lost", "succeeded"]
-
-
 @pytest.mark.parametrize(
     "attempts",
     [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)],
@@ -122,11 +76,18 @@ ALWAYS = {
     ("thread", "before", "restarted"),
     ("process", "after", "other"),
 }
+#: Tasks whose child lives on when its worker is killed, and must not keep that alive.
+FORKS = ("fork", "multiprocessing")
 MATRIX = [
     pytest.param(*cell, marks=() if cell in ALWAYS else pytest.mark.slow, id="-".join(cell))
     for executor in EXECUTORS
     for moment in ("before", "mid", "after")
     for cell in ((executor, moment, "restarted"), (executor, moment, "other"))
+] + [
+    ("multiprocessing", "mid", "other"),
+    ("multiprocessing", "mid", "restarted"),
+    ("fork", "mid", "other"),
+    pytest.param("fork", "mid", "restarted", marks=pytest.mark.slow),
 ]
 #: Time for a stopped worker to end after its grace for running jobs.
 STOP_SECONDS = 5.0
@@ -149,12 +110,17 @@ def next_attempt(worker: Child) -> tuple[int, float, int]:
     return int(number), float(moment), int(pid)
 
 
-def kill(worker: Child, moment: str) -> tuple[float, int]:
-    """(monotonic seconds of the kill, process that ran the job or 0) of a worker with one job."""
+def kill(worker: Child, task: str, moment: str) -> tuple[float, int]:
+    """(monotonic seconds of the kill, process that ran the job or 0) of a worker with one job.
+
+    The process of a task that forks is its child.
+    """
     pid = 0
     if moment != "before":
         number, _, pid = next_attempt(worker)
         assert number == 1
+    if task.removeprefix("matrix.in_") in FORKS:
+        pid = int(worker.expect("orphan"))
     if moment == "mid":
         killed = time.monotonic()
         worker.kill()
@@ -179,9 +145,9 @@ def run_again_after_a_restart(path: Path, task: str, moment: str) -> int:
     """Returns the process of the first attempt, 0 if it did not begin."""
     job = enqueue(path, task, moment)
     with start_matrix(path) as first:
-        killed, pid = kill(first, moment)
-    with start_matrix(path) as second:
-        check_second_attempt(path, job, second, second.started, 2 * (killed - first.started))
+        killed, pid = kill(first, task, moment)
+        with start_matrix(path) as second, ending_orphan(task, pid):
+            check_second_attempt(path, job, second, second.started, 2 * (killed - first.started))
     return pid
 
 
@@ -192,12 +158,25 @@ def run_again_by_another(path: Path, task: str, moment: str) -> int:
         start_seconds = time.monotonic() - second.started
         second.stop()
         job = enqueue(path, task, moment)
-        killed, pid = kill(first, moment)
+        killed, pid = kill(first, task, moment)
         second.send(signal.SIGCONT)
         # It has had no job yet, so that a child of it is only started now, with all imports.
         grace = 4 * start_seconds if task.endswith("process") else 0.0
-        check_second_attempt(path, job, second, killed, grace)
+        with ending_orphan(task, pid):
+            check_second_attempt(path, job, second, killed, grace)
     return pid
+
+
+@contextmanager
+def ending_orphan(task: str, pid: int) -> Iterator[None]:
+    if task.removeprefix("matrix.in_") not in FORKS:
+        yield
+        return
+    try:
+        yield
+        assert is_there(pid), "the orphan was to outlive its worker"
+    finally:
+        os.kill(pid, signal.SIGKILL)
 
 
 def check_second_attempt(

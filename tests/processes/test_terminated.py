@@ -8,18 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import subprocess
-import sys
 import threading
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import pytest
 
 from taskq import State, TaskQ
 from taskq.log.read.reader import LogReader
 from taskq_workers import Worker
-from tests.processes.harness import SCRIPTS, STEP_SECONDS, eventually
+from tests.effort import ended
+from tests.processes.harness import STEP_SECONDS, Child, eventually
 
 BATCH: Final = 20
 HELD_SECONDS: Final = 0.2
@@ -30,18 +29,13 @@ def echo(text: str) -> str:
     return text
 
 
-class Role:
+class Role(Child):
     """A process of the script; ``acked``: jobs of it that are acknowledged."""
 
     def __init__(self, path: Path, role: str, name: str, count: int, batch: int = BATCH) -> None:
-        pipe = subprocess.PIPE
-        script = str(SCRIPTS / "terminated.py")
-        command = [sys.executable, script, str(path), role, name, str(count), str(batch)]
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
         self.role, self.name, self.acked = role, name, 0
         self.has_begun = self.is_done = False
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        super().__init__("terminated.py", path, role, name, count, batch)
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -62,19 +56,8 @@ class Role:
         eventually(lambda: self.is_done, STEP_SECONDS * 10)
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._reader.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            with contextlib.suppress(OSError):
-                pipe.close()
+        super().kill()
+        ended(self._reader)
 
 
 def check(path: Path, roles: list[Role]) -> list[bytes]:

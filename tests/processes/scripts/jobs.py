@@ -52,32 +52,8 @@ def send(needed: str) -> int:
 
 
 def last_for_ever() -> None:
-    tell(f"orphan {os.getpid()}")
     while True:
         signal.pause()
-
-
-@app.task
-def forks_by_multiprocessing() -> int:
-    """Starts a child that lives on when its worker is killed."""
-    attempt = told_attempt()
-    if attempt == 1:
-        child = multiprocessing.get_context("fork").Process(target=last_for_ever)
-        child.start()
-        child.join()
-    return attempt
-
-
-@app.task
-def forks_by_itself() -> int:
-    """Return the same with os.fork."""
-    attempt = told_attempt()
-    if attempt == 1:
-        child = os.fork()
-        if not child:
-            last_for_ever()
-        os.waitpid(child, 0)
-    return attempt
 
 
 @app.task

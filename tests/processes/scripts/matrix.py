@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
 import os
 import signal
 import threading
@@ -83,6 +84,33 @@ def in_process(moment: Moment) -> Attempt:
     attempt = begin(moment)
     if not attempt:
         threading.Event().wait()
+    return attempt
+
+
+def last_for_ever() -> None:
+    tell(f"orphan {os.getpid()}")
+    while True:
+        signal.pause()
+
+
+@app.task
+def in_multiprocessing(moment: Moment) -> Attempt:
+    attempt = begin(moment)
+    if not attempt:
+        child = multiprocessing.get_context("fork").Process(target=last_for_ever)
+        child.start()
+        child.join()
+    return attempt
+
+
+@app.task
+def in_fork(moment: Moment) -> Attempt:
+    attempt = begin(moment)
+    if not attempt:
+        child = os.fork()
+        if not child:
+            last_for_ever()
+        os.waitpid(child, 0)
     return attempt
 
 
