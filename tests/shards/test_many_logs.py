@@ -22,7 +22,6 @@ import pytest
 
 from taskq import TaskQ, current_job, progress
 from taskq.app.logs import over
-from taskq.core.parsing import Tag
 from taskq.errors import JobCancelled, LogGone
 from taskq.log.config import LogConfig
 from taskq.log.store.store import open_store
@@ -32,8 +31,7 @@ from tests.cli.helpers import taskq, taskq_json
 from tests.effort import at_most, grows, some, within
 from tests.processes.harness import eventually
 from tests.programs import run_taskq
-from tests.shards.resting_logs import ManySchedule, Run, TaggedLog
-from tests.workers.slots.resting import App, make_deterministic, run_seeds
+from tests.workers.slots.resting import Run, apps_of, make_deterministic, run_seeds
 
 
 async def put(app: TaskQ, path: Path, task: Any, *calls: Any, **options: Any) -> list[str]:
@@ -281,15 +279,6 @@ async def test_a_running_job_of_any_log_is_cancelled(tmp_path: Path) -> None:
             await job.result(timeout=10)
 
 
-@grows
-@pytest.mark.parametrize("start", range(0, some(1, 2_000), 50))
-def test_at_rest_a_ready_job_of_any_log_and_a_free_slot_never_coexist(
-    start: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_deterministic(monkeypatch)
-    run_seeds(ManySchedule, range(start, start + 50), monkeypatch)
-
-
 def test_a_worker_stands_still_only_when_all_its_logs_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,7 +303,7 @@ def test_a_worker_stands_still_only_when_all_its_logs_do(
 async def test_what_waits_here_of_a_log_that_fails_goes_back_and_that_is_told_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    apps = [App(TaggedLog(Random(number), Tag(f"log{number}"))) for number in range(2)]
+    apps, (other, gone) = apps_of(Random(0), 2)
     running, hold = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
@@ -322,17 +311,14 @@ async def test_what_waits_here_of_a_log_that_fails_goes_back_and_that_is_told_on
         await hold.wait()
 
     task = apps[0].task(name="work")(work)
-    for number, app in enumerate(apps):
-        app._connection._tag, app.hooks = Tag(f"log{number}"), apps[0].hooks
     worker = Worker(apps[0], concurrency=1, schedules=False, warns=False)
     worker._parts = parts = [LogPart(app, ticks=False, syncs=False) for app in apps]
     apps[0].put(task)
     async with within(), worker:
         await running.wait()
-        failing, other = cast("Any", parts[1].host), cast("TaggedLog", apps[0].fake)
+        failing = cast("Any", parts[1].host)
         lies = apps[1].put(task)
-        apps[1].fake.ready.clear()
-        gone = cast("TaggedLog", apps[1].fake)
+        gone.ready.clear()
         gone.running[lies.token] = lies
         failing.feed.add([lies])
         for _ in range(2):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import os
 import signal
 import threading
@@ -40,6 +41,36 @@ async def on_own_loop() -> str:
 def facts() -> tuple[str, int, dict[str, str], datetime | None]:
     job = current_job()
     return job.id, job.attempt, job.headers, job.deadline
+
+
+@app.task(runs_in="process", batch=3, within="10s")
+def square(items: list[int]) -> list[tuple[int, int, int]]:
+    if min(items) < 0:
+        raise ValueError("a negative number")
+    return [(item * item, len(items), os.getpid()) for item in items]
+
+
+@app.task(runs_in="process", keep_log="1KB", retry=1)
+def logs_and_dies() -> None:
+    logging.getLogger("shop").error("alas")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(runs_in="process", keep_log="1KB")
+def logs(word: str) -> None:
+    logging.getLogger("shop").error("%s", word)
+
+
+@app.task(runs_in="process", queue="heavy")
+def current_span() -> int:
+    from opentelemetry import trace  # noqa: PLC0415 - other tests' children need it not
+
+    return trace.get_current_span().get_span_context().span_id
+
+
+@app.task(runs_in="process", queue="heavy", retry=retry.fixed(attempts=9, max_age="1m", delay="2m"))
+def fails_slowly() -> None:
+    raise ValueError("bad")
 
 
 @app.task
@@ -93,9 +124,21 @@ def hangs(path: str) -> None:
         signal.pause()
 
 
-@app.task(runs_in="process", timeout=0.3, retry=1)
-def brief() -> int:
+def one() -> int:
     return 1
+
+
+async def one_async() -> int:
+    return 1
+
+
+_BRIEF: dict[str, Any] = {"timeout": 0.3, "retry": 1}
+BRIEF = {
+    "loop": app.task(name="on_loop", **_BRIEF)(one_async),
+    "thread": app.task(name="in_thread", **_BRIEF)(one),
+    "own loop": app.task(name="on_own_loop", runs_in="thread", **_BRIEF)(one_async),
+    "child": app.task(name="in_child", runs_in="process", **_BRIEF)(one),
+}
 
 
 @app.task(runs_in="process", soft_timeout=0.2, timeout="1m", retry=1)
@@ -124,16 +167,6 @@ def grows() -> int:
 
 
 _kept = bytearray()
-
-
-@app.task(runs_in="process", retry=1)
-def raises() -> None:
-    raise LookupError("in a process")
-
-
-@app.task(runs_in="process", retry=1)
-def exits() -> None:
-    raise SystemExit(4)
 
 
 # -- all exceptions, everywhere -------------------------------------------------------------------
@@ -187,6 +220,9 @@ BROKEN = f"Breaks: {NO_TEXT}"
 MANY = (ValueError("b"), asyncio.CancelledError(), KeyError("a"), ValueError("c"), SystemExit())
 #: Exceptions of tasks, and the first line of the recorded reason.
 FAILURES: dict[str, tuple[str, Callable[[], BaseException]]] = {
+    "interrupt": ("KeyboardInterrupt: out", lambda: KeyboardInterrupt("out")),
+    "exit": ("SystemExit: 4", lambda: SystemExit(4)),
+    "generator": ("GeneratorExit: out", lambda: GeneratorExit("out")),
     "interrupts": (BROKEN, lambda: Breaks(KeyboardInterrupt())),
     "exits": (BROKEN, lambda: Breaks(SystemExit(3))),
     "cancels": (BROKEN, lambda: Breaks(asyncio.CancelledError())),

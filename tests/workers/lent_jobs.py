@@ -32,21 +32,17 @@ async def desk(app: TaskQ) -> AsyncIterator[Desk]:
     await asyncio.to_thread(mark.touch)
 
 
-@app.task(runs_in="process")
-def in_process(desk: Inject[Desk] = injected()) -> tuple[int, int, bool]:
+def look(desk: Inject[Desk] = injected()) -> tuple[int, int, bool]:
     return os.getpid(), desk.pid, desk.is_open
 
 
-@app.task(runs_in="process")
-async def in_process_async(desk: Inject[Desk] = injected()) -> tuple[int, int, bool]:
-    return os.getpid(), desk.pid, desk.is_open
+async def look_on_loop(desk: Inject[Desk] = injected()) -> tuple[int, int, bool]:
+    return look(desk)
 
 
-@app.task
-def in_thread(desk: Inject[Desk] = injected()) -> tuple[int, int, bool]:
-    return os.getpid(), desk.pid, desk.is_open
-
-
-@app.task
-async def in_loop(desk: Inject[Desk] = injected()) -> tuple[int, int, bool]:
-    return os.getpid(), desk.pid, desk.is_open
+TASKS = [
+    app.task(name="child", runs_in="process")(look),
+    app.task(name="child's loop", runs_in="process")(look_on_loop),
+    app.task(name="thread")(look),
+    app.task(name="loop")(look_on_loop),
+]

@@ -50,16 +50,6 @@ async def test_a_loop_that_ends_before_the_workers_first_step_ends_run(fake: Fak
     assert done
 
 
-async def test_a_worker_that_has_stopped_leaves_nothing_to_ask_it_at_the_end_of_its_loop(
-    tmp_path: Path,
-) -> None:
-    async with TaskQ(tmp_path) as app:
-        async with app.worker():
-            port = app.store().port()
-            assert port._stranded
-        assert not port._stranded
-
-
 class Slow:
     """A background part that takes its time to leave."""
 
@@ -123,20 +113,6 @@ async def test_a_hook_and_a_job_that_hang_share_the_time_of_the_drain(app: TaskQ
         assert time.monotonic() - began < 3.8
 
 
-class Broken(Slow):
-    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
-        del store, task_status
-        raise RuntimeError("it does not begin")
-
-
-async def test_whatever_stops_the_start_is_raised_there(fake: FakeApp) -> None:
-    worker = Worker(fake)
-    worker.services.append(Broken())
-    with pytest.raises(RuntimeError, match="does not begin"):
-        await worker.start()
-    assert worker.stopped.is_set()
-
-
 async def test_a_lifespan_that_cancels_itself_does_not_pass_for_a_start(app: TaskQ) -> None:
     @app.lifespan
     async def gives_up() -> AsyncIterator[None]:
@@ -149,28 +125,6 @@ async def test_a_lifespan_that_cancels_itself_does_not_pass_for_a_start(app: Tas
     async with app:
         with pytest.raises(TaskqError, match="cancelled"):
             await Worker(app).start()
-
-
-async def test_a_cancel_while_the_worker_starts_leaves_nothing_behind(app: TaskQ) -> None:
-    entered, left = asyncio.Event(), asyncio.Event()
-
-    @app.lifespan
-    async def slow() -> AsyncIterator[None]:
-        entered.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            left.set()
-        yield
-
-    async with app:
-        worker = Worker(app)
-        running = asyncio.create_task(worker.run())
-        await entered.wait()
-        worker.request_stop()
-        async with asyncio.timeout(SECONDS):
-            await running
-        assert left.is_set()
 
 
 async def test_a_program_that_fills_the_threads_of_its_loop_keeps_no_worker_from_its_end(
@@ -228,28 +182,6 @@ async def test_a_worker_tells_its_queues_tasks_and_slots_until_it_drains(fake: F
         assert answer is not None
         assert answer.tasks == frozenset({"first", "second"})
     assert fake.fake.served[-1] is None
-
-
-async def test_a_job_that_waits_keeps_no_later_one_from_its_slot(tmp_path: Path) -> None:
-    """The first of eight slots is taken; what is enqueued then runs at once beside it."""
-    app = TaskQ(tmp_path)
-    started, released = asyncio.Event(), asyncio.Event()
-
-    @app.task
-    async def wait() -> str:
-        started.set()
-        await released.wait()
-        return "released"
-
-    @app.task
-    async def release() -> None:
-        released.set()
-
-    async with app, app.worker(concurrency=8):
-        waiting = await wait.enqueue()
-        await started.wait()
-        await release.enqueue()
-        assert await waiting.result(timeout=5) == "released"
 
 
 def census() -> tuple[int, list[str], int, int]:

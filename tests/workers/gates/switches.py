@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 from taskq import TaskQ
 from taskq.conditions import Condition, condition
@@ -39,3 +42,38 @@ async def records(app: TaskQ) -> Counter[str]:
         cause = f" {record.cause}" if record.kind == "released" else ""
         counts[record.kind + cause] += 1
     return counts
+
+
+def wait_for(path: str) -> int:
+    """Waits until the file is there."""
+    while not Path(path).exists():
+        threading.Event().wait(0.002)
+    return 1
+
+
+def last_once(mark: str) -> int:
+    """Runs for ever the first time."""
+    if Path(mark).exists():
+        return 2
+    Path(mark).touch()
+    threading.Event().wait()
+    return 0
+
+
+async def last_once_on_loop(mark: str) -> int:
+    if await asyncio.to_thread(Path(mark).exists):
+        return 2
+    await asyncio.to_thread(Path(mark).touch)
+    await asyncio.Event().wait()
+    return 0
+
+
+#: Child processes import its tasks.
+app = TaskQ("unused", durability="os")
+SWITCH = Switch()
+finish = app.task(name="finish", requires=[SWITCH.condition()])(wait_for)
+_LASTING: dict[str, Any] = {"requires": [SWITCH.condition()], "while_running": True}
+LASTING = {
+    "loop": app.task(name="loop", **_LASTING)(last_once_on_loop),
+    "child": app.task(name="child", runs_in="process", **_LASTING)(last_once),
+}

@@ -7,8 +7,6 @@ import contextlib
 import gc
 import socket
 import sys
-import threading
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -26,8 +24,9 @@ from taskq.testing.sandbox import TravelClock, use_clock
 from taskq_workers.gates import gates, probes
 from taskq_workers.gates.gate import Breaker, Gate, Mode
 from taskq_workers.pool import Worker
-from taskq_workers.slots.slots import Slots
+from tests.processes.harness import eventually
 from tests.programs import free_port
+from tests.workers.gates import switches
 from tests.workers.gates.switches import Switch, records
 
 _JOBS = 300
@@ -49,9 +48,28 @@ class Crowd:
             self.now -= 1
 
 
-def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("runs_in", ["loop", "child"])
+async def test_a_lost_condition_stops_jobs_that_asked_for_it_and_burns_no_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs_in: str
+) -> None:
+    """Others go on."""
     monkeypatch.setattr("taskq_workers.gates.gate.TRIAL_SECONDS", 0.05)
     monkeypatch.setattr("taskq_workers.gates.gate.HELD_SECONDS", 0.05)
+    app, switch, mark, go_on = switches.app, switches.SWITCH, tmp_path / "mark", tmp_path / "go"
+    app.data_dir, switch.on = tmp_path / "data", True
+    async with app:
+        async with Worker(app) as worker:
+            other = await switches.finish.enqueue(str(go_on))
+            job = await switches.LASTING[runs_in].enqueue(str(mark))
+            await asyncio.to_thread(eventually, mark.exists)
+            switch.on = False
+            await _held(worker, job)
+            switch.on = True
+            assert await job.result(timeout=30) == 2
+            go_on.touch()
+            assert await other.result(timeout=30) == 1
+        assert (await records(app))["released condition"] in {1, 2}
+        assert [(await each.view()).attempt for each in (job, other)] == [1, 1]
 
 
 async def _held(worker: Worker, job: JobHandle[Any]) -> None:
@@ -214,61 +232,6 @@ async def test_a_probe_that_hangs_blocks_no_other_job_and_ends_at_its_limit(app:
         assert "its probe took over 0.05 s" in (await app.why(job.id)).text
 
 
-async def test_a_lost_condition_stops_jobs_that_asked_for_it_and_burns_no_attempt(
-    app: TaskQ, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _hurry(monkeypatch)
-    switch = Switch(on=True)
-    runs, ended = asyncio.Event(), asyncio.Event()
-    times = 0
-
-    @app.task(requires=[switch.condition()], while_running=True)
-    async def stream() -> int:
-        nonlocal times
-        times += 1
-        runs.set()
-        if times == 1:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.set()
-        return times
-
-    async with app:
-        async with Worker(app):
-            job = await stream.enqueue()
-            await runs.wait()
-            switch.on = False
-            await ended.wait()
-            await switch.probed(2)
-            switch.on = True
-            assert await job.result(timeout=30) == 2
-        assert (await records(app))["released condition"] in {1, 2}
-        assert (await job.view()).attempt == 1
-
-
-async def test_a_lost_condition_leaves_other_jobs_alone(
-    app: TaskQ, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _hurry(monkeypatch)
-    switch = Switch(on=True)
-    runs, go_on = asyncio.Event(), asyncio.Event()
-
-    @app.task(requires=[switch.condition()])
-    async def finish() -> int:
-        runs.set()
-        await go_on.wait()
-        return 1
-
-    async with app, Worker(app):
-        job = await finish.enqueue()
-        await runs.wait()
-        switch.on = False
-        await switch.probed(1)
-        go_on.set()
-        assert await job.result(timeout=30) == 1
-
-
 async def test_a_network_failure_burns_no_attempt_when_the_host_is_gone(app: TaskQ) -> None:
     port = free_port()
     host = _host(port)
@@ -296,41 +259,17 @@ async def test_a_network_failure_burns_no_attempt_when_the_host_is_gone(app: Tas
 async def test_a_burst_runs_what_may_run_and_leaves_what_waits(app: TaskQ) -> None:
     there, away = Switch(on=True), Switch()
 
-    @app.task(requires=[there.condition()])
-    async def runs() -> int:
+    async def run() -> int:
         return 1
 
-    @app.task(requires=[away.condition("away")])
-    async def waits() -> int:
-        return 2
-
+    runs = app.task(name="runs", requires=[there.condition()])(run)
+    waits = app.task(name="waits", requires=[away.condition("away")])(run)
     async with app:
         able = await runs.enqueue_many([()] * 30)
         kept = await waits.enqueue()
         await asyncio.wait_for(Worker(app, burst=True).run(), 20)
         assert [await job.result(timeout=1) for job in able] == [1] * 30
         assert (await kept.view()).attempt == 0
-
-
-async def test_a_task_that_is_registered_later_has_its_conditions_kept(app: TaskQ) -> None:
-    switch = Switch()
-
-    @app.task
-    async def plain() -> None: ...
-
-    async with app, Worker(app) as worker:
-        await (await plain.enqueue()).result(timeout=30)
-
-        @app.task(requires=[switch.condition()])
-        async def late() -> int:
-            return 1
-
-        assert worker._task_names() >= {late.name}
-        job = await late.enqueue()
-        await (await plain.enqueue()).result(timeout=30)
-        await switch.probed(1)
-        switch.on = True
-        assert await job.result(timeout=30) == 1
 
 
 async def test_a_worker_that_stops_gives_back_what_its_gates_hold(app: TaskQ) -> None:
@@ -351,19 +290,6 @@ async def test_a_worker_that_stops_gives_back_what_its_gates_hold(app: TaskQ) ->
         status = await job.view()
         assert (status.state.name, status.attempt) == ("READY", 0)
     gc.collect()
-
-
-async def test_nothing_is_in_the_way_of_a_worker_without_conditions_and_breakers(
-    app: TaskQ,
-) -> None:
-    @app.task
-    async def plain() -> None: ...
-
-    async with app, Worker(app) as worker:
-        await (await plain.enqueue()).result(timeout=30)
-        hands = worker._runner
-        assert isinstance(hands, Slots)
-        assert (hands.feed.filter, hands.settler.observers, hands.gates) == (None, set(), None)
 
 
 async def test_a_burst_ends_though_another_worker_took_the_job_that_a_gate_was_to_have(
@@ -466,14 +392,6 @@ async def test_a_worker_stops_while_a_probe_ignores_its_cancellation(
         assert (await job.view()).attempt == 0
 
 
-async def test_a_probe_that_cancels_itself_counts_as_failed() -> None:
-    async def cancels() -> bool:
-        raise asyncio.CancelledError
-
-    probe = probes.Probe(condition(cancels), lambda: 1)
-    assert await probe.told(0) == "its probe was cancelled"
-
-
 async def test_a_probe_that_ignores_its_time_limit_counts_as_failed_and_ends_a_burst(
     app: TaskQ, deaf: Deaf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -489,46 +407,6 @@ async def test_a_probe_that_ignores_its_time_limit_counts_as_failed_and_ends_a_b
         deaf.let_go()
         await burst
         assert done
-
-
-SWITCH = Switch(on=True)
-app = TaskQ("never-made")
-
-
-@app.task(
-    name="kinds.compute", runs_in="process", requires=[SWITCH.condition()], while_running=True
-)
-def compute(mark: str) -> str:
-    """Run for ever the first time, in a child process."""
-    if not Path(mark).exists():
-        Path(mark).touch()
-        threading.Event().wait()
-    return "done"
-
-
-async def test_a_lost_condition_kills_the_child_process_and_burns_no_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("taskq_workers.gates.gate.TRIAL_SECONDS", 0.05)
-    monkeypatch.setattr("taskq_workers.gates.gate.HELD_SECONDS", 0.05)
-    app.data_dir = tmp_path / "data"
-    mark = tmp_path / "mark"
-    async with app:
-        async with Worker(app) as worker:
-            job = await compute.enqueue(str(mark))
-            until = time.monotonic() + 20
-            while not mark.exists() and time.monotonic() < until:
-                await SWITCH.probed(1)
-            SWITCH.on = False
-            gates = worker._parts[0].gates
-            assert gates is not None
-            while not gates.holds():
-                gates.moved.clear()
-                await gates.moved.wait()
-            SWITCH.on = True
-            assert await job.result(timeout=20) == "done"
-        assert (await records(app))["released condition"] in {1, 2}
-        assert (await job.view()).attempt == 1
 
 
 def _breaker(worker: Worker, queue: str = "mail") -> Breaker:
@@ -547,34 +425,32 @@ async def _until(worker: Worker, mode: Mode) -> None:
 class Network:
     """Conditions of a test's jobs."""
 
-    def __init__(self) -> None:
+    def __init__(self, app: TaskQ, attempts: int = 1) -> None:
         self.up = False
         self.calls = 0
 
-    async def call(self) -> None:
-        self.calls += 1
-        await asyncio.sleep(0)
-        if not self.up:
-            raise ConnectionRefusedError("no")
+        @app.task(queue="mail", name="send", retry=attempts)
+        async def send() -> None:
+            self.calls += 1
+            await asyncio.sleep(0)
+            if not self.up:
+                raise ConnectionRefusedError("no")
+
+        self.send = send
 
 
 async def test_after_some_failures_in_a_row_no_job_burns_an_attempt_until_the_network_is_back(
     app: TaskQ,
 ) -> None:
     app.breaker("mail", failures=3, pause="20ms", pause_max="40ms")
-    network = Network()
-
-    @app.task(queue="mail", retry=2)
-    async def send(number: int) -> int:
-        await network.call()
-        return number
+    network = Network(app, attempts=2)
 
     @app.task
     async def plain() -> int:
         return 1
 
     async with app:
-        jobs = await send.enqueue_many([(number,) for number in range(200)])
+        jobs = await network.send.enqueue_many([()] * 200)
         async with Worker(app, concurrency=8) as worker:
             await _until(worker, Mode.SHUT)
             assert await (await plain.enqueue()).result(timeout=30) == 1
@@ -614,36 +490,41 @@ async def test_successes_and_other_failures_end_a_row(app: TaskQ) -> None:
         assert (await records(app))["released breaker"] == 0
 
 
-async def test_a_queue_comes_back_at_once_when_its_probe_holds_again(app: TaskQ) -> None:
-    switch, network = Switch(), Network()
-    app.breaker("mail", failures=1, pause="1h", pause_max="1h", probe=switch.condition())
+@pytest.mark.parametrize("by", ["probe", "route", "host"])
+async def test_a_queue_comes_back_at_once_when_its_network_does(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    network, asked = Network(app), asyncio.Event()
 
-    @app.task(queue="mail", retry=1)
-    async def send() -> None:
-        await network.call()
+    def is_up() -> bool:
+        if network.calls:
+            asked.set()
+        return network.up
 
+    async def problem(_: Online) -> str:
+        return "" if is_up() else "gone"
+
+    is_needed: Any = condition(is_up, every="10ms") if by == "probe" else None
+    if by == "route":
+        monkeypatch.setattr("taskq_workers.gates.gate.is_anywhere_routed", is_up)
+    if by == "host":
+        monkeypatch.setattr(Online, "problem", problem)
+        app.task(name="other", queue="mail", requires=[online("smtp.example.com:25")])(print)
+    app.breaker("mail", failures=1, pause="1h", pause_max="1h", probe=is_needed)
     async with app:
-        async with Worker(app) as worker:
-            jobs = await send.enqueue_many([()] * 20)
-            await _until(worker, Mode.SHUT)
-            await switch.probed(1)
-            calls = network.calls
-            switch.on = network.up = True
+        async with Worker(app):
+            jobs = await network.send.enqueue_many([()] * 5)
+            await asyncio.wait_for(asked.wait(), 30)
+            network.up = True
             await _results(jobs)
-            assert calls <= 8
         assert (await records(app))["dead"] == 0
 
 
 async def test_while_its_probe_does_not_hold_no_job_is_tried(app: TaskQ) -> None:
-    switch, network = Switch(), Network()
+    switch, network = Switch(), Network(app)
     app.breaker("mail", failures=1, pause="1ms", pause_max="1ms", probe=switch.condition())
-
-    @app.task(queue="mail", retry=1)
-    async def send() -> None:
-        await network.call()
-
     async with app, Worker(app, concurrency=1) as worker:
-        jobs = await send.enqueue_many([()] * 20)
+        jobs = await network.send.enqueue_many([()] * 20)
         await _until(worker, Mode.SHUT)
         await switch.probed(2)
         assert network.calls == 1
@@ -680,80 +561,13 @@ async def test_an_is_failure_that_raises_counts_as_no_network_failure(app: TaskQ
             await job.result(30)
 
 
-async def test_a_queue_comes_back_at_once_when_there_is_a_route_again(
-    app: TaskQ, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, network = asyncio.Event(), Network()
-    app.breaker("mail", failures=1, pause="1h", pause_max="1h")
-
-    def is_routed() -> bool:
-        asked.set()
-        return network.up
-
-    monkeypatch.setattr("taskq_workers.gates.gate.is_anywhere_routed", is_routed)
-
-    @app.task(queue="mail", retry=1)
-    async def send() -> None:
-        await network.call()
-
-    async with app, Worker(app):
-        jobs = await send.enqueue_many([()] * 5)
-        await asyncio.wait_for(asked.wait(), 30)
-        network.up = True
-        await _results(jobs)
-
-
-async def test_a_queue_comes_back_at_once_when_a_host_that_its_tasks_need_does(
-    app: TaskQ, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network, asked = Network(), asyncio.Event()
-    app.breaker("mail", failures=1, pause="1h", pause_max="1h")
-
-    async def problem(_: Online) -> str:
-        if not network.up:
-            asked.set()
-        return "" if network.up else "gone"
-
-    monkeypatch.setattr(Online, "problem", problem)
-
-    @app.task(queue="mail", retry=1)
-    async def send() -> None:
-        await network.call()
-
-    @app.task(queue="mail", requires=[online("smtp.example.com:25")])
-    async def fetch() -> None: ...
-
-    async with app, Worker(app):
-        jobs = await send.enqueue_many([()] * 5)
-        await asyncio.wait_for(asked.wait(), 30)
-        network.up = True
-        await _results(jobs)
-
-
 async def test_a_burst_ends_while_a_queue_backs_off_and_its_jobs_stay(app: TaskQ) -> None:
     app.breaker("mail", failures=1, pause="1h", pause_max="1h")
-
-    @app.task(queue="mail", retry=1)
-    async def send() -> None:
-        raise ConnectionResetError
-
+    network = Network(app)
     async with app:
-        jobs = await send.enqueue_many([()] * 20)
+        jobs = await network.send.enqueue_many([()] * 20)
         await asyncio.wait_for(Worker(app, burst=True).run(), 20)
-        assert {(await job.view()).state.name for job in jobs} == {"READY"}
-
-
-async def test_a_burst_ends_when_a_queue_that_backed_off_has_no_jobs_left(app: TaskQ) -> None:
-    app.breaker("mail", failures=1, pause="1ms", pause_max="1ms")
-    fails = iter([True, False])
-
-    @app.task(queue="mail", retry=1)
-    async def send() -> None:
-        if next(fails):
-            raise ConnectionResetError
-
-    async with app:
-        job = await send.enqueue()
-        for _ in range(2):
-            await asyncio.wait_for(Worker(app, burst=True).run(), 20)
-        assert (await job.view()).state.name == "SUCCEEDED"
+        assert {await job.status() for job in jobs} == {State.READY}
+        network.up = True
+        await asyncio.wait_for(Worker(app, burst=True).run(), 20)
+        assert {await job.status() for job in jobs} == {State.SUCCEEDED}

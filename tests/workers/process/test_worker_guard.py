@@ -80,15 +80,21 @@ def lives(guarding: Any) -> list[tuple[int, ProcessLife]]:
     return [(process.number, process.life) for process in guarding._processes]
 
 
-def become_ready(guarding: Any, process: Any) -> None:
-    process.ready = True
-    guarding._happened(process, Event.READY)
+def become_ready(guarding: Any, *processes: Any) -> None:
+    for process in processes:
+        process.ready = True
+        guarding._happened(process, Event.READY)
 
 
 def test_a_worker_that_cannot_be_started_is_tried_again_after_a_pause(
     guarding: Any, said: list[str]
 ) -> None:
-    Started.refuses = True
+    before = list(guarding._processes)
+    Started.refuses = guarding._replace_asked = True
+    guarding._act()
+    assert guarding._processes == before
+    assert not guarding._to_replace
+    assert "the old ones stay" in said[-1]
     guarding._ended(guarding._processes[0], -9)
     guarding._places[0].start_at = 0.0
     guarding._start_due()
@@ -99,18 +105,6 @@ def test_a_worker_that_cannot_be_started_is_tried_again_after_a_pause(
     guarding._places[0].start_at = 0.0
     guarding._start_due()
     assert sorted(lives(guarding)) == [(1, ProcessLife.STARTING), (2, ProcessLife.STARTING)]
-
-
-def test_a_replacement_that_cannot_be_started_leaves_the_old_workers(
-    guarding: Any, said: list[str]
-) -> None:
-    before = list(guarding._processes)
-    Started.refuses = True
-    guarding._replace_asked = True
-    guarding._act()
-    assert guarding._processes == before
-    assert not guarding._to_replace
-    assert "the old ones stay" in said[-1]
 
 
 @pytest.mark.parametrize(
@@ -130,8 +124,7 @@ def test_workers_that_are_stopped_while_they_start_are_no_failure(
 
 
 def test_each_worker_is_replaced_once_its_successor_is_ready(guarding: Any) -> None:
-    for process in list(guarding._processes):
-        become_ready(guarding, process)
+    become_ready(guarding, *guarding._processes)
     guarding._replace_asked = True
     guarding._act()
     for number in (1, 2):
@@ -142,17 +135,11 @@ def test_each_worker_is_replaced_once_its_successor_is_ready(guarding: Any) -> N
         *((1, ProcessLife.LEAVING), (2, ProcessLife.LEAVING)),
         *((1, ProcessLife.SERVING), (2, ProcessLife.SERVING)),
     ]
-    assert [process.stops for process in guarding._processes] == [1, 1, 0, 0]
-
-
-def test_a_worker_that_was_replaced_drains_on_at_the_first_signal_to_stop(guarding: Any) -> None:
-    """It drains already: a second signal would cancel its jobs, or end it on its way out."""
-    for process in list(guarding._processes):
-        become_ready(guarding, process)
-    guarding._replace_asked = True
-    guarding._act()
-    become_ready(guarding, guarding._processes[-1])
+    # One that drains already does so at the first signal; a second cancels its jobs.
     for count in (1, 2):
+        assert [process.stops for process in guarding._processes] == [max(1, count - 1)] * 2 + [
+            count - 1
+        ] * 2
         guarding._stops_asked = count
         guarding._act()
         assert {process.stops for process in guarding._processes} == {count}
@@ -161,8 +148,7 @@ def test_a_worker_that_was_replaced_drains_on_at_the_first_signal_to_stop(guardi
 def test_a_worker_that_died_before_its_successor_was_ready_is_not_started_as_well(
     guarding: Any,
 ) -> None:
-    for process in list(guarding._processes):
-        become_ready(guarding, process)
+    become_ready(guarding, *guarding._processes)
     guarding._to_replace.append(guarding._places[0])
     guarding._replace_next()
     guarding._ended(guarding._processes[0], -9)
@@ -313,11 +299,7 @@ def test_a_worker_that_is_stopped_while_its_thread_starts_ends_at_once(
     assert not worker.worker.started.is_set()
 
 
-def test_what_is_wrong_is_told_where_the_worker_is_made_or_started(
-    app: TaskQ, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError, match="concurrency"):
-        app.worker_thread(concurrency=0)
+def test_what_is_wrong_is_told_where_the_worker_is_started(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     other = TaskQ(tmp_path / "file")
     with pytest.raises(LogError), other.worker_thread():

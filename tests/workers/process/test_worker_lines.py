@@ -26,7 +26,6 @@ from taskq.cli.main import main
 from taskq.core.records import Kind
 from taskq.core.views import Waiting
 from taskq.errors import UsageError
-from taskq.log.machine.forks import fill_standard
 from taskq_workers import pool
 from taskq_workers.events import JobEnd, JobFinished
 from taskq_workers.process.reporting import (
@@ -72,65 +71,60 @@ def facts(**changes: object) -> BannerFacts:
     return BannerFacts(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def test_the_banner_has_at_most_8_lines_and_says_what_matters() -> None:
-    many = frozenset(f"jobs.task_{n}" for n in range(100))
-    lines = banner(facts(tasks=many, queues=frozenset({"b", "a"})), PLAIN)
-    text = "\n".join(lines)
+C_BUILD = "C (build 9-db3b0b53, 12.2.0)"
+FILES = ("/app/.env", "/app/taskq.toml\x1b[31m")
+BANNERS: list[tuple[dict[str, object], tuple[str, ...]]] = [
+    (
+        {"tasks": frozenset(f"jobs.task_{n}" for n in range(100)), "queues": frozenset("ba")},
+        ("0.1.0", "/data\n", "fsync", "3 in-flight jobs", "a, b", "94 more", "in 42 ms"),
+    ),
+    ({"is_empty": True}, ("  directory   /data (new, empty)\n",)),
+    ({"plain_jobs": C_BUILD}, (f"  plain jobs  {C_BUILD}\n",)),
+    ({"executor": "spark"}, ("  executor    spark\n",)),
+    (
+        {"settings_files": FILES},
+        ("fsync, with the settings of /app/.env, /app/taskq.toml\\x1b[31m\n",),
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "parts"), BANNERS)
+def test_the_banner_has_at_most_8_lines_and_says_what_matters(
+    changes: dict[str, object], parts: tuple[str, ...]
+) -> None:
+    lines = banner(facts(**changes), PLAIN)
+    text = "".join(f"{line}\n" for line in lines)
     assert len(lines) <= 8
-    for part in ("0.1.0", "/data", "fsync", "3 in-flight jobs", "a, b", "94 more", "in 42 ms"):
-        assert part in text
+    assert all(part in text for part in parts), text
+    assert "executor" not in changes or "plain jobs" not in text
 
 
-def test_the_banner_says_what_runs_plain_jobs_unless_an_executor_does() -> None:
-    row = "  plain jobs  C (build 9-db3b0b53, 12.2.0)"
-    assert row in banner(facts(plain_jobs="C (build 9-db3b0b53, 12.2.0)"), PLAIN)
-    far = banner(facts(executor="spark"), PLAIN)
-    assert "  executor    spark" in far
-    assert len(far) <= 8
-    assert "plain jobs" not in "\n".join(far)
+JOB = "mail.send  abcd-7  123 ms"
+JOB_LINES: list[tuple[JobFinished, Style, str]] = [
+    (event(), PLAIN, f" ✓ {JOB}"),
+    (event(), style_for("ascii", colours=False), f" ok {JOB}"),
+    (event(), style_for("utf-8", colours=False), f" ✓ {JOB}"),
+    (event(), Style(colours=True), f" \x1b[32m✓\x1b[0m {JOB}"),
+    (
+        *(event("dead", attempt=5, reason="ValueError: \x1bno\nFile ..."), PLAIN),
+        f" ✗ {JOB}  attempt 5/5  ValueError: \\x1bno",
+    ),
+    (
+        *(event("retried", delay_seconds=2.5, reason="X: y"), PLAIN),
+        f" ↻ {JOB}  attempt 1/5  again in 2.5 s  X: y",
+    ),
+    (event("released", delay_seconds=0.0), PLAIN, f" ↻ {JOB}  given back"),
+    (event("cancelled"), PLAIN, f" ✗ {JOB}  cancelled"),
+]
 
 
-def test_the_banner_names_the_files_that_settings_come_from() -> None:
-    lines = banner(facts(settings_files=("/app/.env", "/app/taskq.toml\x1b[31m")), PLAIN)
-    assert "fsync, with the settings of /app/.env, /app/taskq.toml\\x1b[31m" in "\n".join(lines)
-    assert len(lines) <= 8
-
-
-def test_a_job_line_has_sign_task_id_and_duration() -> None:
-    assert job_line(event(), 0.0, PLAIN)[8:] == " ✓ mail.send  abcd-7  123 ms"
-
-
-def test_a_failed_job_says_which_attempt_it_was_and_why_on_one_line() -> None:
-    dead = job_line(event("dead", attempt=5, reason="ValueError: no\nFile ..."), 0.0, PLAIN)
-    assert dead.endswith("✗ mail.send  abcd-7  123 ms  attempt 5/5  ValueError: no")
-    retried = job_line(event("retried", delay_seconds=2.5, reason="X: y"), 0.0, PLAIN)
-    assert retried.endswith("↻ mail.send  abcd-7  123 ms  attempt 1/5  again in 2.5 s  X: y")
-    released = job_line(event("released", delay_seconds=0.0), 0.0, PLAIN)
-    assert released.endswith("↻ mail.send  abcd-7  123 ms  given back")
-
-
-def test_a_reason_cannot_drive_the_terminal() -> None:
-    assert "\x1b" not in job_line(event("dead", reason="\x1b[2J"), 0.0, PLAIN)
-
-
-def test_colours_are_for_terminals_and_signs_for_encodings_that_have_them() -> None:
-    assert "\x1b[32m✓" in job_line(event(), 0.0, Style(colours=True))
-    assert " ok mail.send" in job_line(event(), 0.0, style_for("ascii", colours=False))
-    assert style_for("utf-8", colours=False) == PLAIN
-
-
-def test_a_summary_groups_digits() -> None:
-    assert summary_line({"succeeded": 12_345, "dead": 1}) == "… 12 345 jobs succeeded, 1 dead"
-    assert summary_line({"retried": 1}) == "… 1 job retried"
+@pytest.mark.parametrize(("event", "style", "line"), JOB_LINES)
+def test_a_job_line_says_what_became_of_it(event: JobFinished, style: Style, line: str) -> None:
+    assert job_line(event, 0.0, style)[8:] == line
 
 
 def held(seconds: float | None, task: str = "mail.send", job: int = 7) -> Any:
     return SimpleNamespace(task=task, job_id=f"abcd-{job}"), seconds
-
-
-def test_a_new_log_is_told_from_one_that_somebody_used() -> None:
-    assert "  directory   /data (new, empty)" in banner(facts(is_empty=True), PLAIN)
-    assert "  directory   /data" in banner(facts(), PLAIN)
 
 
 def test_a_drain_names_what_it_waits_for_and_for_how_long() -> None:
@@ -151,7 +145,9 @@ def test_a_drain_names_what_it_waits_for_and_for_how_long() -> None:
     ]
 
 
-def test_the_last_line_sums_a_workers_life_up() -> None:
+def test_the_last_lines_sum_a_workers_life_up() -> None:
+    assert summary_line({"succeeded": 12_345, "dead": 1}) == "… 12 345 jobs succeeded, 1 dead"
+    assert summary_line({"retried": 1}) == "… 1 job retried"
     ended = {Kind.SUCCEEDED: 12_345, Kind.DEAD: 1, Kind.RETRIED: 2, Kind.RELEASED: 1}
     assert stopped_line(ended, 3_600.0, 0.25) == (
         "stopped after 60 min, drained in 250 ms: "
@@ -161,9 +157,6 @@ def test_the_last_line_sums_a_workers_life_up() -> None:
         "process 9 stopped after 2.0 s: 1 job dead"
     )
     assert stopped_line({Kind.RELEASED: 0}, 2.0, None) == "stopped after 2.0 s: no job ran"
-
-
-def test_a_burst_ends_with_what_is_left_and_when_it_is_due() -> None:
     assert rest_of(Waiting(), None, 0) == ""
     assert rest_of(Waiting(1, 2), None, 0) == "; 1 waits, 2 wait in a paused queue"
     left = rest_of(Waiting(later=3), 360 * 10**9, 60 * 10**9)
@@ -187,16 +180,13 @@ class Gate(io.StringIO):
 
 def test_what_happens_before_the_banner_is_printed_after_it() -> None:
     output = io.StringIO()
+    LineReporter(output, PLAIN).close()
     reporter = LineReporter(output, PLAIN)
     reporter(event())
     reporter.open(["the banner"])
     reporter.close()
     assert output.getvalue().startswith("the banner\n")
     assert "abcd-7" in output.getvalue()
-
-
-def test_a_reporter_that_was_never_opened_closes() -> None:
-    LineReporter(io.StringIO(), PLAIN).close()
 
 
 def test_a_flood_is_summed_up_and_a_stuck_output_holds_nobody_up() -> None:
@@ -368,24 +358,6 @@ def test_a_command_that_cannot_print_still_tells_by_its_exit_code(
     assert run(redirected, "-m", "taskq", *words) == (code, printed)
 
 
-@pytest.mark.usefixtures("jobs")
-def test_streams_that_a_windowed_program_has_not_are_no_trouble(queue: TaskQ) -> None:
-    handle = queue.enqueue_by_name_sync("jobs.here")
-    program = (
-        "import sys; sys.stdin = sys.stdout = sys.stderr = None\n"
-        "from taskq.cli.main import main; main(['worker', 'jobs', '--burst'])"
-    )
-    assert run("", "-c", program) == (0, "")
-    assert handle.result_sync(0) == 1
-
-
-@pytest.mark.usefixtures("jobs")
-def test_what_is_open_stays_as_it_is() -> None:
-    before = [os.fstat(number).st_ino for number in range(3)]
-    fill_standard()
-    assert [os.fstat(number).st_ino for number in range(3)] == before
-
-
 SECONDS = 30
 
 
@@ -454,7 +426,9 @@ def test_a_watchdog_that_is_for_another_process_gets_nothing(
     assert Notifier().watchdog_seconds == 0
 
 
-def test_an_abstract_address_is_spoken_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abstract_address_is_spoken_to_and_a_manager_that_is_gone_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as first:
         name = f"taskq-test-{os.getpid()}"
         first.bind(f"\0{name}")
@@ -462,11 +436,6 @@ def test_an_abstract_address_is_spoken_to(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
         Notifier().ready("here")
         assert first.recv(100) == b"READY=1\nSTATUS=here"
-
-
-def test_a_manager_that_is_gone_stops_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
     Notifier().ready("here")
     monkeypatch.delenv("NOTIFY_SOCKET")

@@ -24,7 +24,6 @@ from taskq.core.model import REASON_BYTES_MAX, State
 from taskq.core.retry import Discard
 from taskq.errors import JobFailed
 from taskq_workers.pool import Worker
-from taskq_workers.runs import guards
 from taskq_workers.runs.reasons import describe, raised_by_call, summary
 from tests.programs import run_python
 from tests.workers.runs import forking_jobs
@@ -270,14 +269,6 @@ async def test_a_job_that_stops_the_loop_fails_by_that_and_its_worker_goes_on(ap
         assert await (await fine.enqueue()).result(timeout=SECONDS) == 1
 
 
-async def test_who_is_no_job_may_stop_the_loop_as_ever_while_a_worker_runs(app: TaskQ) -> None:
-    loop = asyncio.get_running_loop()
-    before = loop.stop
-    async with app.worker():
-        assert loop.stop != before
-    assert loop.stop == before
-
-
 async def test_workers_that_take_turns_on_a_loop_leave_nothing_on_it(app: TaskQ) -> None:
     loop = asyncio.get_running_loop()
     before = dict(vars(loop))
@@ -307,19 +298,6 @@ def test_a_forked_child_that_comes_back_ends_and_says_so(tmp_path: Path) -> None
     assert done.stdout == "plain ran\n" * 4
 
 
-def test_a_loop_that_is_closed_under_its_worker_is_forgotten() -> None:
-    closed, alive = asyncio.new_event_loop(), asyncio.new_event_loop()
-    guards.end_children_of(closed, lambda: None)
-    closed.close()
-    undo = guards.end_children_of(alive, lambda: None)
-    try:
-        assert closed not in guards._workers
-        assert alive in guards._workers
-    finally:
-        undo()
-        alive.close()
-
-
 class Odd(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text for you")
@@ -330,27 +308,6 @@ def deep(depth: int) -> None:
         deep(depth - 1)
     else:
         raise KeyError("bottom")
-
-
-def caught(function: object, *args: object) -> BaseException:
-    with pytest.raises(BaseException) as info:  # noqa: PT011
-        function(*args)  # type: ignore[operator]
-    return info.value
-
-
-def test_the_first_line_is_type_and_message() -> None:
-    error = caught(deep, 0)
-    assert describe(error).splitlines()[0] == "KeyError: 'bottom'"
-    assert summary(ValueError("first\nsecond")) == "ValueError: first"
-    assert summary(ValueError()) == "ValueError"
-    assert summary(Discard("not wanted")) == "Discard: not wanted"
-    assert summary(Odd()) == f"{__name__}.Odd: (its message cannot be printed)"
-
-
-def test_the_innermost_frames_follow_and_no_more_than_a_screenful() -> None:
-    lines = describe(caught(deep, 100)).splitlines()
-    assert len(lines) < 40
-    assert 'raise KeyError("bottom")' in lines[-1]
 
 
 def test_a_place_is_looked_up_once_and_each_is_told_as_its_own(
@@ -369,48 +326,52 @@ def test_a_place_is_looked_up_once_and_each_is_told_as_its_own(
     assert look_up.call_count == 4
 
 
-def test_what_an_error_was_raised_from_is_told_too() -> None:
-    def wrapped() -> None:
-        try:
-            deep(0)
-        except KeyError as error:
-            raise ValueError("outer") from error
-
-    reason = describe(caught(wrapped))
-    assert reason.startswith("ValueError: outer\n")
-    assert "KeyError: 'bottom'" in reason
-    assert "direct cause" in reason
+def wrapped() -> None:
+    try:
+        deep(0)
+    except KeyError as error:
+        raise ValueError("outer") from error
 
 
-def test_all_lines_of_a_message_are_kept_behind_the_first() -> None:
-    def many() -> None:
-        raise ValueError("first\nsecond")
-
-    assert describe(caught(many)).splitlines()[0] == "ValueError: first"
-    assert "second" in describe(caught(many))
+def fail(error: Exception) -> None:
+    raise error
 
 
-def test_a_group_tells_of_its_members() -> None:
-    def group() -> None:
-        raise ExceptionGroup("two", [ValueError("a"), KeyError("b")])
-
-    reason = describe(caught(group))
-    assert "ValueError: a" in reason
-    assert "KeyError: 'b'" in reason
+def caught(function: Callable[..., object], *args: object) -> BaseException:
+    with pytest.raises(BaseException) as info:  # noqa: PT011
+        function(*args)
+    return info.value
 
 
-def test_an_error_that_cannot_be_printed_is_described_all_the_same() -> None:
-    def odd() -> None:
-        raise Odd
+GROUP = ExceptionGroup("two", [ValueError("a"), KeyError("b")])
+ODD = f"{__name__}.Odd: (its message cannot be printed)"
+#: What raises, the first line, and what is found after it.
+REASONS: list[tuple[Callable[..., object], Any, str, tuple[str, ...]]] = [
+    (deep, 0, "KeyError: 'bottom'", ('raise KeyError("bottom")',)),
+    (deep, 100, "KeyError: 'bottom'", ('raise KeyError("bottom")',)),
+    (fail, Odd(), ODD, ()),
+    (fail, ValueError("first\nsecond"), "ValueError: first", ("second",)),
+    (fail, GROUP, "KeyError: 'b'; ValueError: a", ("ValueError: a", "KeyError: 'b'")),
+    (lambda _: wrapped(), 0, "ValueError: outer", ("KeyError: 'bottom'", "direct cause")),
+]
 
-    assert describe(caught(odd)).startswith(f"{__name__}.Odd: (its message")
+
+@pytest.mark.parametrize(("function", "given", "first", "parts"), REASONS)
+def test_a_reason_is_the_error_then_its_innermost_frames_and_no_more_than_a_screenful(
+    function: Callable[..., object], given: Any, first: str, parts: tuple[str, ...]
+) -> None:
+    lines = describe(caught(function, given)).splitlines()
+    assert lines[0] == first
+    assert len(lines) < 40
+    assert all(part in "\n".join(lines[1:]) for part in parts)
 
 
-def test_a_long_reason_keeps_its_first_line_and_its_end() -> None:
-    def long() -> None:
-        raise ValueError("x" * 100_000 + "\n" + "y" * 100_000)
-
-    encoded = encode_reason(describe(caught(long)))
+def test_a_summary_is_type_and_message() -> None:
+    assert summary(ValueError("first\nsecond")) == "ValueError: first"
+    assert summary(ValueError()) == "ValueError"
+    assert summary(Discard("not wanted")) == "Discard: not wanted"
+    assert summary(Odd()) == ODD
+    encoded = encode_reason(describe(caught(fail, ValueError("x" * 100_000 + "\n" + "y" * 9_000))))
     assert len(encoded) <= REASON_BYTES_MAX
     assert encoded.startswith(b"ValueError: xxx")
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import pytest
 
@@ -80,11 +80,12 @@ async def test_a_task_takes_what_the_lifespan_yields_and_calls_leave_it_out(app:
 
 
 async def test_a_call_cannot_give_an_injected_parameter(app: TaskQ) -> None:
-    """Neither by name nor by place: it is the worker's to fill in."""
+    """Neither by name nor by place: it is the worker's to fill in; a key function lacks it."""
 
-    @app.task
+    @app.task(key=lambda row: f"row-{row}")
     async def store(row: int, db: Inject[Database] = injected()) -> None: ...
 
+    assert store.call(1).extras is not None
     with pytest.raises(InvalidCall, match="there is no parameter 'db'"):
         store.call(1, db=Database("", []))
     with pytest.raises(InvalidCall, match="takes 1 positional"):
@@ -103,13 +104,6 @@ async def test_a_plain_call_gives_it_and_one_that_forgets_is_told(app: TaskQ) ->
     assert database.rows == [3]
     with pytest.raises(UsageError, match="only workers fill in"):
         await store(3)
-
-
-def test_a_key_function_sees_the_call_without_it(app: TaskQ) -> None:
-    @app.task(key=lambda row: f"row-{row}")
-    async def store(row: int, db: Inject[Database] = injected()) -> None: ...
-
-    assert store.call(4).extras is not None
 
 
 async def test_several_stack_and_a_later_one_may_take_of_the_earlier(app: TaskQ) -> None:
@@ -212,24 +206,6 @@ async def test_a_lifespan_that_fails_stops_the_start_and_closes_those_before_it(
     await app.close()
 
 
-async def test_a_stop_ends_a_lifespan_that_hangs_at_its_start(app: TaskQ) -> None:
-    entered = asyncio.Event()
-
-    @app.lifespan
-    async def hangs() -> AsyncIterator[None]:
-        entered.set()
-        await asyncio.Event().wait()
-        yield
-
-    worker = Worker(app)
-    starting = asyncio.create_task(worker.start())
-    await entered.wait()
-    await worker.stop()
-    await starting
-    assert worker.stopped.is_set()
-    await app.close()
-
-
 async def test_a_lifespan_that_hangs_at_its_end_is_cancelled(
     app: TaskQ, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -311,26 +287,28 @@ async def test_a_lifespan_that_dies_while_the_worker_runs_stops_it(app: TaskQ) -
     await app.close()
 
 
-@pytest.mark.parametrize("kind", ["coroutine", "generator", "plain", "greedy"])
-async def test_what_is_no_lifespan_is_refused(app: TaskQ, kind: str) -> None:
-    async def coroutine() -> None: ...
+async def coroutine() -> None: ...
 
-    def generator() -> Iterator[int]:
-        yield 1
 
-    def plain() -> int:
-        return 1
+def generator() -> Iterator[int]:
+    yield 1
 
-    async def greedy(app: TaskQ, other: int) -> AsyncIterator[int]:
-        yield other
 
-    functions = {"coroutine": coroutine, "generator": generator, "plain": plain, "greedy": greedy}
+def plain() -> int:
+    return 1
 
+
+async def greedy(app: TaskQ, other: int) -> AsyncIterator[int]:
+    yield other
+
+
+@pytest.mark.parametrize("function", [coroutine, generator, plain, greedy])
+async def test_what_is_no_lifespan_is_refused(app: TaskQ, function: Any) -> None:
     async def use() -> None:
-        app.lifespan(functions[kind])  # type: ignore[type-var]
+        app.lifespan(function)
         await LifespanHolder(app).enter()
 
-    with pytest.raises(UsageError, match=f"{kind}"):
+    with pytest.raises(UsageError, match=function.__name__):
         await use()
 
 
@@ -350,19 +328,7 @@ def test_a_process_without_a_loop_gets_the_resources_from_a_thread(app: TaskQ) -
     assert events == ["open", "close"]
 
 
-def test_tasks_that_take_nothing_keep_their_bare_function(app: TaskQ) -> None:
-    @app.task
-    async def plain(row: int) -> None: ...
-
-    with resources_in_thread(app) as resources:
-        assert bind_resources(plain, resources) is plain.fn
-
-
 SECONDS = 30
-
-
-def is_closed(path: Path, pid: int) -> bool:
-    return (path / f"closed-{pid}").exists()
 
 
 async def test_tasks_on_each_executor_take_the_resource_of_their_own_process(
@@ -371,14 +337,9 @@ async def test_tasks_on_each_executor_take_the_resource_of_their_own_process(
     app.data_dir = tmp_path / "data"
     async with app:
         async with Worker(app, process_limit=1):
-            in_process = await (await lent_jobs.in_process.enqueue()).result(SECONDS)
-            in_process_async = await (await lent_jobs.in_process_async.enqueue()).result(SECONDS)
-            in_thread = await (await lent_jobs.in_thread.enqueue()).result(SECONDS)
-            in_loop = await (await lent_jobs.in_loop.enqueue()).result(SECONDS)
-        child, here = in_process[0], os.getpid()
+            seen = [await (await task.enqueue()).result(SECONDS) for task in lent_jobs.TASKS]
+        child, here = seen[0][0], os.getpid()
         assert child != here
-        assert in_process == in_process_async == (child, child, True)
-        assert in_thread == in_loop == (here, here, True)
+        assert seen == [(child, child, True)] * 2 + [(here, here, True)] * 2
         # A child has as long to close it as a worker.
-        assert is_closed(tmp_path, child)
-        assert is_closed(tmp_path, here)
+        assert all((tmp_path / f"closed-{pid}").exists() for pid in (child, here))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
-import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from pathlib import Path
@@ -23,8 +22,8 @@ from taskq.errors import JobCancelled
 from taskq.log.requests import ClaimRequest, Settlement
 from taskq_workers import Worker
 from taskq_workers.events import JobFinished
-from taskq_workers.process.reporting import Style, job_line
 from taskq_workers.runs import executors, timeouts
+from tests.programs import run_taskq
 from tests.workers.fakes import FakeApp
 
 SECONDS = 30
@@ -135,36 +134,10 @@ async def test_the_deadline_is_the_moment_of_the_timeout(fake: FakeApp, kind: st
     assert timedelta(minutes=59) < datetimes[1] - datetime.now(UTC) <= timedelta(hours=1)
 
 
-async def test_a_thread_that_outlasts_its_timeout_is_given_up_and_says_so(
+async def test_a_thread_that_outlasts_its_timeout_is_given_up_and_sync_jobs_wait_for_it(
     fake: FakeApp, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its slot takes the next job; the thread counts against the limit until it returns."""
-    go_on, names = threading.Event(), []
-
-    @fake.task(timeout=FAST)
-    def hang() -> None:
-        names.append(threading.current_thread().name)
-        assert go_on.wait(SECONDS)
-
-    @fake.task
-    def quick() -> None:
-        names.append(threading.current_thread().name)
-
-    fake.put(hang)
-    async with Worker(fake, concurrency=1, thread_limit=2) as worker:
-        settled = (await fake.fake.settlements(1))[0]
-        assert "goes on in its thread, which nothing can stop" in reason(settled)
-        assert worker.lingering == 1
-        fake.put(quick)
-        await fake.fake.settlements(2)
-        go_on.set()
-    assert len(set(names)) == 2
-    assert "its thread cannot be stopped and goes on until it returns (1 of 2" in caplog.text
-
-
-async def test_when_all_threads_are_held_sync_jobs_wait_and_the_log_says_why(
-    fake: FakeApp, caplog: pytest.LogCaptureFixture
-) -> None:
     go_on, began = threading.Event(), threading.Event()
 
     @fake.task(timeout=FAST)
@@ -176,14 +149,17 @@ async def test_when_all_threads_are_held_sync_jobs_wait_and_the_log_says_why(
         began.set()
 
     fake.put(hang)
-    async with Worker(fake, thread_limit=1):
-        await fake.fake.settlements(1)
+    async with Worker(fake, concurrency=1, thread_limit=1) as worker:
+        settled = (await fake.fake.settlements(1))[0]
+        assert "goes on in its thread, which nothing can stop" in reason(settled)
+        assert worker.lingering == 1
         fake.put(after)
+        await fake.fake.until(lambda: not fake.fake.ready)
+        assert "its thread cannot be stopped and goes on until it returns (1 of 1" in caplog.text
         assert "all 1 threads are held by jobs that were given up" in caplog.text
         assert not began.is_set()
         go_on.set()
-        settled = await fake.fake.settlements(2)
-    assert settled[1].kind is Kind.SUCCEEDED
+        assert (await fake.fake.settlements(2))[1].kind is Kind.SUCCEEDED
 
 
 async def test_time_in_line_for_a_thread_is_not_counted(fake: FakeApp) -> None:
@@ -268,56 +244,52 @@ def test_a_soft_timeout_that_was_asked_for_as_the_call_ended_is_taken_back(
     assert asked == [SoftTimeout, None]
 
 
-class Told(logging.Handler):
+@pytest.fixture
+def said() -> Iterator[threading.Event]:
     """Lets a blocked task go on once the log reports it."""
+    event = threading.Event()
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.said = threading.Event()
+    class Told(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "stands still" in record.getMessage():
+                event.set()
 
-    def emit(self, record: logging.LogRecord) -> None:
-        if "stands still" in record.getMessage():
-            self.said.set()
+    handler = Told()
+    logging.getLogger("taskq.worker").addHandler(handler)
+    yield event
+    logging.getLogger("taskq.worker").removeHandler(handler)
 
 
 async def test_an_async_task_that_blocks_the_loop_is_named_with_its_line(
-    fake: FakeApp, caplog: pytest.LogCaptureFixture
+    fake: FakeApp, caplog: pytest.LogCaptureFixture, said: threading.Event
 ) -> None:
     """While the loop stands still, and again with the whole time when it goes on."""
-    answer = Told()
-    logging.getLogger("taskq.worker").addHandler(answer)
 
     @fake.task(name="mail.send")
     async def block() -> bool:
-        return answer.said.wait(SECONDS)  # the line
+        return said.wait(SECONDS)  # the line
 
     delivery = fake.put(block)
-    try:
-        async with Worker(fake):
-            settled = (await fake.fake.settlements(1))[0]
-            await asyncio.to_thread(wait_for_two_records, caplog)
-    finally:
-        logging.getLogger("taskq.worker").removeHandler(answer)
+    async with Worker(fake):
+        settled = (await fake.fake.settlements(1))[0]
+        await asyncio.to_thread(wait_for_two_records, caplog)
     assert settled.body == b"true"
     first, second = (record.getMessage() for record in caplog.records)
     assert f"job {delivery.job_id} (mail.send) is at" in first
-    assert "return answer.said.wait(SECONDS)  # the line, within Condition.wait" in first
+    assert "return said.wait(SECONDS)  # the line, within Condition.wait" in first
     assert "the event loop stood still for" in second
 
 
 async def test_a_value_that_taskq_checks_is_no_fault_of_the_tasks_function(
-    fake: FakeApp, caplog: pytest.LogCaptureFixture
+    fake: FakeApp, caplog: pytest.LogCaptureFixture, said: threading.Event
 ) -> None:
-    answer = Told()
-    logging.getLogger("taskq.worker").addHandler(answer)
-
     class Slow(BaseModel):
         a: int
 
         @field_validator("a")
         @classmethod
         def wait(cls, value: int) -> int:
-            assert answer.said.wait(SECONDS)
+            assert said.wait(SECONDS)
             return value
 
     async def build() -> Any:
@@ -325,18 +297,15 @@ async def test_a_value_that_taskq_checks_is_no_fault_of_the_tasks_function(
 
     build.__annotations__["return"] = Slow
     delivery = fake.put(fake.task(name="mail.send")(build))
-    try:
-        async with Worker(fake):
-            settled = (await fake.fake.settlements(1))[0]
-            await asyncio.to_thread(wait_for_two_records, caplog)
-    finally:
-        logging.getLogger("taskq.worker").removeHandler(answer)
+    async with Worker(fake):
+        settled = (await fake.fake.settlements(1))[0]
+        await asyncio.to_thread(wait_for_two_records, caplog)
     assert settled.body == b'{"a":1}'
     for record in caplog.records[:2]:
-        said = record.getMessage()
-        assert f"taskq checks a value of job {delivery.job_id} (mail.send), and is at" in said
-        assert "answer.said.wait(SECONDS)" in said
-        assert "plain def" not in said
+        text = record.getMessage()
+        assert f"taskq checks a value of job {delivery.job_id} (mail.send), and is at" in text
+        assert "said.wait(SECONDS)" in text
+        assert "plain def" not in text
 
 
 def wait_for_two_records(caplog: pytest.LogCaptureFixture) -> None:
@@ -345,7 +314,10 @@ def wait_for_two_records(caplog: pytest.LogCaptureFixture) -> None:
         pause.wait(0.005)
 
 
-async def test_an_async_task_is_cancelled_and_cleans_up(app: TaskQ) -> None:
+@pytest.mark.parametrize("stubborn", [None, ValueError("no"), Snooze(60)])
+async def test_an_async_task_is_cancelled_whatever_it_raises_as_it_cleans_up(
+    app: TaskQ, stubborn: Exception | None
+) -> None:
     began, cleaned, ends = asyncio.Event(), asyncio.Event(), list[JobFinished]()
 
     @app.task
@@ -356,6 +328,8 @@ async def test_an_async_task_is_cancelled_and_cleans_up(app: TaskQ) -> None:
         finally:
             await asyncio.sleep(0)
             cleaned.set()
+            if stubborn is not None:
+                raise stubborn
 
     async with app.worker(on_event=ends.append):
         job = await wait.enqueue()
@@ -367,13 +341,9 @@ async def test_an_async_task_is_cancelled_and_cleans_up(app: TaskQ) -> None:
         assert await job.status() is State.CANCELLED
         assert await job.cancel() is False
     assert [end.outcome for end in ends] == ["cancelled"]
-    assert "cancelled" in job_line(ends[0], 0, Style(colours=False))
 
 
-async def test_a_job_that_is_cancelled_in_another_process_is_stopped(
-    app: TaskQ, tmp_path: Path
-) -> None:
-    """As another process would: through the files, with a log opened under another name."""
+async def test_a_job_that_is_cancelled_in_another_process_is_stopped(app: TaskQ) -> None:
     began = asyncio.Event()
 
     @app.task
@@ -384,40 +354,8 @@ async def test_a_job_that_is_cancelled_in_another_process_is_stopped(
     async with app.worker():
         job = await wait.enqueue()
         await began.wait()
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "taskq",
-            "cancel",
-            job.id,
-            "-d",
-            str(tmp_path / "data"),
-            stdout=asyncio.subprocess.PIPE,
-        )
-        output, _ = await process.communicate()
-        assert output == b"cancelled 1 job\n"
-        with pytest.raises(JobCancelled):
-            await job.result(timeout=30)
-
-
-@pytest.mark.parametrize("stubborn", [ValueError("no"), Snooze(60)])
-async def test_what_a_cancelled_task_raises_instead_matters_not(
-    app: TaskQ, stubborn: Exception
-) -> None:
-    began = asyncio.Event()
-
-    @app.task
-    async def wait() -> None:
-        began.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            raise stubborn from None
-
-    async with app.worker():
-        job = await wait.enqueue()
-        await began.wait()
-        await job.cancel()
+        done = await asyncio.to_thread(run_taskq, "cancel", job.id, "-d", app.data_dir)
+        assert done.stdout == "cancelled 1 job\n"
         with pytest.raises(JobCancelled):
             await job.result(timeout=30)
 

@@ -361,44 +361,9 @@ def test_a_scheduler_is_made_for_one_name_once(tmp_path: Path) -> None:
     assert set(app.hooks.schedules.all) == {report.name, "often"}
 
 
-def test_a_module_that_is_loaded_again_replaces_its_schedules(tmp_path: Path) -> None:
-    app = TaskQ(tmp_path)
-    for _ in range(2):
-
-        @app.cron("0 0 * * *")
-        def report() -> None: ...
-
-    assert len(app.hooks.schedules.all) == 1
-
-
-def test_wrong_schedules_are_refused_where_they_are_written(tmp_path: Path) -> None:
-    app, other = TaskQ(tmp_path / "a"), TaskQ(tmp_path / "b")
-
-    @app.task
-    def report() -> None: ...
-
-    @app.task(key=lambda: "k")
-    def keyed() -> None: ...
-
-    def wrong(match: str, *args: Any, **kwargs: Any) -> None:
-        with pytest.raises(UsageError, match=match):
-            app.schedule(*args, **kwargs)
-
-    call = report.call()
-    wrong("either cron= or every=", "s", call)
-    wrong("either cron= or every=", "s", call, cron="* * * * *", every="1m")
-    wrong("takes a call", "s", report, every="1m")
-    wrong("schedule name", "", call, every="1m")
-    wrong("catch_up of the schedule 's' is 'some'", "s", call, every="1m", catch_up="some")
-    wrong("overlap of the schedule 's' is True", "s", call, every="1m", overlap=True)
-    wrong("no option 'jitters'", "s", call, every="1m", jitters="1s")
-    wrong("jitter of the schedule 's' is 61 s", "s", call, every="1m", jitter=61)
-    wrong("jitter of the schedule", "s", call, cron="* * * * *", jitter="2h")
-    wrong("jitter is", "s", call, every="1m", jitter="soon")
-    with pytest.raises(UsageError, match="another app"):
-        other.every("1m")(report)
-    with pytest.raises(UsageError, match="a cron expression is text"):
-        app.cron(report)  # type: ignore[arg-type]
+def test_a_key_of_the_task_and_overlap_do_not_go_together(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path / "a")
+    keyed = app.task(name="keyed", key=lambda: "k")(lambda: None)
     schedule = app.schedule("keyed", keyed.call(), every="1m", overlap="skip")
     with pytest.raises(UsageError, match="overlap='skip'"):
         schedule.enrolment()

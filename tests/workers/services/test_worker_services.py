@@ -23,11 +23,10 @@ from taskq.cli.main import main
 from taskq.core.errors import LogError
 from taskq.core.records import Cause, Kind
 from taskq.engine import LogReader
-from taskq.errors import JobFailed, JobNotFound, TaskqError
+from taskq.errors import JobNotFound, TaskqError
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.journal.recovery import FAILED_FILE
 from taskq.log.requests import EnqueueSpec, Op, Settlement
-from taskq.log.state.job_history import records
 from taskq.log.store.store import Store
 from taskq.log.upkeep import health
 from taskq.log.upkeep.health import check_health
@@ -36,7 +35,7 @@ from taskq_workers.pool import Worker
 from taskq_workers.services import watches
 from taskq_workers.services.watches import StrayWatch
 from tests.effort import ended, within
-from tests.log.world import World
+from tests.log.world import Process, World
 
 SECONDS = 30
 
@@ -275,34 +274,13 @@ async def test_jobs_that_nobody_knows_are_told_at_the_start_and_again_and_again(
 ) -> None:
     async with app:
         await app.enqueue_by_name("proj.send")
-        worker = Worker(app, warns=False)
+        async with app.worker():
+            assert await heard.texts.get() == _UNKNOWN
+        worker = Worker(app, warns=False)  # as one of several
+        assert StrayWatch not in {type(part) for part in worker.services}
         worker.services.append(StrayWatch(app, None, look_seconds=0.01))
         async with worker:
             assert [await heard.texts.get() for _ in range(3)] == [_UNKNOWN] * 3
-
-
-@pytest.mark.usefixtures("log")
-async def test_a_worker_tells_by_itself_unless_it_is_one_of_several(
-    app: TaskQ, heard: Heard
-) -> None:
-    async with app:
-        await app.enqueue_by_name("proj.send")
-        async with app.worker():
-            assert await heard.texts.get() == _UNKNOWN
-        async with Worker(app, warns=False) as worker:
-            parts = {type(part) for part in worker.services}
-            assert StrayWatch not in parts
-
-
-@pytest.mark.usefixtures("log")
-async def test_a_burst_that_is_over_at_once_has_told_what_it_leaves_behind(
-    app: TaskQ, heard: Heard
-) -> None:
-    async with app:
-        await app.enqueue_by_name("proj.send")
-        async with app.worker(burst=True) as worker:
-            await worker.stopped.wait()
-        assert heard.texts.get_nowait() == _UNKNOWN
 
 
 @pytest.mark.usefixtures("log")
@@ -321,24 +299,18 @@ async def test_what_another_worker_would_take_is_not_told(app: TaskQ, heard: Hea
 
 
 @pytest.mark.usefixtures("log")
-@pytest.mark.parametrize(
-    ("queue", "hint"),
-    [
-        ("mial", "did you mean 'mail'?"),
-        ("sms", "known are default, mail"),
-    ],
-)
-async def test_a_queue_that_nobody_uses_is_told_with_the_one_that_was_meant(
-    app: TaskQ, heard: Heard, queue: str, hint: str
+async def test_a_queue_that_nobody_uses_is_told_with_those_that_are_known(
+    app: TaskQ, heard: Heard
 ) -> None:
     @app.task(name="send", queue="mail")
     async def send() -> None: ...
 
     async with app:
         await send.options(queue="default", delay="1h").enqueue()
-        async with app.worker(queues=[queue, "mail"]):
+        async with app.worker(queues=["sms", "mail"]):
             assert await heard.texts.get() == (
-                f"nobody uses queue {queue!r}: no task puts into it, no job was ever in it; {hint}"
+                "nobody uses queue 'sms': no task puts into it, no job was ever in it; "
+                "known are default, mail"
             )
 
 
@@ -389,9 +361,7 @@ async def test_a_parent_that_leaves_a_slot_to_its_child_is_warned_once_and_no_mo
 ) -> None:
     monkeypatch.setattr(watches, "STUCK_SECONDS", 0.0)
     monkeypatch.setattr(watches, "_STUCK_LOOK_SECONDS", 0.001)
-
-    @app.task(name="child", retry=1)
-    async def child() -> None: ...
+    child = app.task(name="child", retry=1)(later)
 
     @app.task(name="parent", retry=1)
     async def parent() -> None:
@@ -487,16 +457,6 @@ async def test_a_raising_hook_is_logged_and_stops_nothing(
     assert sum("the on_dead hook failed" in line for line in caplog.messages) == 2
 
 
-async def test_two_workers_of_one_process_call_an_apps_hook_once(
-    app: TaskQ, letters: list[DeadLetter]
-) -> None:
-    add_tasks(app)
-    app.on_dead(letters.append)
-    async with app, app.worker(), app.worker():
-        failed = await end_of(app, "fail", "fail")
-    assert sorted(letter.job_id for letter in letters) == sorted(failed)
-
-
 async def test_a_stopped_worker_hears_nothing(app: TaskQ, letters: list[DeadLetter]) -> None:
     add_tasks(app)
     app.on_dead(letters.append)
@@ -527,31 +487,39 @@ async def test_a_slow_hook_gets_its_time_at_the_workers_end(app: TaskQ) -> None:
     assert ended == [job.id]
 
 
+Calls = list[tuple[DeadLetter, str]]
+
+
+def heard_by(process: Process) -> Calls:
+    calls: Calls = []
+    process.committer.operations.deaths.listen(None, "hook", lambda *given: calls.append(given))
+    return calls
+
+
 def test_jobs_of_killed_workers_that_are_taken_back_as_dead_are_told() -> None:
     """By the process that takes them back, once the record is as durable as an answer."""
     world = World()
     first, second = world.process(), world.process()
     job = first.enqueue(spec=EnqueueSpec(attempts=1, queue="mail"))
     first.claim()
-    calls: list[tuple[Any, ...]] = []
-    second.committer.operations.deaths.listen(None, "hook", lambda *given: calls.append(given))
+    calls = heard_by(second)
     first.kill()
     world.clock.advance(1)
     second.commit([])
     second.claim()
-    (letter, hook) = calls[0]
+    ((letter, hook),) = calls
     assert hook == "hook"
     assert (letter.job_id, letter.cause) == (f"{second.journal.tag}-{job}", "worker lost")
     assert letter.reason.startswith("WorkerLost")
 
 
-def test_a_death_in_a_batch_that_broke_is_told_once() -> None:
+def test_a_death_in_a_batch_that_broke_is_told_once_and_of_a_failed_sync_never() -> None:
     world = World()
     process = world.process()
-    process.enqueue(spec=EnqueueSpec(attempts=1))
-    (delivery,) = process.claim()
-    calls: list[tuple[Any, ...]] = []
-    process.committer.operations.deaths.listen(None, "hook", lambda *given: calls.append(given))
+    for _ in range(2):
+        process.enqueue(spec=EnqueueSpec(attempts=1))
+    (delivery,), (other,) = process.claim(), process.claim()
+    calls = heard_by(process)
     died = Settlement(Kind.DEAD, delivery, b"no", cause=Cause.REJECTED)
     nonsense: Future[Any] = Future()
     process.commit([
@@ -560,35 +528,10 @@ def test_a_death_in_a_batch_that_broke_is_told_once() -> None:
     ])  # fmt: skip
     process.sync()
     assert isinstance(nonsense.exception(0), TaskqError)
-    assert [letter.job_id for letter, _ in calls] == [delivery.job_id]
-
-
-def test_a_failed_sync_tells_of_no_death() -> None:
-    world = World()
-    process = world.process()
-    process.enqueue(spec=EnqueueSpec(attempts=1))
-    (delivery,) = process.claim()
-    calls: list[tuple[Any, ...]] = []
-    process.committer.operations.deaths.listen(None, "hook", lambda *given: calls.append(given))
     world.machine.fail_next_syncs()
     with pytest.raises(Exception, match="fsync failed"):
-        process.settle(delivery, Kind.DEAD, body=b"no")
-    assert calls == []
-
-
-def deaths_in(path: Path) -> int:
-    journal = LogReader.open(str(path))._journal
-    return sum(record.type == Kind.DEAD for record in records(journal, journal.start()))
-
-
-async def test_without_hooks_nothing_is_noted(app: TaskQ) -> None:
-    add_tasks(app)
-    async with app, app.worker():
-        job = await app.enqueue_by_name("fail")
-        with pytest.raises(JobFailed):
-            await job.result(timeout=20)
-        assert app.store()._open.committer.operations.deaths.noted == []
-    assert deaths_in(app.data_dir) == 1
+        process.settle(other, Kind.DEAD, body=b"no")
+    assert [letter.job_id for letter, _ in calls] == [delivery.job_id]
 
 
 KEEP_BYTES = 8 * SEGMENT_BYTES_MIN
@@ -671,45 +614,30 @@ async def test_all_is_well_while_a_worker_claims(app: TaskQ) -> None:
         assert details["worker"] == "1 worker process, 3 jobs at a time"
 
 
-async def test_a_process_that_claims_nothing_is_live_and_not_ready(app: TaskQ) -> None:
+async def test_a_process_that_claims_nothing_is_live_and_nobody_is_neither(app: TaskQ) -> None:
     async with app:
         assert ask("-d", app.data_dir)[0] == 1
         assert ask("-d", app.data_dir, "--live")[0] == 0
         assert found(app.data_dir)["worker"] is False
-
-
-def test_nobody_there_is_neither(app: TaskQ) -> None:
-    app.store()
-    app.close_sync()
     code, answer = ask("-d", app.data_dir, "--live")
-    assert code == 1
-    assert answer["ok"] is False
+    assert (code, answer["ok"]) == (1, False)
     checks = found(app.data_dir)
     expected = {"log": True, "writes": True, "process": False, "worker": False, "jobs": True}
     assert checks == {**expected, "disk": True, "access": True}
 
 
-async def test_a_failed_write_makes_it_unhealthy(app: TaskQ) -> None:
+async def test_a_failed_write_a_full_disk_and_a_stopped_process_are_found(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with app, app.worker():
         marker = app.data_dir / FAILED_FILE
-        mark(marker)
+        marker.write_text("{}")
         assert found(app.data_dir)["writes"] is False
         assert ask("-d", app.data_dir, "--live")[0] == 1
-        unmark(marker)
-
-
-def mark(path: Path) -> None:
-    path.write_text("{}")
-
-
-def unmark(path: Path) -> None:
-    path.unlink()
-
-
-async def test_a_full_disk_is_not_ready_but_live(app: TaskQ) -> None:
-    config = LogConfig(min_free_bytes=2**60)
-    async with app, app.worker():
-        assert found(app.data_dir, config)["disk"] is False
+        marker.unlink()
+        assert found(app.data_dir, LogConfig(min_free_bytes=2**60))["disk"] is False
+        monkeypatch.setattr(health, "process_state", lambda _: "stopped: python -m taskq")
+        assert found(app.data_dir)["process"] is False
 
 
 def test_a_directory_that_is_no_log_is_told_and_not_made(tmp_path: Path) -> None:
@@ -717,12 +645,6 @@ def test_a_directory_that_is_no_log_is_told_and_not_made(tmp_path: Path) -> None
     assert code == 1
     assert answer["checks"][0]["ok"] is False
     assert not (tmp_path / "nothing").exists()
-
-
-async def test_a_stopped_process_is_not_live(app: TaskQ, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "process_state", lambda _: "stopped: python -m taskq")
-    async with app, app.worker():
-        assert found(app.data_dir)["process"] is False
 
 
 def opened_elsewhere(path: Path) -> subprocess.Popen[bytes]:
@@ -785,13 +707,3 @@ async def test_jobs_that_no_worker_would_take_are_not_healthy_but_live(app: Task
 def detail_of(app: TaskQ) -> tuple[bool, str]:
     first = next(check for check in check_health(app.data_dir) if check.name == "jobs")
     return first.ok, first.detail
-
-
-def test_people_get_a_line_for_each_check(app: TaskQ) -> None:
-    app.store()
-    app.close_sync()
-    result = CliRunner().invoke(main, ["health", "-d", str(app.data_dir)])
-    assert result.exit_code == 1
-    lines = result.stdout.splitlines()
-    assert lines[0].startswith("ok      log ")
-    assert lines[2].startswith("FAILED  process  no process has the log open; start one with: ")

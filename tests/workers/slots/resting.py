@@ -1,4 +1,4 @@
-"""A worker on a log in memory and a clock of its own, whose event loop signals rest.
+"""A worker on logs in memory and a clock of its own, whose event loop signals rest.
 
 The loop asks its selector to wait only when nothing is left to do until a timer rings or a thread
 calls: that is the moment to look at the worker, and to take the next action. So a schedule of a
@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from taskq import retry
 from taskq.conditions import condition
 from taskq.core.errors import AppendFailed
+from taskq.core.parsing import Tag
 from taskq.core.records import Kind
 from taskq_workers import pool
 from taskq_workers.gates import gate
-from taskq_workers.pool import CancelListener, Phase, Worker
+from taskq_workers.pool import CancelListener, LogPart, Phase, Worker
 from taskq_workers.slots import slots
 from taskq_workers.slots.slots import Slots
-from tests.workers.fakes import FakeApp, FakePort, FakeStore
+from tests.workers.fakes import FakeApp, FakePort, FakeStore, make_delivery
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from taskq.core.errors import TaskqError
-    from taskq.log.requests import ClaimRequest, Delivery, Settlement
+    from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
     from taskq.log.store.store import Store
+    from taskq_workers.slots.rounds import Rounds
     from taskq_workers.slots.settling import Settled
 
 #: A schedule whose jobs are not done by then, on its own clock, never ends.
@@ -95,18 +97,26 @@ class Log(FakePort):
     Attributes:
         running: claimed jobs by token.
         ended: how many jobs are at their end.
+        attempts: how many attempts ended, given back ones apart.
         paused: queues that give no jobs.
         trouble: the fraction of claims and outcomes that are refused, or whose answers are lost.
     """
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, tag: Tag) -> None:
         super().__init__()
+        self.tag = tag
         self.running: dict[int, Delivery] = {}
-        self.ended = 0
+        self.ended = self.attempts = 0
         self.paused: set[str] = set()
         self.trouble = 0.0
         self._random = random
-        self._tokens = 0
+        # Like tokens of logs, they never belong to another log.
+        self._tokens = int(tag[3:]) * 1_000_000
+
+    def put(self, spec: EnqueueSpec, body: bytes, *, attempt: int = 1) -> Delivery:
+        delivery = super().put(spec, body, attempt=attempt)
+        self.ready[-1] = delivery._replace(tag=self.tag)
+        return self.ready[-1]
 
     # A gate's requests to the storage thread.
 
@@ -163,6 +173,7 @@ class Log(FakePort):
 
     def end(self, item: Settlement) -> None:
         delivery = self.running.pop(item.delivery.token)
+        self.attempts += item.kind in {Kind.SUCCEEDED, Kind.RETRIED, Kind.DEAD}
         if item.kind in {Kind.RETRIED, Kind.RELEASED}:
             attempt = delivery.attempt + (item.kind is Kind.RETRIED)
             again = delivery._replace(attempt=attempt)
@@ -252,8 +263,21 @@ class _Store(FakeStore):
 class App(FakeApp):
     """An app on such a log."""
 
+    def __init__(self, log: FakePort, tag: Tag) -> None:
+        super().__init__(log)
+        self._connection._tag = tag
+
     def store(self) -> Store:
         return cast("Store", _Store(self.fake))
+
+
+def apps_of(random: Random, count: int) -> tuple[list[App], list[Log]]:
+    """Make apps with one set of tasks, each on a log of its own."""
+    logs = [Log(random, Tag(f"log{number}")) for number in range(count)]
+    apps = [App(log, log.tag) for log in logs]
+    for app in apps[1:]:
+        app.hooks = apps[0].hooks
+    return apps, logs
 
 
 def _resolve(future: asyncio.Future[Any], value: object) -> None:
@@ -375,7 +399,10 @@ class Plan:
 
 
 class Schedule:
-    """One worker, and what befalls it; ``run`` raises AssertionError where it idles in vain."""
+    """One worker, and what befalls it; ``run`` raises AssertionError where it idles in vain.
+
+    A schedule of an odd seed has two to four logs, with weights.
+    """
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -383,8 +410,9 @@ class Schedule:
         self.loop = RestLoop()
         self.left = self.plan.steps
         self.put = 0
-        self.app: FakeApp
-        self.log: Log
+        self.count = self.random.randint(2, 4) if seed % 2 else 1
+        self.apps: list[App]
+        self.logs: list[Log]
         self.jobs: Jobs
         self.worker: Worker
 
@@ -396,31 +424,33 @@ class Schedule:
                 self.loop.on_wait = None
 
     async def _main(self) -> None:
-        self.worker = self.begin()
+        plan = self.plan
+        self._begin()
         async with self.worker:
-            self.log.trouble = self.plan.trouble
+            for log in self.logs:
+                log.trouble = plan.trouble
             self.loop.runs_threads = self._runs_threads
             self.loop.on_wait = self._on_rest
             await self.worker.stopped.wait()
             self.jobs.finish()
             self.loop.on_wait = None
+        attempts = sum(log.attempts for log in self.logs)
+        assert attempts <= (plan.max_jobs or attempts), "more attempts than the worker may begin"
 
-    def begin(self) -> Worker:
+    def _begin(self) -> None:
         plan = self.plan
-        self.log = Log(self.random)
-        self.app = App(self.log)
-        self.jobs = Jobs(self.app, self.random)
+        self.apps, self.logs = apps_of(self.random, self.count)
+        self.jobs = Jobs(self.apps[0], self.random)
         self._arrive()
-        return Worker(
-            self.app, concurrency=plan.concurrency, burst=plan.burst, max_jobs=plan.max_jobs,
+        self.worker = Worker(
+            self.apps[0], concurrency=plan.concurrency, burst=plan.burst, max_jobs=plan.max_jobs,
             schedules=False, warns=False,
         )  # fmt: skip
-
-    def put_one(self, task: Any, kind: str) -> None:
-        self.app.put(task, kind)
-
-    def unpause(self) -> None:
-        self.log.paused.clear()
+        if self.count > 1:
+            self.worker._parts = [
+                LogPart(app, self.random.randint(1, 3), ticks=False, syncs=False)
+                for app in self.apps
+            ]
 
     @property
     def crew(self) -> Slots:
@@ -437,32 +467,38 @@ class Schedule:
     def _on_rest(self, seconds: float | None) -> None:
         if self.worker._phase is Phase.RUNNING:
             self._check()
+        open_jobs = self.put - sum(log.ended for log in self.logs)
         if self.left > 0:
             self.left -= 1
             self._act(seconds)
         elif self.left == 0:
             self.left = -1
-            self.log.trouble = 0.0
-            self.unpause()
             self.jobs.finish()
-            self.log._serve_soon()
-        elif self.log.ended == self.put:
+            for log in self.logs:
+                log.trouble = 0.0
+                log.paused.clear()
+                log._serve_soon()
+        elif not open_jobs:
             self.worker.request_stop()
         else:
-            assert seconds is not None, f"{self.put - self.log.ended} jobs never end"
+            assert seconds is not None, f"{open_jobs} jobs never end"
             self.loop.now += max(seconds, 0.001)
-            assert self.loop.now < _LIMIT_SECONDS, f"{self.put - self.log.ended} jobs do not end"
+            assert self.loop.now < _LIMIT_SECONDS, f"{open_jobs} jobs do not end"
 
     def _check(self) -> None:
         """A job that may run and a slot that may run it never stand side by side."""
-        crew, gates = self.crew, self.worker._parts[0].gates
-        assert gates is not None
+        crew = self.crew
         free = self.plan.concurrency - crew.running()
-        if not free or crew.feed._paused or crew.feed.allowed(1) <= 0:
+        if not free:
             return
-        queues, tasks = gates.claimable(None, frozenset(self.app.tasks))
-        assert not crew.feed.buffer, f"{free} slots are free, and jobs lie in the buffer"
-        assert not self.log.has_ready(queues, tasks), f"{free} slots are free, and jobs are ready"
+        for part, log in zip(self.worker._parts, self.logs, strict=True):
+            feed = crew.feed if part.host is None else part.host.feed
+            if feed._paused or feed.allowed(1) <= 0:
+                continue
+            assert not crew.feed.buffer, f"{free} slots are free, and jobs lie in the buffer"
+            assert part.gates is not None
+            queues, tasks = part.gates.claimable(None, frozenset(self.apps[0].tasks))
+            assert not log.has_ready(queues, tasks), f"{free} slots are free, {log.tag} has jobs"
 
     def _arrive(self) -> None:
         count = self.random.randint(1, 2 * self.plan.concurrency)
@@ -471,7 +507,7 @@ class Schedule:
             if self.random.random() < 0.5:
                 kind = self.random.choice(_KINDS)
             task = self.random.choice(self.jobs.tasks[-self.plan.tasks :])
-            self.put_one(task, kind)
+            self.random.choice(self.apps).put(task, kind)
         self.put += count
 
     def _act(self, seconds: float | None) -> None:
@@ -496,10 +532,10 @@ class Schedule:
             nonlocal left
             left -= 1
             task = self.random.choice(self.jobs.tasks[: self.plan.tasks])
-            self.put_one(task, self.random.choice(_KINDS))
+            self.random.choice(self.apps).put(task, self.random.choice(_KINDS))
             self.put += 1
             if left > 0 and self.worker._phase is Phase.RUNNING:
-                self.log._later(one)
+                self.logs[0]._later(one)
 
         one()
 
@@ -513,8 +549,9 @@ class Schedule:
         self.jobs.is_on = not self.jobs.is_on
 
     def _pause(self) -> None:
-        self.log.paused ^= {self.random.choice(("default", "other"))}
-        self.log._serve_soon()
+        log = self.random.choice(self.logs)
+        log.paused ^= {self.random.choice(("default", "other"))}
+        log._serve_soon()
 
     def _cancel_slot(self) -> None:
         slots = sorted(self.crew.slots, key=lambda idle: idle.task.get_name())
@@ -522,13 +559,239 @@ class Schedule:
             self.random.choice(slots).task.cancel()
 
     def _cancel_job(self) -> None:
-        if self.log.running:
-            token = self.random.choice(sorted(self.log.running))
-            CancelListener(self.crew)._stop((self.log.running[token].job, token))
+        running = {token: each.job for log in self.logs for token, each in log.running.items()}
+        if running:
+            token = self.random.choice(sorted(running))
+            CancelListener(self.crew)._stop((running[token], token))
 
     def _surrender(self) -> None:
         for settlement in self.crew.surrender():
-            self.log.end(settlement)
+            self.logs[int(settlement.delivery.tag[3:])].end(settlement)
+
+
+# -- shares ----------------------------------------------------------------------------------------
+
+
+#: The longest pause of a log with jobs while a slot is free, and while none is, unless it is not
+#: its turn yet.
+IDLE_SECONDS: Final = 0.1
+STILL_SECONDS: Final = 1.0
+#: How many times the share of one log another may have.
+SHARE: Final = 1.3
+#: How far logs may be apart besides, in turns: a job, and what lies here when the run ends.
+APART: Final = 2.0
+_RUN_SECONDS: Final = 12.0
+_RUN_JOBS: Final = 1_500
+_STEP_SECONDS: Final = 0.02
+
+
+class SharedLog(FakePort):
+    """A log that has any number of jobs, or none.
+
+    Attributes:
+        seconds: that each job takes. answers: in how many seconds it answers a claim.
+        moments: when it begins or ceases to have jobs, in turn; seconds from the start.
+        stalls: from when to when it answers nothing.
+        still: since when it began none of its jobs, although it has some, and how many of all
+            had begun by then. passed: since when it was its turn.
+    """
+
+    def __init__(self, tag: Tag, random: Random, seconds: float, answers: float) -> None:
+        super().__init__()
+        self.tag = tag
+        self.seconds, self.answers = seconds, answers
+        self.weight = 1
+        self.moments: list[float] = []
+        self.stalls: tuple[float, float] = (0.0, 0.0)
+        self.template: Delivery
+        self.still: tuple[float, int] | None = None
+        self.passed: float | None = None
+        self.begun = 0
+        self._tokens = 0
+        kind = random.random()
+        if kind < 0.15:
+            self.moments = sorted(random.uniform(0, _RUN_SECONDS) for _ in range(12))
+        elif kind < 0.25:
+            begin = random.uniform(0, 5)
+            self.stalls = begin, begin + random.choice((0.05, 0.3, 3.0))
+        self.has_jobs = not self.moments or random.random() < 0.5
+
+    @property
+    def is_steady(self) -> bool:
+        return not self.moments and self.stalls[1] <= 0
+
+    def answers_at(self, moment: float) -> float:
+        begin, end = self.stalls
+        return end if begin <= moment < end else moment
+
+    def switch(self) -> None:
+        self.has_jobs = not self.has_jobs
+        claims, self.claims = self.claims, []
+        for request, future in claims:
+            self._take(request, future)
+
+    def claim(self, request: ClaimRequest) -> asyncio.Future[list[Delivery]]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[Delivery]] = loop.create_future()
+        loop.call_at(self.answers_at(loop.time() + self.answers / 2), self._take, request, future)
+        return future
+
+    def _take(self, request: ClaimRequest, future: asyncio.Future[list[Delivery]]) -> None:
+        """Look at how many are asked for now, and answer later."""
+        if future.done():
+            return
+        if not self.has_jobs and request.wait_until_ns is None:
+            self.claims.append((request, future))
+            return
+        taken: list[Delivery] = []
+        for _ in range(request.count if self.has_jobs else 0):
+            self._tokens += 1
+            taken.append(self.template._replace(tag=self.tag, token=self._tokens))
+        loop = asyncio.get_running_loop()
+        loop.call_at(self.answers_at(loop.time() + self.answers / 2), _resolve, future, taken)
+
+    def settle_soon(
+        self, items: list[Settlement], on_error: Callable[[Settlement, TaskqError], None]
+    ) -> None: ...
+    def succeed_soon(
+        self, deliveries: list[Delivery], on_error: Callable[[Settlement, TaskqError], None]
+    ) -> None: ...
+    def settle(self, items: list[Settlement]) -> asyncio.Future[list[Settled]]:
+        future: asyncio.Future[list[Settled]] = asyncio.get_running_loop().create_future()
+        future.set_result([None] * len(items))
+        return future
+
+
+class Run:
+    """One worker over some logs; ``run`` raises AssertionError where one of them is wronged.
+
+    Attributes:
+        plan: what is special about it.
+    """
+
+    def __init__(self, seed: int) -> None:
+        random = Random(seed)
+        self.loop = RestLoop()
+        self.slots = random.choice((1, 2, 3, 8, 8, 16, 40))
+        # Jobs that all slots begin in a second.
+        speed = math.exp(random.uniform(math.log(8), math.log(6_000)))
+        self.seconds = min(_RUN_SECONDS, max(_RUN_JOBS / speed, 0.5))
+        differ, weigh = random.random() < 0.5, random.random() < 0.6
+        answers = random.choice((0.0003, 0.001, 0.004, 0.012))
+        self.logs: list[SharedLog] = []
+        for number in range(random.choice((2, 2, 2, 3, 5, 12, 40))):
+            seconds = self.slots / speed * (random.choice((0.3, 1, 1, 3)) if differ else 1)
+            mine = answers * random.choice((0.5, 1, 1, 1.5))
+            self.logs.append(SharedLog(Tag(f"log{number}"), random, seconds, mine))
+            self.logs[-1].weight = random.choice((1, 1, 2, 3, 5)) if weigh else 1
+        self.weights = sum(log.weight for log in self.logs)
+        self.plan = f"{self.slots} slots, {speed:.0f} jobs/s, weights " + str(
+            [log.weight for log in self.logs]
+        )
+        self.running = self.begun = 0
+        #: when a job began last, or a slot became free
+        self.moved = 0.0
+        self.worker: Worker
+
+    def run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+            try:
+                runner.run(self._main())
+            finally:
+                self.loop.on_wait = None
+
+    async def _main(self) -> None:
+        loop = self.loop
+        start = loop.now
+        for log in self.logs:
+            log.stalls = (start + log.stalls[0], start + log.stalls[1])
+            for moment in log.moments:
+                loop.call_at(start + moment, log.switch)
+        self._hire()
+        await self.worker.start()
+        loop.on_wait = self._on_wait
+        await asyncio.sleep(self.seconds)
+        self._check_shares()
+        loop.on_wait = self._skip
+        self.worker.request_cancel()
+        await self.worker.stopped.wait()
+        loop.on_wait = None
+
+    def _hire(self) -> None:
+        apps = [App(log, log.tag) for log in self.logs]
+        by_name = {log.tag: log for log in self.logs}
+
+        async def act(name: str) -> None:
+            log = by_name[Tag(name)]
+            log.begun += 1
+            self.begun += 1
+            log.still = log.passed = None
+            self._check_buffer(log)
+            self.running += 1
+            self.moved = self.loop.now
+            await asyncio.sleep(log.seconds)
+            if self.running == self.slots:
+                self.moved = self.loop.now
+            self.running -= 1
+
+        task = apps[0].task(name="act")(act)
+        for log, app in zip(self.logs, apps, strict=True):
+            app.hooks = apps[0].hooks
+            call = task.call(log.tag)
+            log.template = make_delivery(call.spec, call.body)
+        self.worker = Worker(apps[0], concurrency=self.slots, schedules=False, warns=False)
+        self.worker._parts = [
+            LogPart(app, log.weight, ticks=False, syncs=False)
+            for log, app in zip(self.logs, apps, strict=True)
+        ]
+
+    def _on_wait(self, seconds: float | None) -> None:
+        assert seconds is not None, "nothing is about to happen any more"
+        for log in self.logs:
+            self._check(log)
+        self.loop.now += min(max(seconds, 1e-6), _STEP_SECONDS)
+
+    def _skip(self, seconds: float | None) -> None:
+        self.loop.now += seconds or 0.0
+
+    # -- what must hold ---------------------------------------------------------------------------
+
+    def _buffered(self, log: SharedLog) -> int:
+        rounds = cast("Rounds", cast("Any", self.worker._runner).feed)
+        return len(rounds.shares[log.tag].feed.buffer)
+
+    def _check_buffer(self, log: SharedLog) -> None:
+        assert self._buffered(log) <= 2 * self.slots, f"{self._buffered(log)} lie here of {log.tag}"
+
+    def _check(self, log: SharedLog) -> None:
+        """No log stands still while slots are free, nor long while others take them."""
+        now = self.loop.now
+        if log.stalls[0] <= now < log.stalls[1] + log.answers or not (
+            log.has_jobs or self._buffered(log)
+        ):
+            log.still = log.passed = None
+            return
+        if log.still is None:
+            log.still = now, self.begun
+        since, begun = log.still
+        idle = now - max(since, self.moved)
+        in_time = self.running == self.slots or idle <= IDLE_SECONDS
+        assert in_time, f"{log.tag} stands {idle:.3f} s beside a free slot"
+        # In turns of all logs; jobs of others may have taken all slots just after its last.
+        turns = (self.begun - begun - self.slots) / self.weights
+        if now - since <= STILL_SECONDS or turns <= SHARE / log.weight + APART:
+            log.passed = None
+        elif log.passed is None:
+            log.passed = now
+        else:
+            waits = now - log.passed <= IDLE_SECONDS
+            assert waits, f"{log.tag} stands {now - since:.1f} s, and others do not"
+
+    def _check_shares(self) -> None:
+        turns = {log.tag: log.begun / log.weight for log in self.logs if log.is_steady}
+        if turns:
+            least, most = min(turns.values()), max(turns.values())
+            assert most <= SHARE * least + APART, f"unfair: {turns}"
 
 
 # How schedules are run, the same each time.

@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
 
-from taskq import Inject, JobContext, State, TaskQ, current_job, injected
+from taskq import Inject, JobContext, JobHandle, State, TaskQ, current_job, injected
 from taskq.core.errors import InvalidCall, JobFailed, UsageError
 from taskq_workers.pool import Worker
-from taskq_workers.slots.slots import Slots
+from tests.effort import within
 from tests.programs import run_python
-from tests.workers import batch_jobs
+from tests.workers import afar_jobs
 
 pytestmark = pytest.mark.usefixtures("own_settings")
 
 
-def doubled(runs_in: str, app: TaskQ, calls: list[int]) -> Any:
-    """Return a task of batches that runs there; ``calls`` gets the size of each call."""
-    if runs_in == "loop":
-
-        @app.task(batch=50, within="10s")
-        async def double(items: list[int]) -> list[int]:
-            calls.append(len(items))
-            return [2 * item for item in items]
-
-        return double
-
-    @app.task(batch=50, within="10s")
-    def double_in_thread(items: list[int]) -> list[int]:
-        calls.append(len(items))
-        return [2 * item for item in items]
-
-    return double_in_thread
+async def until(job: JobHandle[Any], state: State) -> None:
+    async with within():
+        while await job.status() is not state:
+            await anyio.lowlevel.checkpoint()
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, 64])
@@ -49,8 +33,16 @@ async def test_jobs_share_calls_and_each_has_its_own_result(
     app: TaskQ, runs_in: str, concurrency: int
 ) -> None:
     calls: list[int] = []
-    double = doubled(runs_in, app, calls)
-    jobs = await double.enqueue_many([(n,) for n in range(100)])
+
+    def double(items: list[int]) -> list[int]:
+        calls.append(len(items))
+        return [2 * item for item in items]
+
+    async def double_on_loop(items: list[int]) -> list[int]:
+        return double(items)
+
+    function: Any = double if runs_in == "thread" else double_on_loop
+    jobs = await app.task(batch=50, within="10s")(function).enqueue_many([(n,) for n in range(100)])
     async with app.worker(concurrency=concurrency):
         assert [await job.result(timeout=20) for job in jobs] == [2 * n for n in range(100)]
     assert calls == [50, 50]
@@ -109,16 +101,10 @@ async def test_an_exception_fails_all_and_each_is_retried_by_its_own_count(app: 
     jobs = await fail.enqueue_many([(n,) for n in range(3)])
     jobs.append(await app.enqueue(fail.call(3).options(attempts=1)))
     async with app.worker():
-        with pytest.raises(JobFailed, match="no"):
-            await jobs[3].result(timeout=20)
-        with anyio.fail_after(20):
-            while await jobs[0].status() is not State.SCHEDULED:
-                await anyio.lowlevel.checkpoint()
+        for job, state in zip(jobs, [*[State.SCHEDULED] * 3, State.DEAD], strict=True):
+            await until(job, state)
     assert sizes == [4]
-    states = [await job.status() for job in jobs]
-    assert states == [*[State.SCHEDULED] * 3, State.DEAD]
-    attempts = await app.attempts(jobs[0].id)
-    assert "ValueError: no" in attempts[0].reason
+    assert "ValueError: no" in (await app.attempts(jobs[0].id))[0].reason
 
 
 @pytest.mark.parametrize("result", [[1], 7, "ab", {"a": 1, "b": 2}])
@@ -146,36 +132,13 @@ async def test_a_cancelled_job_leaves_its_batch_and_the_others_go_on(app: TaskQ)
 
     jobs = await take.enqueue_many([(1,), (2,)])
     async with app.worker():
-        with anyio.fail_after(20):
-            while await jobs[1].status() is not State.RUNNING:
-                await anyio.lowlevel.checkpoint()
-            await jobs[0].cancel()
-            while await jobs[0].status() is not State.CANCELLED:
-                await anyio.lowlevel.checkpoint()
+        await until(jobs[1], State.RUNNING)
+        await jobs[0].cancel()
+        await until(jobs[0], State.CANCELLED)
         more = await take.enqueue_many([(3,), (4,)])
         for job in (jobs[1], *more):
             await job.result(timeout=20)
     assert seen == [[2, 3, 4]]
-
-
-@pytest.mark.parametrize("cancelled", [False, True])
-async def test_a_free_place_is_handed_to_the_batch_that_waits(cancelled: bool) -> None:
-    slots = Slots.__new__(Slots)
-    slots.__dict__.update(
-        loop=asyncio.get_running_loop(), concurrency=1, feed=SimpleNamespace(resize=lambda _: None),
-        _slots={"runs", "parked", "parked, too"}, _parked=2, _entering=deque(), _resting={},
-    )  # fmt: skip
-    first, second = (asyncio.create_task(slots.take_place()) for _ in range(2))
-    await anyio.lowlevel.checkpoint()
-    slots.resize(2 if cancelled else 3)
-    assert not slots._has_place(), "no slot may take it meanwhile"
-    if cancelled:
-        first.cancel()
-    with anyio.fail_after(20):
-        await second
-    await asyncio.wait([first])
-    assert first.cancelled() is cancelled
-    assert not slots._has_place()
 
 
 @pytest.mark.parametrize("way", ["cancel", "stop"])
@@ -193,31 +156,20 @@ async def test_a_call_that_is_cancelled_keeps_its_slot_until_it_ends(app: TaskQ,
             ended.append("call")
 
     job = await take.enqueue(1)
-    async with app.worker(drain_timeout=0):
-        with anyio.fail_after(20):
-            await begun.wait()
-            if way == "cancel":
-                await job.cancel()
-                while await job.status() is not State.CANCELLED:
-                    await anyio.lowlevel.checkpoint()
-                ended.append("job")
+    async with within(), app.worker(drain_timeout=0):
+        await begun.wait()
+        if way == "cancel":
+            await job.cancel()
+            await until(job, State.CANCELLED)
+            ended.append("job")
     assert ended[0] == "call"
     assert await job.status() is (State.CANCELLED if way == "cancel" else State.READY)
 
 
-async def test_a_stop_gives_a_gathering_batch_back(app: TaskQ) -> None:
-    @app.task(batch=3, within="1h")
-    async def take(items: list[int]) -> None: ...
-
-    jobs = await take.enqueue_many([(1,), (2,)])
-    async with app.worker(drain_timeout=0):
-        with anyio.fail_after(20):
-            while await jobs[1].status() is not State.RUNNING:
-                await anyio.lowlevel.checkpoint()
-    assert [await job.status() for job in jobs] == [State.READY] * 2
-
-
-async def test_a_drain_runs_what_has_gathered(app: TaskQ) -> None:
+@pytest.mark.parametrize(("seconds", "state"), [(0, State.READY), (3, State.SUCCEEDED)])
+async def test_a_stop_gives_a_gathering_batch_back_and_a_drain_runs_it(
+    app: TaskQ, seconds: int, state: State
+) -> None:
     begun: list[str] = []
 
     @app.middleware
@@ -230,11 +182,10 @@ async def test_a_drain_runs_what_has_gathered(app: TaskQ) -> None:
         return items
 
     jobs = await take.enqueue_many([(1,), (2,)])
-    async with app.worker(drain_timeout=3):
-        with anyio.fail_after(20):
-            while len(begun) < 2:
-                await anyio.lowlevel.checkpoint()
-    assert [await job.status() for job in jobs] == [State.SUCCEEDED] * 2
+    async with within(), app.worker(drain_timeout=seconds):
+        while len(begun) < 2:
+            await anyio.lowlevel.checkpoint()
+    assert [await job.status() for job in jobs] == [state] * 2
 
 
 async def test_middleware_stands_around_each_job_and_the_call_is_of_none(app: TaskQ) -> None:
@@ -262,28 +213,23 @@ async def test_middleware_stands_around_each_job_and_the_call_is_of_none(app: Ta
 
 
 async def test_a_batch_in_a_child_process_is_one_call_there(tmp_path: Path) -> None:
-    app = batch_jobs.app.over(tmp_path / "data")
-    square = batch_jobs.square
-    async with app, Worker(batch_jobs.app, logs=[tmp_path / "data"], concurrency=2):
+    app = afar_jobs.app.over(tmp_path / "data")
+    plain = TaskQ(tmp_path / "data", durability="os")
+    square = afar_jobs.square
+    async with app, plain, Worker(afar_jobs.app, logs=[tmp_path / "data"], concurrency=2):
         jobs = [await app.enqueue(square.call(n)) for n in range(6)]
         results = [await job.result(timeout=30) for job in jobs]
         assert [value for value, _, _ in results] == [n * n for n in range(6)]
         assert {size for _, size, _ in results} == {3}
         assert os.getpid() not in {pid for _, _, pid in results}
-        for job in [await app.enqueue(square.options(attempts=1).call(n)) for n in (-1, -1, 5)]:
-            with pytest.raises(JobFailed, match="negative"):
-                await job.result(timeout=30)
-
-
-async def test_bad_arguments_fail_their_own_job_in_a_child_process(tmp_path: Path) -> None:
-    app = TaskQ(tmp_path / "data")
-    square = batch_jobs.square
-    async with app, Worker(batch_jobs.app, logs=[tmp_path / "data"], concurrency=2):
-        bad = await app.enqueue_by_name(square.name, "no number")
+        # Arguments that do not fit fail their own job, an error all of the call.
+        bad = await plain.enqueue_by_name(square.name, "no number")
         jobs = [await app.enqueue(square.options(attempts=1).call(n)) for n in range(3)]
         assert [(await job.result(timeout=30))[0] for job in jobs] == [0, 1, 4]
-        with pytest.raises(JobFailed, match="items"):
-            await bad.result(timeout=30)
+        failing = [await app.enqueue(square.options(attempts=1).call(n)) for n in (-1, -1, 5)]
+        for job, words in ((bad, "items"), *((job, "negative") for job in failing)):
+            with pytest.raises(JobFailed, match=words):
+                await job.result(timeout=30)
 
 
 def test_a_kill_in_the_midst_runs_all_of_a_batch_again(tmp_path: Path) -> None:
@@ -312,15 +258,17 @@ app.run_worker(burst=True)
 """
 
 
-def test_wrong_declarations_name_the_remedy(app: TaskQ) -> None:
-    def one(item: int) -> None: ...
-    def two(items: list[int], more: int) -> None: ...
-    def none() -> None: ...
-    def good(items: list[int]) -> None: ...
-    def single(items: list[int]) -> int:
-        return 1
+def one(item: int) -> None: ...
+def two(items: list[int], more: int) -> None: ...
+def none() -> None: ...
+def good(items: list[int]) -> None: ...
+def single(items: list[int]) -> int:
+    return 1
 
-    wrong: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
+
+@pytest.mark.parametrize(
+    ("function", "options", "words"),
+    [
         (one, {"batch": 5}, "must be a list"),
         (single, {"batch": 5}, "must be a list"),
         (two, {"batch": 5}, "takes one list"),
@@ -329,10 +277,13 @@ def test_wrong_declarations_name_the_remedy(app: TaskQ) -> None:
         (good, {"within": "1s"}, "within= needs it"),
         (good, {"batch": 5, "concurrency": 2}, "counts jobs"),
         (good, {"batch": 5, "keep_log": "1KB"}, "does not go with batch"),
-    ]
-    for function, choices, match in wrong:
-        with pytest.raises(UsageError, match=match):
-            app.task(**choices)(function)
+    ],
+)
+def test_wrong_declarations_name_the_remedy(
+    app: TaskQ, function: Any, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        app.task(**options)(function)
 
 
 async def test_a_job_s_argument_is_checked_as_an_item_of_the_list(app: TaskQ) -> None:

@@ -18,8 +18,6 @@ from sentry_sdk.transport import Transport
 
 from taskq import Inject, JobContext, PendingJob, Snooze, State, TaskQ, current_job, injected, retry
 from taskq.errors import JobCancelled, JobFailed, UsageError
-from taskq_workers import Worker
-from taskq_workers.slots.slots import Slots
 from tests.workers import afar_jobs
 
 SECONDS = 30
@@ -139,28 +137,17 @@ async def test_its_own_error_fails_the_attempt_and_one_it_forgets_is_no_failure(
     assert ran == []
 
 
-@pytest.mark.parametrize("runs_in", [None, "thread", "process"])
+@pytest.mark.parametrize("task", afar_jobs.RAISERS[:4], ids=lambda task: task.fn.__name__)
 async def test_a_forgotten_error_gives_none_whatever_the_task_returns(
-    afar: TaskQ, runs_in: Any
+    afar: TaskQ, task: Any
 ) -> None:
-    errors: list[str] = []
-
     @afar.middleware
     async def forgiving() -> AsyncIterator[None]:
-        try:
+        with contextlib.suppress(ValueError):
             yield
-        except LookupError as error:
-            errors.append(str(error))
 
-    def fails() -> int:
-        raise LookupError("no number")
-
-    task: Any = afar_jobs.raises
-    if runs_in != "process":
-        task = afar.task(name="fails", retry=1, runs_in=runs_in)(fails)
     async with afar, afar.worker():
-        assert await (await task.enqueue()).result(timeout=SECONDS) is None
-    assert errors == ["in a process" if runs_in == "process" else "no number"]
+        assert await (await task.enqueue("circle", "")).result(timeout=SECONDS) is None
 
 
 async def test_a_cancelled_job_and_a_wish_pass_through_it(app: TaskQ) -> None:
@@ -254,19 +241,6 @@ async def test_sentry_hears_of_a_failure_with_the_job_it_befell(app: TaskQ) -> N
     assert event["exception"]["values"][0]["value"] == "broken"
 
 
-async def test_a_worker_of_an_app_without_any_calls_its_tasks_directly(app: TaskQ) -> None:
-    @app.task
-    async def work() -> None: ...
-
-    async with Worker(app) as worker:
-        await (await work.enqueue()).result(timeout=SECONDS)
-        assert isinstance(worker._runner, Slots)
-        assert worker._runner.hot[5][work.name].call is work.fn
-
-
-KINDS = ["on_loop", "in_thread", "on_own_loop", "in_process"]
-
-
 @pytest.fixture
 def afar(tmp_path: Path) -> Iterator[TaskQ]:
     """Yield the app whose tasks child processes import, and afterwards as it was."""
@@ -279,33 +253,24 @@ def afar(tmp_path: Path) -> Iterator[TaskQ]:
     app.close_sync()
 
 
-async def end_of(afar: TaskQ, kind: str) -> str:
-    @afar.task(name="on_loop", timeout=0.3, retry=1)
-    async def on_loop() -> int:
-        return 1
-
-    @afar.task(name="in_thread", timeout=0.3, retry=1)
-    def in_thread() -> int:
-        return 1
-
-    @afar.task(name="on_own_loop", runs_in="thread", timeout=0.3, retry=1)
-    async def on_own_loop() -> int:
-        return 1
-
-    @afar.task(name="late", timeout=0.3, retry=1)
-    async def late() -> None:
-        await asyncio.Event().wait()
-
-    name = afar_jobs.brief.name if kind == "in_process" else kind
+async def end_of(afar: TaskQ, task: Any) -> str:
     async with afar, afar.worker(concurrency=1):
-        job = await afar.enqueue(afar.call_by_name(name).options(headers={"hangs": "yes"}))
+        job = await task.options(headers={"hangs": "yes"}).enqueue()
         with pytest.raises(JobFailed) as failed:
             await job.result(timeout=SECONDS)
-        assert await (await on_loop.enqueue()).result(timeout=SECONDS) == 1
+        assert await (await afar_jobs.BRIEF["loop"].enqueue()).result(timeout=SECONDS) == 1
     return str(failed.value)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def late(afar: TaskQ) -> Any:
+    @afar.task(name="late", timeout=0.3, retry=1)
+    async def waits() -> None:
+        await asyncio.Event().wait()
+
+    return waits
+
+
+@pytest.mark.parametrize("kind", afar_jobs.BRIEF)
 @pytest.mark.parametrize("where", ["before", "after"])
 async def test_a_middleware_that_hangs_fails_the_attempt_and_frees_its_slot(
     afar: TaskQ, kind: str, where: str
@@ -318,70 +283,66 @@ async def test_a_middleware_that_hangs_fails_the_attempt_and_frees_its_slot(
         if job.headers:
             await asyncio.Event().wait()
 
-    reason = await end_of(afar, kind)
+    reason = await end_of(afar, afar_jobs.BRIEF[kind])
     assert "TimeoutError: not done within its timeout of 0.3 s: " in reason
     assert ".slow stands still" in reason
 
 
-@pytest.mark.parametrize("kind", ["on_loop", "late"])
+@pytest.mark.parametrize("kind", ["loop", "late"])
 async def test_several_that_hang_as_they_are_left_are_cancelled_one_by_one(
     afar: TaskQ, kind: str
 ) -> None:
-    left: list[str] = []
+    """The timeout of the task itself is seen in them as its error."""
+    left: list[tuple[str, str]] = []
 
     def hanging(name: str) -> None:
         @afar.middleware
         async def hangs(job: JobContext) -> AsyncIterator[None]:
+            error = ""
             try:
                 yield
+            except TimeoutError as timeout:
+                error = str(timeout)
+                raise
             finally:
                 if job.headers:
-                    left.append(name)
+                    left.append((name, error))
                     await asyncio.Event().wait()
 
     hanging("outer")
     hanging("inner")
-    assert "not done within its timeout of 0.3 s" in await end_of(afar, kind)
-    assert left == ["inner", "outer"]
+    task = late(afar) if kind == "late" else afar_jobs.BRIEF[kind]
+    assert (said := "not done within its timeout of 0.3 s") in await end_of(afar, task)
+    assert [name for name, _ in left] == ["inner", "outer"]
+    assert left[0][1] == (said if kind == "late" else "")
 
 
-async def test_a_middleware_sees_the_timeout_of_the_task_and_may_clean_up(afar: TaskQ) -> None:
-    reasons: list[object] = []
+async def test_what_middleware_takes_is_no_more_the_tasks(app: TaskQ) -> None:
+    deadlines: dict[str, list[datetime | None]] = {}
 
-    @afar.middleware
-    async def sees(job: JobContext) -> AsyncIterator[None]:
-        try:
-            yield
-        except TimeoutError as error:
-            await asyncio.sleep(0.01)
-            reasons.append(str(error))
-            raise
+    def note() -> None:
+        job = current_job()
+        deadlines.setdefault(job.task, []).append(job.deadline)
 
-    assert "not done within its timeout of 0.3 s" in await end_of(afar, "late")
-    assert reasons == ["not done within its timeout of 0.3 s"]
+    async def note_on_loop() -> None:
+        note()
 
-
-@pytest.mark.parametrize("kind", KINDS[:3])
-async def test_what_middleware_takes_is_no_more_the_tasks(afar: TaskQ, kind: str) -> None:
-    deadlines: list[datetime | None] = []
-
-    @afar.middleware
-    async def slow(job: JobContext) -> AsyncIterator[None]:
-        deadlines.append(job.deadline)
+    @app.middleware
+    async def slow() -> AsyncIterator[None]:
+        note()
         await asyncio.sleep(1)
         yield
 
-    async def asks() -> None:
-        deadlines.append(current_job().deadline)
-
-    options: Any = {"runs_in": "thread"} if kind == "on_own_loop" else {}
-    function: Any = (
-        (lambda: deadlines.append(current_job().deadline)) if kind == "in_thread" else asks
-    )
-    task = afar.task(name="asks", timeout="1h", **options)(function)
-    async with afar, afar.worker():
-        await (await task.enqueue()).result(timeout=SECONDS)
-    first, second = deadlines
-    assert first is not None
-    assert second is not None
-    assert abs(second - first) < timedelta(seconds=0.9)  # it is computed at each question
+    tasks: list[Any] = [
+        app.task(name="loop", timeout="1h")(note_on_loop),
+        app.task(name="thread", timeout="1h")(note),
+        app.task(name="own loop", timeout="1h", runs_in="thread")(note_on_loop),
+    ]
+    async with app, app.worker(concurrency=3):
+        for job in [await task.enqueue() for task in tasks]:
+            await job.result(timeout=SECONDS)
+    for first, second in deadlines.values():
+        assert first is not None
+        assert second is not None
+        assert abs(second - first) < timedelta(seconds=0.9)  # it is computed at each question
+    assert len(deadlines) == 3

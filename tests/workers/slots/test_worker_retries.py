@@ -7,6 +7,7 @@ import logging
 import random
 import struct
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,10 +36,10 @@ from taskq.flows import inputs
 from taskq.log.format.bodies import compress
 from taskq.log.store.port import LoopPort
 from taskq.testing.sandbox import TravelClock, use_clock
-from taskq.views import FlowProgress, JobView
+from taskq.views import JobView
 from taskq_workers.slots import outcomes
 from tests.effort import within
-from tests.workers import afar_jobs, traced_jobs
+from tests.workers import afar_jobs
 from tests.workers.fakes import FakeApp
 
 HOUR_SECONDS = 3_600
@@ -152,43 +153,35 @@ async def test_a_retry_waits_at_most_delay_max_and_so_does_a_snooze(app: TaskQ) 
             assert due_seconds(view) == pytest.approx(60, abs=0.5)
 
 
+AGES: list[tuple[Any, str, str, str]] = [
+    (OSError("down"), "1h", "150m", "OSError: down [too old: enqueued 2h ago, and max_age is 3h]"),
+    (Snooze("10h"), "10h", "1d", "too old: enqueued 20h ago, and max_age is 1d"),
+]
+
+
+@pytest.mark.parametrize(("error", "delay", "age", "reason"), AGES, ids=["fails", "snoozes"])
 async def test_a_job_over_its_longest_age_is_dead_as_too_old_whatever_attempts_are_left(
-    app: TaskQ, clock: TravelClock
+    app: TaskQ, clock: TravelClock, error: Exception, delay: str, age: str, reason: str
 ) -> None:
-    @app.task(retry=retry.fixed(attempts=0, delay="1h", max_age="150m"))
+    @app.task(retry=retry.fixed(attempts=0, delay=delay, max_age=age))
     async def send() -> None:
-        raise OSError("down")
+        raise error
 
     async with app, app.worker():
         job = await send.enqueue()
         for _ in range(2):
             await until_waiting(job)
-            clock.advance("1h")
+            clock.advance(delay)
         view = await settled(job)
-    assert [attempt.outcome for attempt in view.attempts] == ["retried", "retried", "dead"]
-    first = view.reason.partition("\n")[0]
-    assert first == "OSError: down [too old: enqueued 2h ago, and max_age is 3h]"
-
-
-async def test_a_job_that_snoozes_grows_too_old_as_well(app: TaskQ, clock: TravelClock) -> None:
-    @app.task(retry=retry.fixed(max_age="1d"))
-    async def wait() -> None:
-        raise Snooze("10h")
-
-    async with app, app.worker():
-        job = await wait.enqueue()
-        for _ in range(2):
-            await until_waiting(job)
-            clock.advance("10h")
-        view = await settled(job)
-    assert view.reason == "too old: enqueued 20h ago, and max_age is 1d"
+    assert len(view.attempts) == 3
+    assert view.reason.partition("\n")[0] == reason
 
 
 async def test_a_job_that_fails_in_a_child_process_grows_too_old_as_well(tmp_path: Path) -> None:
-    app = traced_jobs.app
+    app = afar_jobs.app
     app.data_dir = tmp_path / "data"
     async with app, app.worker(concurrency=1):
-        view = await settled(await traced_jobs.fail_slowly.enqueue())
+        view = await settled(await afar_jobs.fails_slowly.enqueue())
     assert view.reason.startswith("ValueError: bad [too old: enqueued ")
 
 
@@ -221,63 +214,39 @@ async def test_a_job_that_succeeds_may_be_as_old_as_it_likes(
             assert await job.result(timeout=20) == 42
 
 
-async def test_on_dead_of_a_task_is_told_of_its_own_jobs_alone(app: TaskQ) -> None:
+async def test_on_dead_of_a_task_is_told_of_its_own_jobs_alone(
+    app: TaskQ, caplog: pytest.LogCaptureFixture
+) -> None:
     pairs: list[tuple[str, str]] = []
+    everything: list[str] = []
 
     async def later(letter: DeadLetter) -> None:
         await asyncio.sleep(0)
         pairs.append(("async", letter.job_id))
 
-    @app.task(
-        name="one",
-        aliases=["uno"],
-        retry=1,
-        on_dead=lambda item: pairs.append(("sync", item.job_id)),
-    )
-    async def one() -> None:
-        raise ValueError("one")
-
-    @app.task(name="two", retry=1, on_dead=later)
-    async def two() -> None:
-        raise ValueError("two")
-
-    @app.task(name="three", retry=1)
-    async def three() -> None:
-        raise ValueError("three")
-
-    everything: list[str] = []
-    app.on_dead(lambda letter: everything.append(letter.task))
-    async with app:
-        names = ["one", "uno", "two", "three"]
-        async with app.worker(), app.worker():
-            jobs = [await app.enqueue_by_name(name) for name in names]
-            for job in jobs:
-                await settled(job)
-    ids = [job.id for job in jobs]
-    assert sorted(pairs) == sorted([("sync", ids[0]), ("sync", ids[1]), ("async", ids[2])])
-    # An alias is written as the name that the task has now.
-    assert sorted(everything) == ["one", "one", "three", "two"]
-
-
-async def test_an_on_dead_of_a_task_that_raises_stops_nothing(
-    app: TaskQ, caplog: pytest.LogCaptureFixture
-) -> None:
-    @app.task(retry=1, on_dead=lambda _: 1 / 0)
     async def fail() -> None:
         raise ValueError("no")
 
-    with caplog.at_level(logging.ERROR, logger="taskq.worker"):
-        async with app, app.worker():
-            job = await fail.enqueue()
-            await settled(job)
-    assert f"the on_dead hook failed on job {job.id}" in caplog.text
-
-
-def test_policies_of_two_apps_do_not_meet(tmp_path: Path) -> None:
-    app, other = TaskQ(tmp_path / "one"), TaskQ(tmp_path / "other")
-    task = app.task(name="t", retry=retry.fixed(max_age="1d"))(print)
-    assert task.retry.max_age_seconds == 24 * HOUR_SECONDS
-    assert other.task(name="t")(print).retry.max_age_seconds is None
+    hooks: dict[str, Any] = {
+        "one": lambda item: pairs.append(("sync", item.job_id)),
+        "two": later,
+        "three": None,
+        "four": lambda _: 1 / 0,  # logged, and stops nothing
+    }
+    for name, hook in hooks.items():
+        app.task(name=name, aliases=[f"old {name}"], retry=1, on_dead=hook)(fail)
+    app.on_dead(lambda letter: everything.append(letter.task))
+    async with app:
+        with caplog.at_level(logging.ERROR, logger="taskq.worker"):
+            async with app.worker(), app.worker():
+                jobs = [await app.enqueue_by_name(name) for name in ["old one", *hooks]]
+                for job in jobs:
+                    await settled(job)
+    old, first, second, *_ = [job.id for job in jobs]
+    assert sorted(pairs) == sorted([("sync", old), ("sync", first), ("async", second)])
+    # An alias is written as the name that the task has now.
+    assert sorted(everything) == ["four", "one", "one", "three", "two"]
+    assert caplog.text.count("the on_dead hook failed") == 1
 
 
 @pytest.mark.parametrize("task", afar_jobs.RAISERS, ids=lambda task: task.fn.__name__)
@@ -468,6 +437,7 @@ class Parts:
     def __init__(self, app: TaskQ) -> None:
         self.app = app
         self.ran: list[str] = []
+        self.works = False
 
         @app.task
         async def one(number: int) -> int:
@@ -481,7 +451,6 @@ class Parts:
 
         @app.task
         async def total(numbers: list[int], more: int = 0) -> int:
-            self.ran.append(f"total {numbers}")
             return sum(numbers) + more
 
         @app.task
@@ -490,7 +459,9 @@ class Parts:
 
         @app.task(retry=retry.fixed(1, delay=0))
         async def fail(number: int) -> int:
-            raise ValueError(f"no {number}")
+            if not self.works:
+                raise ValueError(f"no {number}")
+            return number
 
         @app.task
         async def kinds(values: list[int | Failed]) -> list[str]:
@@ -500,20 +471,63 @@ class Parts:
         self.anything, self.fail, self.kinds = anything, fail, kinds
 
 
+def chained(parts: Parts) -> Any:
+    return chain(parts.one.call(3), parts.double.step(), parts.double.step(times=10))
+
+
+def nested(parts: Parts) -> Any:
+    """A group in a chord's members is one value, a list; a step of a group takes what came."""
+    first, double = parts.one, parts.double
+    members = [
+        group(first.call(1), first.call(2)),
+        chain(first.call(3), double.step()),
+        chain(group(first.call(4), first.call(5)), parts.total.step()),
+        first.call(6),
+    ]
+    return chord(members, parts.anything.step())
+
+
+def fanned(parts: Parts) -> Any:
+    double = parts.double
+    return chain(parts.one.call(2), group(double.step(), chain(double.step(), double.step())))
+
+
+def failed_member(parts: Parts) -> Any:
+    members = [parts.one.call(1), parts.fail.call(2)]
+    return chord(members, parts.kinds.step(), on_failure="run")
+
+
+FLOWS: dict[str, tuple[Callable[[Parts], Any], Any]] = {
+    "chain": (chained, 60),
+    "nested": (nested, [[1, 2], 6, 9, 6]),
+    "fan": (fanned, [4, 8]),
+    "a callback gets what failed": (failed_member, ["int", "Failed"]),
+    "a map of values and tuples": (lambda p: p.double.map([1, (2, 5), 3]), [2, 10, 6]),
+    "a call in a later place waits": (lambda p: chain(p.one.call(1), p.one.call(2)), 2),
+    "no member": (lambda _: group([]), []),
+    "a chord of none": (lambda p: chord([], p.anything.step()), []),
+    "a chord of one": (lambda p: chord([p.one.call(1)], p.anything.step()), [1]),
+    "a chain of one": (lambda p: chain(p.one.call(1)), 1),
+    "a call twice": (lambda p: group([p.one.call(1)] * 2), [1, 1]),
+    "none between": (lambda p: chain(p.one.call(1), group([]), p.anything.step()), []),
+}
+
+
+@pytest.mark.parametrize("name", FLOWS)
+async def test_a_flow_hands_each_result_on(parts: Parts, name: str) -> None:
+    make, wanted = FLOWS[name]
+    async with parts.app, parts.app.worker():
+        handle = await make(parts).enqueue()
+        assert await handle.result(SECONDS) == wanted
+        progress = await handle.progress()
+    assert progress.succeeded == progress.total - (name == "a callback gets what failed")
+    if name == "a call in a later place waits":
+        assert parts.ran == ["one 1", "one 2"]
+
+
 @pytest.fixture
 def parts(tmp_path: Path) -> Parts:
     return Parts(TaskQ(tmp_path / "data", durability="os"))
-
-
-async def test_a_chain_hands_each_result_on(parts: Parts) -> None:
-    async with parts.app, parts.app.worker():
-        flow = chain(parts.one.call(3), parts.double.step(), parts.double.step(times=10))
-        handle = await flow.enqueue()
-        assert await handle.result(SECONDS) == 60
-        assert parts.ran == ["one 3", "double 3", "double 6"]
-        assert await handle.progress() == FlowProgress(
-            total=3, waiting=0, running=0, succeeded=3, dead=0, cancelled=0, expired=0
-        )
 
 
 @pytest.mark.parametrize("room", [0, -1], ids=["fits", "too large"])
@@ -531,53 +545,6 @@ async def test_what_a_step_takes_in_has_a_limit_commas_and_brackets_included(
             await handle.result(SECONDS)
 
 
-async def test_a_map_takes_values_and_tuples(parts: Parts) -> None:
-    async with parts.app, parts.app.worker():
-        handle = await parts.double.map([1, (2, 5), 3]).enqueue()
-        assert await handle.result(SECONDS) == [2, 10, 6]
-
-
-async def test_flows_nest(parts: Parts) -> None:
-    """A group in a chord's members is one value, a list; a step of a group takes what came."""
-    first, double, anything = parts.one, parts.double, parts.anything
-    async with parts.app, parts.app.worker():
-        flow = chord(
-            [
-                group(first.call(1), first.call(2)),
-                chain(first.call(3), double.step()),
-                chain(group(first.call(4), first.call(5)), parts.total.step()),
-                first.call(6),
-            ],
-            anything.step(),
-        )
-        assert await (await flow.enqueue()).result(SECONDS) == [[1, 2], 6, 9, 6]
-        fan = chain(first.call(2), group(double.step(), chain(double.step(), double.step())))
-        assert await (await fan.enqueue()).result(SECONDS) == [4, 8]
-
-
-@pytest.mark.parametrize("case", range(6))
-async def test_flows_of_nothing_and_of_one(parts: Parts, case: int) -> None:
-    first, anything = parts.one, parts.anything
-    call = first.call(1)
-    flow, wanted = [
-        (group([]), []),
-        (chord([], anything.step()), []),
-        (chord([call], anything.step()), [1]),
-        (chain(call), 1),
-        (group([call, call]), [1, 1]),
-        (chain(call, group([]), anything.step()), []),
-    ][case]
-    async with parts.app, parts.app.worker():
-        assert await (await flow.enqueue()).result(SECONDS) == wanted
-
-
-async def test_a_call_in_a_later_place_waits_and_takes_nothing(parts: Parts) -> None:
-    async with parts.app, parts.app.worker():
-        handle = await chain(parts.one.call(1), parts.one.call(2)).enqueue()
-        assert await handle.result(SECONDS) == 2
-        assert parts.ran == ["one 1", "one 2"]
-
-
 async def test_what_waits_for_a_job_that_died_is_cancelled(parts: Parts) -> None:
     async with parts.app, parts.app.worker():
         flow = chain(parts.fail.call(1), parts.double.step(), parts.double.step())
@@ -591,40 +558,16 @@ async def test_what_waits_for_a_job_that_died_is_cancelled(parts: Parts) -> None
         assert (progress.dead, progress.cancelled, progress.expired) == (1, 2, 0)
 
 
-async def test_a_callback_that_is_to_run_gets_what_failed(parts: Parts) -> None:
-    async with parts.app, parts.app.worker():
-        flow = chord([parts.one.call(1), parts.fail.call(2)], parts.kinds.step(), on_failure="run")
-        assert await (await flow.enqueue()).result(SECONDS) == ["int", "Failed"]
-
-
 async def test_a_flow_that_waits_goes_on_with_the_dead_letter(parts: Parts) -> None:
-    app, works = parts.app, False
-
-    @app.task(retry=retry.fixed(1, delay=0))
-    async def moody(number: int) -> int:
-        if not works:
-            raise ValueError("not now")
-        return number
-
-    async with app, app.worker():
-        flow = chord([parts.one.call(1), moody.call(2)], parts.total.step(), on_failure="wait")
-        handle = await flow.enqueue()
+    async with parts.app, parts.app.worker():
+        members = [parts.one.call(1), parts.fail.call(2)]
+        handle = await chord(members, parts.total.step(), on_failure="wait").enqueue()
         with pytest.raises(JobFailed):
             await handle.jobs[2].result(SECONDS)
         assert (await handle.progress()).waiting == 1
-        works = True
+        parts.works = True
         await handle.jobs[2].requeue()
         assert await handle.result(SECONDS) == 3
-
-
-async def test_a_flow_is_cancelled_as_a_whole(parts: Parts) -> None:
-    async with parts.app:
-        flow = chord([parts.one.call(n) for n in range(5)], parts.total.step())
-        handle = await flow.enqueue()
-        assert await handle.cancel() == 6
-        assert (await handle.progress()).cancelled == 6
-        with pytest.raises(JobCancelled):
-            await handle.result(SECONDS)
 
 
 async def test_a_flow_joins_the_success_of_the_task_that_asks_for_it(parts: Parts) -> None:
@@ -643,11 +586,15 @@ async def test_a_flow_joins_the_success_of_the_task_that_asks_for_it(parts: Part
         assert await handle.result(SECONDS) == 3
 
 
-async def test_why_names_what_a_job_waits_for(parts: Parts) -> None:
+async def test_a_flow_is_cancelled_as_a_whole_and_why_names_its_inputs(parts: Parts) -> None:
     async with parts.app:
-        flow = chord([parts.one.call(n) for n in range(7)], parts.total.step())
+        flow = chord([parts.one.call(n) for n in range(5)], parts.total.step())
         handle = await flow.enqueue()
         reason = await parts.app.why(handle.id)
         assert reason.code == "inputs"
         first = handle.jobs[1].id
-        assert reason.text.startswith(f"it waits for 7 of 7 inputs: {first} (ready), ")
+        assert reason.text.startswith(f"it waits for 5 of 5 inputs: {first} (ready), ")
+        assert await handle.cancel() == 6
+        assert (await handle.progress()).cancelled == 6
+        with pytest.raises(JobCancelled):
+            await handle.result(SECONDS)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import gc
 import itertools
+import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from anyio.lowlevel import checkpoint
 
-from taskq import Discard, Retry, Snooze, current_job, retry
+from taskq import Discard, Retry, Snooze, TaskQ, current_job, retry
 from taskq.core.errors import StaleDelivery
 from taskq.core.records import Cause, Kind
 from taskq.log.requests import Settlement
@@ -28,14 +31,11 @@ from taskq_workers.slots.feed import (
     ClaimPace,
     Pause,
 )
+from tests.effort import grows, some, within
 from tests.workers.fakes import FakeApp
+from tests.workers.slots.resting import Schedule, make_deterministic, run_seeds
 
 leaked: contextvars.ContextVar[str] = contextvars.ContextVar("leaked", default="clean")
-
-
-def body(settled: Settlement) -> bytes:
-    assert settled.body is not None
-    return settled.body
 
 
 @dataclass
@@ -43,51 +43,121 @@ class Parcel:
     n: int
 
 
-async def settle_one(fake: FakeApp, task: Any, *args: Any, attempt: int = 1) -> Any:
-    fake.put(task, *args, attempt=attempt)
-    async with Worker(fake):
-        return (await fake.fake.settlements(1))[0]
+class Broken(retry.RetryPolicy):
+    def decide(self, *_: object) -> retry.Decision:
+        raise ZeroDivisionError("policy")
 
 
-async def test_no_more_run_than_there_are_slots(fake: FakeApp) -> None:
-    running = most = 0
+def raises(error: BaseException) -> Callable[[], Any]:
+    async def fail() -> None:
+        raise error
 
-    @fake.task
-    async def step() -> None:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
+    return fail
+
+
+def returns(value: Any) -> Callable[[], Any]:
+    return lambda: value
+
+
+def forgot() -> Any:
+    return checkpoint()
+
+
+async def cancel(*, waits: bool) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    if waits:
         await checkpoint()
-        running -= 1
 
-    for _ in range(50):
-        fake.put(step)
-    async with Worker(fake, concurrency=3):
-        await fake.fake.settlements(50)
-    assert most == 3
+
+async def hang() -> None:
+    await asyncio.Event().wait()
+
+
+SECOND = 10**9
+#: A function, its options and attempt; kind, cause and delay of the outcome, and its body's begin.
+ENDS: dict[str, tuple[Callable[..., Any], dict[str, Any], int, tuple[Any, ...]]] = {
+    "fails": (raises(ValueError("no")), {}, 2, (Kind.RETRIED, Cause.CALLER, 7, "ValueError: no\n")),
+    "spent": (raises(ValueError("no")), {}, 3, (Kind.DEAD, Cause.EXHAUSTED, 0, "ValueError: no")),
+    "retry": (raises(Retry(delay=2)), {}, 1, (Kind.RETRIED, Cause.CALLER, 2, "Retry")),
+    "too late": (raises(Retry(delay=2)), {}, 3, (Kind.DEAD, Cause.EXHAUSTED, 0, "Retry")),
+    "snooze": (raises(Snooze(3)), {}, 1, (Kind.RELEASED, Cause.SNOOZE, 3, "")),
+    "discard": (raises(Discard("x")), {}, 1, (Kind.DEAD, Cause.REJECTED, 0, "Discard: x")),
+    "policy": (
+        *(raises(ValueError()), {"retry": Broken()}, 1),
+        (Kind.DEAD, Cause.REJECTED, 0, "ZeroDivisionError: policy"),
+    ),
+    "timeout": (
+        *(hang, {"timeout": 0.001}, 1),
+        (Kind.RETRIED, Cause.CALLER, 7, "TimeoutError: not done within its timeout of 0.001 s"),
+    ),
+    "its own": (
+        *(raises(TimeoutError("mine")), {"timeout": 60}, 1),
+        (Kind.RETRIED, Cause.CALLER, 7, "TimeoutError: mine"),
+    ),
+    "cancels itself": (
+        *(functools.partial(cancel, waits=True), {}, 1),
+        (Kind.RETRIED, Cause.CALLER, 7, "CancelledError"),
+    ),
+    "cancels itself and ends": (
+        *(functools.partial(cancel, waits=False), {}, 1),
+        (Kind.SUCCEEDED, Cause.CALLER, 0, ""),
+    ),
+    "no JSON": (returns(object()), {}, 1, (Kind.DEAD, Cause.REJECTED, 0, "")),
+    "too large": (returns("x" * 17_000_000), {}, 1, (Kind.DEAD, Cause.REJECTED, 0, "")),
+    "no await": (
+        *(forgot, {"store_result": False}, 1),
+        (Kind.DEAD, Cause.REJECTED, 0, ""),
+    ),
+}
+#: What a body says besides.
+WORDS = {"no JSON": "object", "too large": "17000002 bytes", "no await": "async def"}
+
+
+@pytest.mark.parametrize("name", ENDS)
+async def test_an_attempt_has_the_outcome_of_its_end(fake: FakeApp, name: str) -> None:
+    function, options, attempt, (*outcome, begins) = ENDS[name]
+    task = fake.task(name="act", **{"retry": retry.fixed(3, delay=7)} | options)(function)
+    fake.put(task, attempt=attempt)
+    async with Worker(fake):
+        (settled,) = await fake.fake.settlements(1)
+    assert [settled.kind, settled.cause, settled.delay_ns / SECOND] == outcome
+    text = (settled.body or b"").decode()
+    assert text.startswith(begins)
+    assert WORDS.get(name, "") in text
 
 
 @pytest.mark.parametrize("turn_seconds", [slots.TURN_SECONDS, 0])
-async def test_jobs_that_never_suspend_run_in_one_task_and_no_other(
+async def test_jobs_that_never_suspend_run_in_one_task_which_lets_the_loop_turn(
     fake: FakeApp, monkeypatch: pytest.MonkeyPatch, turn_seconds: float
 ) -> None:
     monkeypatch.setattr(slots, "TURN_SECONDS", turn_seconds)
     tasks: set[asyncio.Task[Any] | None] = set()
     ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     ready.set_result(None)
+    turns, seen = 0, []
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        asyncio.get_running_loop().call_soon(turn)
 
     @fake.task
     async def note() -> None:
         tasks.add(asyncio.current_task())
+        seen.append(turns)
         async with asyncio.timeout(1):
             await ready
 
     for _ in range(8):
         fake.put(note)
+    turn()
     async with Worker(fake, concurrency=8):
         await fake.fake.settlements(8)
     assert len(tasks) == 1
     assert None not in tasks
+    assert turn_seconds or seen[-1] > seen[0]
 
 
 async def test_jobs_that_suspend_all_run_after_a_few_turns_of_the_loop(fake: FakeApp) -> None:
@@ -109,31 +179,6 @@ async def test_jobs_that_suspend_all_run_after_a_few_turns_of_the_loop(fake: Fak
         assert begun == 100
         gate.set()
         await fake.fake.settlements(100)
-
-
-async def test_jobs_that_never_suspend_let_the_loop_turn_when_they_took_long(
-    fake: FakeApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slots, "TURN_SECONDS", 0)
-    turns = 0
-    seen = []
-
-    def turn() -> None:
-        nonlocal turns
-        turns += 1
-        asyncio.get_running_loop().call_soon(turn)
-
-    @fake.task
-    async def busy() -> None:
-        seen.append(turns)
-
-    for _ in range(8):
-        fake.put(busy)
-    turn()
-    async with Worker(fake, concurrency=8):
-        await fake.fake.settlements(8)
-    assert seen == sorted(seen)
-    assert seen[-1] > seen[0]
 
 
 async def test_an_idle_worker_keeps_nothing_of_the_jobs_it_ran(fake: FakeApp) -> None:
@@ -168,23 +213,6 @@ async def test_fast_jobs_are_claimed_in_growing_batches(fake: FakeApp) -> None:
     assert counts[0] == 4
     assert max(counts) == BATCH_MAX
     assert all(later <= 2 * earlier for earlier, later in itertools.pairwise(counts))
-
-
-async def test_slow_jobs_are_claimed_for_free_slots_alone(fake: FakeApp) -> None:
-    release = asyncio.Event()
-
-    @fake.task
-    async def hold() -> None:
-        fake.fake.poke()
-        await release.wait()
-
-    for _ in range(10):
-        fake.put(hold)
-    async with Worker(fake, concurrency=4) as worker:
-        await fake.fake.until(lambda: worker.running == 4)
-        assert len(fake.fake.ready) == 6
-        release.set()
-        await fake.fake.settlements(10)
 
 
 async def test_what_no_slot_takes_in_time_is_given_back_unburnt(fake: FakeApp) -> None:
@@ -264,174 +292,32 @@ async def test_current_job_is_each_job_s_own_also_in_tasks_that_it_starts(fake: 
     assert seen == {n: (job_id, job_id) for n, job_id in ids.items()}
 
 
-@pytest.mark.parametrize("wait", [True, False])
-async def test_a_job_that_cancels_itself_failed_and_harms_no_other(
-    fake: FakeApp, wait: bool
-) -> None:
-    @fake.task(retry=retry.fixed(3, 1))
-    async def cancel(wait: bool) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
-        if wait:
-            await checkpoint()
-
-    @fake.task
-    async def fine() -> None:
-        await checkpoint()
-
-    fake.put(cancel, wait)
-    fake.put(fine)
-    async with Worker(fake, concurrency=1):
-        first, second = await fake.fake.settlements(2)
-    assert first.kind is (Kind.RETRIED if wait else Kind.SUCCEEDED)
-    assert not wait or body(first).startswith(b"CancelledError")
-    assert second.kind is Kind.SUCCEEDED
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration])
 @pytest.mark.parametrize("in_thread", [True, False])
-async def test_whatever_a_task_raises_is_its_own_failure(
-    fake: FakeApp, error: type[BaseException], in_thread: bool
-) -> None:
-    if in_thread:
-
-        @fake.task(name="bad", retry=retry.fixed(2, 1))
-        def bad() -> None:
-            raise error("out")
-
-    else:
-
-        @fake.task(name="bad", retry=retry.fixed(2, 1))
-        async def bad() -> None:
-            raise error("out")
-
-    @fake.task
-    async def fine() -> None:
-        pass
-
-    fake.put(bad)
-    async with Worker(fake, concurrency=1):
-        (settled,) = await fake.fake.settlements(1)
-        fake.put(fine)
-        assert (await fake.fake.settlements(2))[1].kind is Kind.SUCCEEDED
-    assert settled.kind in {Kind.RETRIED, Kind.DEAD}
-    assert b"out" in body(settled)
-
-
-async def test_the_policy_decides_on_delay_and_end(fake: FakeApp) -> None:
-    @fake.task(retry=retry.fixed(3, delay=7))
-    async def fail() -> None:
-        raise ValueError("no")
-
-    async with Worker(fake):
-        fake.put(fail, attempt=2)
-        fake.put(fail, attempt=3)
-        again, dead = await fake.fake.settlements(2)
-    assert (again.kind, again.delay_ns) == (Kind.RETRIED, 7_000_000_000)
-    assert (dead.kind, dead.cause) == (Kind.DEAD, Cause.EXHAUSTED)
-    first, *rest = body(dead).decode().splitlines()
-    assert first == "ValueError: no"
-    assert "test_worker_slots.py" in rest[0]
-
-
-async def test_retry_snooze_and_discard_are_granted(fake: FakeApp) -> None:
-    @fake.task(retry=retry.fixed(3, delay=7))
-    async def ask(what: str) -> None:
-        wishes = {"retry": Retry(delay=2), "snooze": Snooze(3), "discard": Discard("not wanted")}
-        raise wishes[what]
-
-    retried = await settle_one(fake, ask, "retry")
-    assert (retried.kind, retried.delay_ns) == (Kind.RETRIED, 2_000_000_000)
-    fake.fake.settled.clear()
-    snoozed = await settle_one(fake, ask, "snooze")
-    assert (snoozed.kind, snoozed.cause, snoozed.delay_ns) == (
-        Kind.RELEASED,
-        Cause.SNOOZE,
-        3_000_000_000,
-    )
-    fake.fake.settled.clear()
-    discarded = await settle_one(fake, ask, "discard")
-    assert (discarded.kind, discarded.cause) == (Kind.DEAD, Cause.REJECTED)
-    assert discarded.body == b"Discard: not wanted"
-    fake.fake.settled.clear()
-    spent = await settle_one(fake, ask, "retry", attempt=3)
-    assert (spent.kind, spent.cause) == (Kind.DEAD, Cause.EXHAUSTED)
-
-
-async def test_arguments_that_no_longer_validate_are_never_retried(fake: FakeApp) -> None:
-    @fake.task(retry=retry.fixed(9, 0))
-    async def typed(n: int) -> None:
-        pass
-
-    fake.fake.put(typed.spec, b'{"n": "many"}')
-    async with Worker(fake):
-        (settled,) = await fake.fake.settlements(1)
-    assert (settled.kind, settled.cause) == (Kind.DEAD, Cause.REJECTED)
-    assert b"n" in body(settled)
-    assert body(settled).startswith(b"InvalidCall")
-
-
-@pytest.mark.parametrize("in_thread", [True, False])
-async def test_a_type_error_of_the_call_is_never_retried_but_one_within_is(
+async def test_a_call_that_does_not_fit_is_never_retried_but_a_type_error_within_is(
     fake: FakeApp, in_thread: bool
 ) -> None:
-    if in_thread:
+    def add(a: int, b: int = 0) -> int:
+        return a + None if b else 0  # type: ignore[operator]
 
-        @fake.task(name="add", retry=retry.fixed(9, 0))
-        def add(a: int, b: int = 0) -> int:
-            return a + None if b else 0  # type: ignore[operator]
+    async def add_on_loop(a: int, b: int = 0) -> int:
+        return add(a, b)
 
-    else:
-
-        @fake.task(name="add", retry=retry.fixed(9, 0))
-        async def add(a: int, b: int = 0) -> int:
-            return a + None if b else 0  # type: ignore[operator]
-
-    within = await settle_one(fake, add, 1, 1)
-    assert within.kind is Kind.RETRIED
-    fake.fake.settled.clear()
+    function: Any = add if in_thread else add_on_loop
+    task = fake.task(name="add", retry=retry.fixed(9, 0))(function)
+    async with Worker(fake):
+        fake.put(task, 1, 1)
+        await fake.fake.settlements(1)
+        fake.fake.put(task.spec, b'{"a": "many"}')
+        await fake.fake.settlements(2)
     # As after a deployment whose decorator hides another signature.
-    add.decode = lambda _: ((), {"a": 1, "c": 2})
-    refused = await settle_one(fake, add, 1)
-    assert (refused.kind, refused.cause) == (Kind.DEAD, Cause.REJECTED)
-    assert b"unexpected keyword argument" in body(refused)
-
-
-async def test_a_result_that_cannot_be_kept_ends_the_job_with_a_reason(fake: FakeApp) -> None:
-    @fake.task
-    async def opaque() -> Any:
-        return object()
-
-    @fake.task
-    async def large() -> str:
-        return "x" * 17_000_000
-
-    @fake.task
-    def forgot() -> Any:
-        return checkpoint()
-
-    for task, words in ((opaque, b"object"), (large, b"17000002 bytes"), (forgot, b"async def")):
-        fake.fake.settled.clear()
-        settled = await settle_one(fake, task)
+    task.decode = lambda _: ((), {"a": 1, "c": 2})
+    fake.put(task, 1)
+    async with Worker(fake):
+        within, invalid, refused = await fake.fake.settlements(3)
+    assert within.kind is Kind.RETRIED
+    for settled, words in ((invalid, b"InvalidCall"), (refused, b"unexpected keyword argument")):
         assert (settled.kind, settled.cause) == (Kind.DEAD, Cause.REJECTED)
-        assert words in body(settled)
-
-
-async def test_a_timeout_is_a_failure_that_names_the_limit(fake: FakeApp) -> None:
-    @fake.task(timeout=0.001)
-    async def hang() -> None:
-        await asyncio.Event().wait()
-
-    @fake.task(timeout=60)
-    async def own() -> None:
-        raise TimeoutError("of mine")
-
-    settled = await settle_one(fake, hang)
-    assert settled.kind is Kind.RETRIED
-    assert body(settled).startswith(b"TimeoutError: not done within its timeout of 0.001 s")
-    fake.fake.settled.clear()
-    assert (await settle_one(fake, own)).body.startswith(b"TimeoutError: of mine")
+        assert words in (settled.body or b"")
 
 
 async def test_hooks_hear_of_each_job_and_a_raising_one_stops_nothing(fake: FakeApp) -> None:
@@ -454,44 +340,6 @@ async def test_hooks_hear_of_each_job_and_a_raising_one_stops_nothing(fake: Fake
     assert (events[1].attempt, events[1].attempts_max, events[1].delay_seconds) == (1, 3, 1.0)
     assert events[1].reason.startswith("ValueError: one")
     assert events[0].seconds >= 0
-
-
-async def test_a_policy_that_raises_ends_its_job_and_not_the_worker(fake: FakeApp) -> None:
-    @fake.task
-    async def fail() -> None:
-        raise ValueError("no")
-
-    class Broken(retry.RetryPolicy):
-        def decide(self, *_: object) -> retry.Decision:
-            raise ZeroDivisionError("policy")
-
-    fail.retry = Broken()
-    fake.put(fail)
-    fake.put(fail)
-    async with Worker(fake, concurrency=1):
-        first, second = await fake.fake.settlements(2)
-    for record in (first, second):
-        assert (record.kind, record.cause) == (Kind.DEAD, Cause.REJECTED)
-        assert body(record).startswith(b"ZeroDivisionError: policy")
-
-
-async def test_what_runs_is_told_with_how_long_it_runs(fake: FakeApp) -> None:
-    go = asyncio.Event()
-
-    @fake.task
-    async def wait() -> None:
-        await go.wait()
-
-    delivery = fake.put(wait)
-    async with Worker(fake) as worker:
-        await fake.fake.until(lambda: worker.running == 1)
-        ((held, seconds),) = worker.held
-        assert held == delivery
-        assert seconds is not None
-        assert seconds >= 0
-        go.set()
-        await fake.fake.settlements(1)
-        assert worker.held == []
 
 
 async def test_an_end_that_the_log_did_not_keep_is_told_with_the_reason(
@@ -526,29 +374,10 @@ def grown(concurrency: int, batches: int) -> ClaimPace:
     return pace
 
 
-def test_a_new_pace_claims_for_its_slots_and_not_ahead() -> None:
-    pace = ClaimPace(8)
-    assert (pace.size, pace.ahead) == (8, False)
-
-
-def test_each_full_batch_that_is_done_soon_doubles_the_next_up_to_the_limit() -> None:
-    assert [grown(8, n).size for n in (1, 2, 3)] == [16, 32, 64]
-    assert grown(8, 20).size == BATCH_MAX
-    assert grown(8, 1).ahead
-
-
-def test_many_slots_may_still_be_fed_ahead() -> None:
+def test_full_batches_that_are_done_soon_double_and_slow_ones_halve() -> None:
+    assert [grown(8, n).size for n in (0, 1, 2, 3, 20)] == [8, 16, 32, 64, BATCH_MAX]
+    assert [grown(8, n).ahead for n in (0, 1)] == [False, True]
     assert grown(1_000, 5).size == 2_000
-
-
-def test_a_batch_that_was_not_full_says_nothing_of_what_a_larger_one_would_take() -> None:
-    pace = ClaimPace(8)
-    pace.claimed(waiting=3, full=False, now=0.0)
-    pace.finished(3, now=0.001)
-    assert pace.size == 8
-
-
-def test_a_slow_batch_halves_the_next_down_to_the_slots() -> None:
     pace = grown(8, 3)
     sizes = []
     for _ in range(4):
@@ -556,7 +385,17 @@ def test_a_slow_batch_halves_the_next_down_to_the_slots() -> None:
         pace.finished(pace.size, now=BATCH_SECONDS_LONG * 2)
         sizes.append(pace.size)
     assert sizes == [32, 16, 8, 8]
-    assert not pace.ahead
+    pace.claimed(waiting=3, full=False, now=0.0)  # nothing is known of what more would take
+    pace.finished(3, now=0.001)
+    assert (pace.size, pace.ahead) == (8, False)
+
+
+def test_a_cut_returns_to_the_slots_at_once_and_forgets_the_batch_under_way() -> None:
+    pace = grown(8, 5)
+    pace.claimed(waiting=256, full=True, now=0.0)
+    pace.cut()
+    pace.finished(256, now=0.001)
+    assert (pace.size, pace.ahead) == (8, False)
 
 
 def test_one_slow_job_does_not_make_the_fast_ones_beside_it_look_slow() -> None:
@@ -567,14 +406,6 @@ def test_one_slow_job_does_not_make_the_fast_ones_beside_it_look_slow() -> None:
     pace.claimed(waiting=7, full=True, now=0.002)
     pace.finished(7, now=0.003)
     assert pace.size == 16
-
-
-def test_a_cut_returns_to_the_slots_at_once_and_forgets_the_batch_under_way() -> None:
-    pace = grown(8, 5)
-    pace.claimed(waiting=256, full=True, now=0.0)
-    pace.cut()
-    pace.finished(256, now=0.001)
-    assert (pace.size, pace.ahead) == (8, False)
 
 
 def test_each_pause_is_twice_the_last_up_to_a_limit_and_a_good_while_forgets_them() -> None:
@@ -589,3 +420,55 @@ def test_each_pause_is_twice_the_last_up_to_a_limit_and_a_good_while_forgets_the
     assert pause.next() == PAUSE_SECONDS_MAX, "as long as the longest and its try may take"
     now[0] += 2 * PAUSE_SECONDS_MAX + 0.01
     assert [pause.next(), pause.next()] == [PAUSE_SECONDS_FIRST, 2 * PAUSE_SECONDS_FIRST]
+
+
+SECONDS = 30
+
+
+@grows
+@pytest.mark.parametrize("start", range(0, some(150, 12_000), 50))
+def test_at_rest_a_ready_job_and_a_free_slot_never_coexist(
+    start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_deterministic(monkeypatch)
+    run_seeds(Schedule, range(start, start + 50), monkeypatch)
+
+
+@pytest.mark.parametrize("runs_in", ["loop", "thread"])
+async def test_on_a_real_log_a_late_job_runs_beside_others_that_take_long(
+    app: TaskQ, runs_in: str
+) -> None:
+    hold = threading.Event()
+    loop = asyncio.get_running_loop()
+    begun: asyncio.Queue[int] = asyncio.Queue()
+
+    def in_thread(number: int) -> None:
+        loop.call_soon_threadsafe(begun.put_nowait, number)
+        assert hold.wait(SECONDS)
+
+    async def on_loop(number: int) -> None:
+        await asyncio.to_thread(in_thread, number)
+
+    function: Any = on_loop if runs_in == "loop" else in_thread
+    work = app.task(name="work")(function)
+    async with within(), app.worker(concurrency=4):
+        await work.enqueue_many([(number,) for number in range(2)])
+        try:
+            assert {await begun.get(), await begun.get()} == {0, 1}
+            for number in (2, 3):
+                await work.enqueue(number)
+                assert await begun.get() == number
+        finally:
+            hold.set()
+
+
+async def test_a_worker_ends_by_itself_after_so_many_attempts(fake: FakeApp) -> None:
+    @fake.task
+    async def work() -> None: ...
+
+    for _ in range(5):
+        fake.put(work)
+    async with within():
+        await Worker(fake, max_jobs=3).run()
+    assert [settlement.kind for settlement in fake.fake.settled] == [Kind.SUCCEEDED] * 3
+    assert len(fake.fake.ready) == 2
