@@ -112,7 +112,30 @@ async def _result(app: TaskQ, effects: list[str]) -> None:
     pass
 
 
-OPERATIONS = [_step, _step_in_thread, _sleep, _event, _call, _progress, _child, _result, _enqueue]
+async def _in_group(app: TaskQ, effects: list[str]) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_enqueue(app, effects))
+
+
+async def _beside_an_error(app: TaskQ, effects: list[str]) -> None:
+    """An error of its own beside it costs no attempt either."""
+    try:
+        await _enqueue(app, effects)
+    except AppendFailed as error:
+        raise ExceptionGroup("both", [ValueError("card"), error]) from None
+
+
+async def _as_a_cause(app: TaskQ, effects: list[str]) -> None:
+    try:
+        await _enqueue(app, effects)
+    except AppendFailed as error:
+        raise RuntimeError("cannot charge") from error
+
+
+OPERATIONS = [
+    *(_step, _step_in_thread, _sleep, _event, _call, _progress, _child, _result, _enqueue),
+    *(_in_group, _beside_an_error, _as_a_cause),
+]
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -208,10 +231,6 @@ async def test_a_log_that_failed_ends_the_run_before_the_effect(
         assert not view.reason
 
 
-async def _alone(act: Callable[[], Any]) -> None:
-    await act()
-
-
 async def _in_group(act: Callable[[], Any]) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(act())
@@ -229,41 +248,6 @@ async def _as_a_cause(act: Callable[[], Any]) -> None:
         await act()
     except AppendFailed as error:
         raise RuntimeError("cannot charge") from error
-
-
-@pytest.mark.parametrize("wrap", [_alone, _in_group, _beside_an_error, _as_a_cause])
-async def test_an_error_of_the_log_burns_no_attempt_in_groups_and_as_a_cause(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    wrap: Callable[[Callable[[], Any]], Any],
-) -> None:
-    """Here the task enqueues; an error of its own beside it costs no attempt either."""
-    monkeypatch.setattr(outcomes, "AGAIN_SECONDS", 0)
-    app, refusals = TaskQ(tmp_path / "log", durability="os"), Refusals()
-    armed: list[int] = []
-
-    @app.task(name="child")
-    async def child() -> int:
-        return 7
-
-    @app.task(name="order", retry=1)
-    async def order() -> str:
-        if not armed:
-            armed.append(1)
-            refusals.arm()
-
-        async def act() -> None:
-            await child.enqueue()
-
-        await wrap(act)
-        return "done"
-
-    _full_append(monkeypatch, refusals)
-    async with app:
-        job = await order.enqueue()
-        async with app.worker(concurrency=2):
-            assert await job.result(20) == "done"
-        assert (await job.view()).attempt == 1
 
 
 class Shop:
@@ -335,14 +319,17 @@ async def test_a_job_that_fails_for_good_undoes_what_it_did(
     assert "undone: unpack#1\nundone: refund#1" in reason
 
 
-async def test_a_job_that_waits_and_is_cancelled_undoes_what_it_did(
+async def test_a_job_that_waits_and_is_cancelled_undoes_what_it_did_with_tries(
     shop: Shop, box: Sandbox
 ) -> None:
     job = await shop.order.enqueue("wait")
     await box.drain()
     assert await job.cancel()
     assert await job.status() is State.READY
+    shop.fails = 1
     await box.drain()
+    assert "the next try of step 'unpack'" in (await job.why()).text
+    await box.drain(with_scheduled=True)
     assert shop.done == [*BEFORE, "unpack", "uncharge"]
     assert (await ended(job))[0] is State.CANCELLED
 
@@ -357,21 +344,6 @@ async def test_a_block_that_is_over_is_not_undone(shop: Shop, box: Sandbox) -> N
     await box.signal(fine, "address", "Kyoto")
     await box.drain()
     assert await fine.result(5) == "shipped"
-
-
-async def test_a_step_that_undoes_has_tries_and_waits_without_a_slot(
-    shop: Shop, box: Sandbox
-) -> None:
-    job = await shop.order.enqueue("wait")
-    await box.drain()
-    await job.cancel()
-    shop.done.clear()
-    shop.fails = 1
-    await box.drain()
-    assert "the next try of step 'unpack'" in (await job.why()).text
-    await box.drain(with_scheduled=True)
-    assert shop.done == ["unpack", "uncharge"]
-    assert (await ended(job))[0] is State.CANCELLED
 
 
 async def test_a_step_that_cannot_undo_is_named_and_the_others_go_on(
@@ -411,17 +383,4 @@ async def test_a_job_that_runs_and_is_cancelled_undoes_what_it_did(tmp_path: Pat
         assert await job.cancel()
         with pytest.raises(Exception, match="cancelled"):
             await job.result(20)
-    assert shop.done == ["charge", "uncharge"]
-
-
-async def test_tasks_in_threads_undo_too(shop: Shop, box: Sandbox) -> None:
-    @shop.app.task(retry=1)
-    def order() -> None:
-        with durable.undo_sync("refund", shop.undo, "charge"):
-            durable.step_sync("charge", shop.do, "charge")
-            durable.sleep_sync("1h")
-            raise OSError("no truck")
-
-    await order.enqueue()
-    await box.drain(with_scheduled=True, raises=False)
     assert shop.done == ["charge", "uncharge"]

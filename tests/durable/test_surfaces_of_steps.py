@@ -45,19 +45,18 @@ async def waiting(app: TaskQ) -> JobHandle[Any]:
         return value
 
     job = await order.enqueue()
-    async with app.worker(burst=True) as worker:
-        await worker.stopped.wait()
+    await until_idle(app)
     return job
 
 
-async def run(app: TaskQ, *words: str) -> str:
+async def run(app: TaskQ, *words: str, code: int = 0) -> str:
     command = [*words, "-d", str(app.data_dir)]
-    done = await asyncio.to_thread(CliRunner().invoke, main, command, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
+    done = await asyncio.to_thread(CliRunner().invoke, main, command)
+    assert done.exit_code == code, done.output
     return done.output
 
 
-async def test_show_has_the_finished_steps(app: TaskQ) -> None:
+async def test_a_waiting_job_shows_its_steps_and_what_it_waits_for(app: TaskQ) -> None:
     job = await waiting(app)
     (step,) = json.loads(await run(app, "show", job.id, "--json"))["steps"]
     assert (step["step"], step["form"], step["value"]) == ("charge#1", "step", '"receipt of a"')
@@ -65,7 +64,16 @@ async def test_show_has_the_finished_steps(app: TaskQ) -> None:
     shown = await run(app, "show", job.id)
     assert "charge#1" in shown
     assert "receipt of a" in shown
+    reason = await job.why()
+    assert reason.code is Why.WAITS
+    assert "it waits within its run for signal 'paid', until" in reason.text
+    assert f"taskq signal {job.id} paid JSON" in reason.text
+    with pytest.raises(UsageError, match="signal 'paid': the value cannot be written as JSON"):
+        await app.signal(job, "paid", object())
     await app.close()
+    health = await run(app, "health", code=1)
+    assert "No worker runs: 1 job waits for signal 'paid'" in health
+    assert "'five' is no JSON" in await run(app, "signal", job.id, "paid", "five", code=2)
 
 
 async def test_many_steps_are_shown_by_the_page(app: TaskQ) -> None:
@@ -74,10 +82,9 @@ async def test_many_steps_are_shown_by_the_page(app: TaskQ) -> None:
         for _ in range(130):
             await durable.step("page", int)
 
-    job = await long.enqueue()
-    async with app.worker(burst=True) as worker:
-        await worker.stopped.wait()
-    await app.close()
+    async with app:
+        job = await long.enqueue()
+        await until_idle(app)
     shown = await run(app, "show", job.id)
     assert "page#130" in shown
     assert "page#30 " not in shown
@@ -89,22 +96,12 @@ async def test_many_steps_are_shown_by_the_page(app: TaskQ) -> None:
     assert len(json.loads(await run(app, "show", job.id, "--json", "-n", "7"))["steps"]) == 7
 
 
-async def test_why_says_what_it_waits_for_and_how_to_signal_it(app: TaskQ) -> None:
-    job = await waiting(app)
-    reason = await job.why()
-    assert reason.code is Why.WAITS
-    assert "it waits within its run for signal 'paid', until" in reason.text
-    assert f"taskq signal {job.id} paid JSON" in reason.text
-    await app.close()
-
-
-async def test_the_timeline_names_steps_waits_and_signals(app: TaskQ) -> None:
+async def test_the_timeline_and_streams_name_steps_waits_and_signals(app: TaskQ) -> None:
     job = await waiting(app)
     await app.close()  # the command is another process
-    assert (
-        await run(app, "signal", job.id, "paid", "5", "--once", "evt") == f"{job.id}: signalled\n"
-    )
-    assert "had that already" in await run(app, "signal", job.id, "paid", "5", "--once", "evt")
+    words = ("signal", job.id, "paid", "5", "--once", "evt")
+    assert await run(app, *words) == f"{job.id}: signalled\n"
+    assert "had that already" in await run(app, *words)
     events = json.loads(await run(app, "timeline", job.id, "--json"))
     seen = [(event["kind"], event["cause"], event["reason"]) for event in events]
     acts = [seen.pop(at) for at, each in [*enumerate(seen)][::-1] if each[0] == "acted"]
@@ -118,28 +115,11 @@ async def test_the_timeline_names_steps_waits_and_signals(app: TaskQ) -> None:
         ("signalled", None, "paid"),
         ("released", "inputs", None),
     ]
-    await app.open()
-    async with app.worker(burst=True) as worker:
-        await worker.stopped.wait()
-    assert await job.result(5) == 5
-    await app.close()
-
-
-async def test_a_stream_has_what_is_stepped_and_signalled(app: TaskQ) -> None:
-    job = await waiting(app)
-    await app.signal(job, "paid", 5)
     kinds = [json.loads(line)["kind"] for line in (await run(app, "tail", "--json")).splitlines()]
     assert [kind for kind in kinds if kind in {"stepped", "signalled"}] == ["stepped", "signalled"]
-    await app.close()
-
-
-async def test_a_value_that_is_no_json_is_refused_by_the_command(app: TaskQ) -> None:
-    job = await waiting(app)
-    words = ["signal", job.id, "paid", "five", "-d", str(app.data_dir)]
-    done = CliRunner().invoke(main, words)
-    assert done.exit_code == 2
-    assert "'five' is no JSON" in done.output
-    await app.close()
+    async with app:
+        await until_idle(app)
+        assert await job.result(5) == 5
 
 
 async def test_a_replay_from_a_step_has_those_before_it(app: TaskQ) -> None:
@@ -153,58 +133,24 @@ async def test_a_replay_from_a_step_has_those_before_it(app: TaskQ) -> None:
     async def order() -> list[str]:
         return [await durable.step(name, note, name) for name in ("charge", "pack", "ship")]
 
-    job = await order.enqueue()
-    async with app.worker(burst=True) as worker:
-        await worker.stopped.wait()
-    await app.close()
-    assert "order" in await run(app, "replay", job.id, "--from-step", "pack#1", "--dry-run")
-    out = json.loads(await run(app, "replay", job.id, "--from-step", "pack#1", "--json"))
+    async with app:
+        job = await order.enqueue()
+        await until_idle(app)
+    replay = ("replay", job.id, "--from-step")
+    assert "order" in await run(app, *replay, "pack#1", "--dry-run")
+    wrong = await run(app, *replay, "pay#1", code=2)
+    assert "has no finished step 'pay#1': it has charge#1, pack#1" in " ".join(wrong.split())
+    assert "choose a job by its id" in await run(app, "replay", "--from-step", "pack#1", code=2)
+    assert "not both" in await run(app, "replay", job.id, "--state", "dead", code=2)
+    out = json.loads(await run(app, *replay, "pack#1", "--json"))
     (new,) = [row["new_id"] for row in out["jobs"]]
     (step,) = json.loads(await run(app, "show", new, "--json"))["steps"]
     assert (step["step"], step["value"]) == ("charge#1", '"charge"')
     done.clear()
-    await app.open()
-    async with app.worker(burst=True) as worker:
-        await worker.stopped.wait()
-    assert done == ["pack", "ship"]
-    assert await app.job(new).result(5) == ["charge", "pack", "ship"]
-    await app.close()
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--from-step", "charge#1"), "choose a job by its id"),
-        (("ID", "--from-step", "pay#1"), "has no finished step 'pay#1': it has charge#1"),
-        (("ID", "--state", "dead"), "not both"),
-    ],
-)
-async def test_a_replay_of_what_is_not_there_says_what_is(
-    app: TaskQ, words: tuple[str, ...], said: str
-) -> None:
-    job = await waiting(app)
-    await job.cancel()
-    await app.close()
-    command = ["replay", *[job.id if word == "ID" else word for word in words]]
-    command += ["-d", str(app.data_dir)]
-    done = await asyncio.to_thread(CliRunner().invoke, main, command)
-    assert done.exit_code in (1, 2)
-    assert said in " ".join(done.output.split())
-
-
-async def test_a_log_without_a_worker_stands_waiting_for_what_its_jobs_wait_for(app: TaskQ) -> None:
     async with app:
-        await waiting(app)
-    words = ["health", "-d", str(app.data_dir)]
-    shown = (await asyncio.to_thread(CliRunner().invoke, main, words)).output
-    assert "No worker runs: 1 job waits for signal 'paid'" in shown
-
-
-async def test_a_signal_that_json_cannot_hold_is_refused_by_its_name(app: TaskQ) -> None:
-    async with app:
-        job = await waiting(app)
-        with pytest.raises(UsageError, match="signal 'paid': the value cannot be written as JSON"):
-            await app.signal(job, "paid", object())
+        await until_idle(app)
+        assert done == ["pack", "ship"]
+        assert await app.job(new).result(5) == ["charge", "pack", "ship"]
 
 
 async def test_a_hook_hears_of_each_step_once_and_fails_no_job(
@@ -216,12 +162,15 @@ async def test_a_hook_hears_of_each_step_once_and_fails_no_job(
     def fails(done: durable.StepDone) -> None:
         raise OSError(done.name)
 
+    async def told(_: durable.StepDone) -> None: ...
+
+    with pytest.raises(UsageError, match=r"on_step takes a plain function.*told is async"):
+        app.on_step(told)
     app.on_step(heard.append)
     async with app:
         job = await waiting(app)
         await app.signal(job, "paid", 5)
-        async with app.worker():
-            assert await job.result() == 5
+        await until_idle(app)
     assert [(done.name, done.number, done.form, done.attempt) for done in heard] == [
         ("charge", 1, "step", 1), ("paid", 1, "event", 1),
     ]  # fmt: skip
@@ -230,13 +179,6 @@ async def test_a_hook_hears_of_each_step_once_and_fails_no_job(
     }
     assert heard[0].seconds > heard[1].seconds == 0
     assert caplog.text.count("an on_step hook failed on job") == len(heard)
-
-
-async def test_an_async_hook_of_steps_is_refused(app: TaskQ) -> None:
-    async def told(_: durable.StepDone) -> None: ...
-
-    with pytest.raises(UsageError, match=r"on_step takes a plain function.*told is async"):
-        app.on_step(told)
 
 
 async def test_why_says_of_a_stopped_worker_what_health_says(
