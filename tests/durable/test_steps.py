@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 async def ordered(box: Sandbox, function: Callable[..., Any], **options: Any) -> JobHandle[Any]:
     """Return a job of this function, which has run until it ended or waits for more than a time."""
-    job = await box.app.task(name="order", **options)(function).enqueue()
+    job: JobHandle[Any] = await box.app.task(name="order", **options)(function).enqueue()
     await box.drain(with_scheduled=True, raises=False)
     return job
 

@@ -231,25 +231,6 @@ async def test_a_log_that_failed_ends_the_run_before_the_effect(
         assert not view.reason
 
 
-async def _in_group(act: Callable[[], Any]) -> None:
-    async with asyncio.TaskGroup() as group:
-        group.create_task(act())
-
-
-async def _beside_an_error(act: Callable[[], Any]) -> None:
-    try:
-        await act()
-    except AppendFailed as error:
-        raise ExceptionGroup("both", [ValueError("card"), error]) from None
-
-
-async def _as_a_cause(act: Callable[[], Any]) -> None:
-    try:
-        await act()
-    except AppendFailed as error:
-        raise RuntimeError("cannot charge") from error
-
-
 class Shop:
     """An app whose steps note what they did and undid."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,11 @@ class Parts:
         async def silent(number: int) -> int:
             return number
 
-        @app.task
-        async def nothing() -> None: ...
+        @app.task(retry=1)
+        async def fails() -> None:
+            raise ValueError("no")
 
-        self.one, self.silent, self.nothing = one, silent, nothing
+        self.one, self.silent, self.fails = one, silent, fails
 
 
 @pytest.fixture
@@ -46,26 +48,43 @@ def parts(tmp_path: Path) -> Parts:
     return Parts(TaskQ(tmp_path / "data", durability="os"))
 
 
-def flows(parts: Parts) -> dict[str, Any]:
-    first, silent = parts.one, parts.silent
-    many: Any = group(first.step() for _ in range(5_000))
-    return {
-        "a key": (chain(first.options(key="k").call(1), first.step()), "takes no dedup key"),
-        "a delay": (chain(first.call(1), first.options(delay=5).step()), "takes no delay or eta"),
-        "no result": (chain(silent.call(1), first.step()), "keeps none"),
-        "many to many": (
-            chain(group(first.call(n) for n in range(2)), many),
-            "at most 4096 may",
-        ),
-    }
+def keyed(parts: Parts) -> Any:
+    return chain(parts.one.options(key="k").call(1), parts.one.step())
 
 
-@pytest.mark.parametrize("name", ["a key", "a delay", "no result", "many to many"])
-async def test_a_flow_that_cannot_be_kept_is_refused(parts: Parts, name: str) -> None:
-    flow, message = flows(parts)[name]
+def delayed(parts: Parts) -> Any:
+    return chain(parts.one.call(1), parts.one.options(delay=5).step())
+
+
+def without_result(parts: Parts) -> Any:
+    return chain(parts.silent.call(1), parts.one.step())
+
+
+def many_to_many(parts: Parts) -> Any:
+    many: Any = group(parts.one.step() for _ in range(5_000))
+    return chain(group(parts.one.call(n) for n in range(2)), many)
+
+
+def stepping(parts: Parts) -> Any:
+    return chain(parts.one.step(), parts.one.step())
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (keyed, "takes no dedup key"),
+        (delayed, "takes no delay or eta"),
+        (without_result, "keeps none"),
+        (many_to_many, "at most 4096 may"),
+        (stepping, "begin it with"),
+    ],
+)
+async def test_a_flow_that_cannot_be_kept_is_refused(
+    parts: Parts, make: Callable[[Parts], Any], words: str
+) -> None:
     async with parts.app:
-        with pytest.raises(UsageError, match=message):
-            await flow.enqueue()
+        with pytest.raises(UsageError, match=words):
+            await parts.app.enqueue_flow(make(parts))
         assert not (await parts.app.stats()).queues
 
 
@@ -88,11 +107,6 @@ def test_tasks_of_two_apps_are_a_flow_of_one_log_alone(parts: Parts, tmp_path: P
     assert not (tmp_path / "other").exists()
 
 
-async def test_a_step_alone_is_no_flow(parts: Parts) -> None:
-    with pytest.raises(UsageError, match="begin it with"):
-        await parts.app.enqueue_flow(chain(parts.one.step(), parts.one.step()))  # type: ignore[arg-type]
-
-
 async def test_only_flows_have_ids_of_flows(parts: Parts) -> None:
     async with parts.app:
         job = await parts.one.enqueue(1)
@@ -113,58 +127,30 @@ def test_flows_are_enqueued_without_an_event_loop(parts: Parts) -> None:
 SECONDS = 30
 
 
-def tasks_of(app: TaskQ) -> tuple[Any, Any, Any]:
-    @app.task(store_result=False)
-    async def silent(value: int = 0) -> int:
-        return value
-
-    @app.task
-    async def tells(value: int) -> int:
-        return value
-
-    @app.task(retry=1)
-    async def fails() -> None:
-        raise ValueError("no")
-
-    return silent, tells, fails
-
-
-async def test_a_member_that_keeps_no_result_is_none_in_its_place(app: TaskQ) -> None:
-    silent, tells, _ = tasks_of(app)
-    nested = group(
-        [tells.call(1), chain(tells.call(2), silent.step()), silent.call(), tells.call(4)]
-    )
-    async with app, app.worker():
-        flow = await nested.enqueue()
+async def test_a_member_that_keeps_no_result_is_none_in_its_place_and_waited_for(
+    parts: Parts,
+) -> None:
+    silent, one = parts.silent, parts.one
+    members = [one.call(1), chain(one.call(2), silent.step()), silent.call(3), one.call(4)]
+    async with parts.app, parts.app.worker():
+        flow = await group(members).enqueue()
         assert await flow.result(timeout=SECONDS) == [1, None, None, 4]
-        assert await (await app.flow(flow.id)).result(timeout=SECONDS) == [1, None, None, 4]
-        assert await (await group([silent.call()]).enqueue()).result(timeout=SECONDS) == [None]
-
-
-async def test_the_end_of_a_flow_is_waited_for_whatever_it_keeps(app: TaskQ) -> None:
-    silent, tells, fails = tasks_of(app)
-    async with app, app.worker():
-        flow = await chain(tells.call(2), silent.step()).enqueue()
-        await flow.wait(timeout=SECONDS)
-        assert (await flow.progress()).succeeded == 2
+        assert await (await parts.app.flow(flow.id)).result(timeout=SECONDS) == [1, None, None, 4]
+        chained: Any = await chain(one.call(2), silent.step()).enqueue()
+        await chained.wait(timeout=SECONDS)
+        assert (await chained.progress()).succeeded == 2
         with pytest.raises(ResultGone):
-            await flow.result(timeout=SECONDS)
+            await chained.result(timeout=SECONDS)
         with pytest.raises(JobFailed, match="no"):
-            await (await group([tells.call(1), fails.call()]).enqueue()).wait(timeout=SECONDS)
+            await (await group([one.call(1), parts.fails.call()]).enqueue()).wait(timeout=SECONDS)
 
 
 async def test_a_flow_is_cancelled_to_its_end_where_nobody_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ends, "FOLLOWED_MAX", 1)
-    app = TaskQ(tmp_path)
-
-    @app.task
-    async def part(number: int = 0) -> int:
-        return number
-
-    async with app:
-        handle = await chain(part.call(1), part.step(), part.step(), part.step()).enqueue()
+    async with parts.app:
+        handle = await chain(parts.one.call(1), *[parts.one.step()] * 3).enqueue()
         await handle.jobs[-1].cancel()
         with pytest.raises(JobCancelled):
             await handle.result(timeout=30)

@@ -267,22 +267,6 @@ def test_a_third_signal_ends_a_process_whose_loop_is_stuck(start: Any, queue: Ta
     assert worker.end() == 128 + signal.SIGTERM
 
 
-def test_a_killed_workers_job_is_recovered_by_the_next_and_the_banner_says_so(
-    start: Any, queue: TaskQ, tmp_path: Path
-) -> None:
-    job = put(queue, "gate")
-    first = start("jobs:app")
-    assert first.until("HERE") == "HERE 1"
-    first.signal(signal.SIGKILL)
-    first.popen.wait(SECONDS)
-    second = start("jobs:app", "--burst")
-    second.until("1 in-flight job of")
-    assert second.until("HERE") == "HERE 2"
-    (tmp_path / "gate").write_text("go on\n")
-    assert second.end() == 0
-    assert look(queue, job) == (State.SUCCEEDED, 2)
-
-
 @pytest.mark.parametrize("option", ["--master", "--py-files"])
 def test_options_of_spark_alone_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str

@@ -233,19 +233,6 @@ async def test_when_the_loop_ends_under_a_worker_its_jobs_are_released_and_not_f
     assert worker.stopped.is_set()
 
 
-async def test_a_burst_runs_what_is_ready_and_what_that_brings_then_ends(fake: FakeApp) -> None:
-    @fake.task
-    async def grow(n: int) -> None:
-        await checkpoint()
-        if n:
-            fake.put(grow, n - 1)
-
-    for _ in range(10):
-        fake.put(grow, 5)
-    await Worker(fake, burst=True, concurrency=3).run()
-    assert len(fake.fake.settled) == 60
-
-
 async def test_a_success_that_the_log_can_never_take_is_dead_with_the_reason(
     fake: FakeApp,
 ) -> None:

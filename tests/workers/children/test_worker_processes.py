@@ -350,22 +350,19 @@ async def test_a_child_that_dies_as_it_is_handed_over_costs_its_next_job_nothing
 
 
 @pytest.mark.usefixtures("children")
-async def test_no_job_waits_for_a_child_of_a_runner_that_has_ended(fake: FakeApp) -> None:
+async def test_no_job_waits_for_a_child_or_a_thread_of_a_runner_that_has_ended(
+    fake: FakeApp,
+) -> None:
     jobs = Jobs(fake, 1)
     early = jobs.start()
     await turn()
     jobs.runner.close()
     late = jobs.start()
-    async with within():
-        for ended in await asyncio.gather(early, late):
-            assert ended.kind == kinds.RELEASE
-
-
-@pytest.mark.usefixtures("children")
-async def test_no_call_waits_for_a_thread_of_a_runner_that_has_ended() -> None:
     threads = ThreadRunner(asyncio.get_running_loop(), 1)
     threads.close()
     async with within():
+        for ended in await asyncio.gather(early, late):
+            assert ended.kind == kinds.RELEASE
         with pytest.raises(RuntimeError, match="the worker has ended"):
             await threads.run(work, (), {})
 

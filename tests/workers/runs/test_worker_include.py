@@ -298,31 +298,29 @@ def forget_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del sys.modules[name]
 
 
+FILES = {
+    "__init__": "",
+    "jobs": (
+        "from taskq import TaskQ\napp = TaskQ('data')\nclass holder:\n    inner = app\n"
+        "@app.task\nasync def send() -> None: ...\n"
+    ),
+    "two": "from taskq import TaskQ\nfirst = TaskQ('a')\nsecond = TaskQ('b')\n",
+    "none": "value = 1\n",
+    "bare": "from taskq import task\n@task\nasync def send() -> None: ...\n",
+    "broken": "def work():\n    return 1 / 0\n\nwork()\n",
+    "needs": "import surely_not_installed\n",
+    "leaves": "import sys\nsys.exit('bye')\n",
+    "typo": "def (:\n",
+    "rate": "from taskq import TaskQ\napp = TaskQ('data')\n@app.task(rate='10')\ndef send(): ...\n",
+}
+
+
 @pytest.fixture
-def shop(tmp_path: Path) -> Path:
+def shop(tmp_path: Path) -> None:
     package = tmp_path / "shop"
     package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "jobs.py").write_text(
-        "from taskq import TaskQ\n"
-        "app = TaskQ('data')\n"
-        "class holder:\n"
-        "    inner = app\n"
-        "@app.task\n"
-        "async def send() -> None: ...\n"
-    )
-    (package / "two.py").write_text(
-        "from taskq import TaskQ\nfirst = TaskQ('a')\nsecond = TaskQ('b')\n"
-    )
-    (package / "none.py").write_text("value = 1\n")
-    (package / "bare.py").write_text(
-        "from taskq import task\n@task\nasync def send() -> None: ...\n"
-    )
-    (package / "broken.py").write_text("def work():\n    return 1 / 0\n\nwork()\n")
-    (package / "needs.py").write_text("import surely_not_installed\n")
-    (package / "leaves.py").write_text("import sys\nsys.exit('bye')\n")
-    (package / "typo.py").write_text("def (:\n")
-    return tmp_path
+    for name, text in FILES.items():
+        (package / f"{name}.py").write_text(text)
 
 
 def problem(target: str) -> str:
@@ -332,15 +330,11 @@ def problem(target: str) -> str:
 
 
 @pytest.mark.usefixtures("forget_imports", "shop")
-@pytest.mark.parametrize("target", ["shop.jobs:app", "shop.jobs", "shop.jobs:holder.inner"])
+@pytest.mark.parametrize(
+    "target", ["shop.jobs:app", "shop.jobs", "shop.jobs:holder.inner", "shop.bare"]
+)
 def test_an_app_is_found_by_module_and_name_or_by_module_alone(target: str) -> None:
-    app = load_app(target)
-    assert list(app.tasks) == ["shop.jobs.send"]
-
-
-@pytest.mark.usefixtures("forget_imports")
-def test_tasks_of_the_default_app_are_found_by_their_module(shop: Path) -> None:
-    assert list(load_app("shop.bare").tasks) == ["shop.bare.send"]
+    assert list(load_app(target).tasks) == [f"{target.partition(':')[0]}.send"]
 
 
 @pytest.mark.usefixtures("forget_imports", "shop")
@@ -387,18 +381,12 @@ def test_an_error_within_the_module_shows_its_own_lines_alone(target: str, words
     assert "taskq_workers" not in text
 
 
-@pytest.mark.usefixtures("forget_imports")
-def test_what_taskq_refuses_is_told_with_the_line_that_asked_for_it(shop: Path) -> None:
-    (shop / "shop" / "rate.py").write_text(
-        "from taskq import TaskQ\napp = TaskQ('data')\n@app.task(rate='10')\ndef send(): ...\n"
-    )
-    with pytest.raises(UsageError) as caught:
-        load_app("shop.rate:app")
-    head, where, *_, last = str(caught.value).splitlines()
+@pytest.mark.usefixtures("forget_imports", "shop")
+def test_what_taskq_refuses_is_told_with_the_line_that_asked_for_it() -> None:
+    head, where, *_, last = problem("shop.rate:app").splitlines()
     assert head == "importing 'shop.rate' failed:"
     assert where.endswith('rate.py", line 3, in <module>')
     assert last.startswith("UsageError: rate is '10': give text such as")
-    assert str(caught.value).count("File ") == 1
 
 
 RESULT_SECONDS = 30
@@ -461,28 +449,9 @@ async def test_a_running_worker_takes_the_new_form_of_a_cell_from_its_next_job_o
         assert await notebook.result() == 4
         notebook.run("# it has moved\n\n" + cell("value * 20"))
         assert await notebook.result() == 40
-        notebook.run(cell("value * 200"))
-        assert await notebook.result() == 400
-
-
-async def test_an_idle_worker_runs_a_task_of_a_cell_that_came_later(
-    app: TaskQ, notebook: Notebook
-) -> None:
-    """It waits for work with the names that it knew, and asks anew."""
-    notebook.run(cell("value * 2"))
-    async with app, app.worker():
-        assert await notebook.result() == 4
+        # An idle worker waits for work with the names that it knew, and asks anew.
         notebook.run(cell("value * 3").replace("double", "triple"))
         assert await notebook.result("triple") == 6
-
-
-def test_a_worker_on_a_thread_takes_the_new_form_too(app: TaskQ, notebook: Notebook) -> None:
-    notebook.run(cell("value * 2"))
-    with app, app.worker_thread():
-        for factor in range(3):
-            notebook.run(cell(f"value * {factor}"))
-            job = notebook.names["double"].enqueue_sync(5)
-            assert job.result_sync(timeout=RESULT_SECONDS) == 5 * factor
 
 
 async def test_a_reloaded_module_replaces_its_tasks_though_lines_have_moved(
@@ -541,18 +510,16 @@ async def test_what_the_new_form_requires_holds_from_then_on(
         assert await job.result(timeout=RESULT_SECONDS) == 3
 
 
-def test_what_stands_twice_in_one_run_of_a_module_is_a_mistake(
-    app: TaskQ, write_jobs: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+def test_what_stands_twice_or_in_another_module_is_a_mistake(
+    app: TaskQ,
+    notebook: Notebook,
+    write_jobs: Callable[[str], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys.modules[__name__], "shared", app, raising=False)
     head = f"from {__name__} import shared as app\n"
     with pytest.raises(UsageError, match=r"'renewed_jobs\.double' is taken"):
         write_jobs(head + cell("1") + cell("2"))
-
-
-def test_another_modules_function_never_replaces_a_task(
-    app: TaskQ, notebook: Notebook, write_jobs: Callable[[str], ModuleType]
-) -> None:
     module = write_jobs("async def double(value: int) -> int:\n    return 0\n")
     notebook.run(cell("value", "(name='double')"))
     with pytest.raises(UsageError, match=r"'double' is taken by __main__\.double"):

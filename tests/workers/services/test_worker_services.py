@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
-import subprocess
-import sys
 import threading
 from concurrent.futures import Future
 from pathlib import Path
@@ -18,7 +15,7 @@ from anyio import sleep_forever
 from anyio.abc import TaskStatus
 from click.testing import CliRunner
 
-from taskq import DeadLetter, Discard, JobHandle, State, TaskLog, TaskQ, retry
+from taskq import DeadLetter, Discard, JobHandle, State, TaskLog, TaskQ
 from taskq.cli.main import main
 from taskq.core.errors import LogError
 from taskq.core.records import Cause, Kind
@@ -374,26 +371,28 @@ async def test_a_parent_that_leaves_a_slot_to_its_child_is_warned_once_and_no_mo
         assert heard.texts.empty()
 
 
-ONCE = retry.exponential(attempts=1)
-
-
 @pytest.fixture
 def letters() -> list[DeadLetter]:
     return []
 
 
-def add_tasks(app: TaskQ) -> None:
-    @app.task(name="fail", queue="mail", priority=7, retry=ONCE)
+@pytest.fixture
+def deadly(app: TaskQ) -> TaskQ:
+    """Return the app with tasks that die."""
+
+    @app.task(name="fail", queue="mail", priority=7, retry=1)
     async def fail() -> None:
         raise ValueError("no good")
 
-    @app.task(name="discard", retry=retry.exponential(attempts=3))
+    @app.task(name="discard", retry=3)
     async def discard() -> None:
         raise Discard("no such address")
 
     @app.task(name="work")
     async def work() -> int:
         return 42
+
+    return app
 
 
 async def end_of(app: TaskQ, *names: str) -> list[str]:
@@ -402,13 +401,17 @@ async def end_of(app: TaskQ, *names: str) -> list[str]:
     return [job.id for job in jobs]
 
 
-async def test_each_death_is_told_once_with_its_reason(
-    app: TaskQ, letters: list[DeadLetter]
+async def test_each_death_is_told_once_with_its_reason_and_a_raising_hook_stops_nothing(
+    deadly: TaskQ, letters: list[DeadLetter], caplog: pytest.LogCaptureFixture
 ) -> None:
-    add_tasks(app)
-    app.on_dead(letters.append)
-    async with app, app.worker():
-        failed, discarded, _ = await end_of(app, "fail", "discard", "work")
+    @deadly.on_dead
+    def broken(letter: DeadLetter) -> None:
+        raise RuntimeError("the pager is broken")
+
+    deadly.on_dead(letters.append)
+    with caplog.at_level(logging.ERROR):
+        async with deadly, deadly.worker():
+            failed, discarded, _ = await end_of(deadly, "fail", "discard", "work")
     assert [(letter.job_id, letter.cause, letter.attempt) for letter in letters] == [
         (failed, "exhausted", 1),
         (discarded, "rejected", 1),
@@ -417,74 +420,36 @@ async def test_each_death_is_told_once_with_its_reason(
     assert (first.queue, first.task, first.priority) == ("mail", "fail", 7)
     assert first.reason.startswith("ValueError: no good")
     assert first.settled_ns > 0
-
-
-async def test_the_letter_is_in_the_log_when_the_hook_is_called(app: TaskQ) -> None:
-    add_tasks(app)
-    states: list[State] = []
-    done = asyncio.Event()
-
-    @app.on_dead
-    async def look(letter: DeadLetter) -> None:
-        states.append(await app.job(letter.job_id).status())
-        await app.dead.purge(letter.job_id)
-        done.set()
-
-    async with app, app.worker():
-        await app.enqueue_by_name("fail")
-        await asyncio.wait_for(done.wait(), 20)
-        assert await app.dead.count() == 0
-    assert states == [State.DEAD]
-
-
-async def test_a_raising_hook_is_logged_and_stops_nothing(
-    app: TaskQ, letters: list[DeadLetter], caplog: pytest.LogCaptureFixture
-) -> None:
-    add_tasks(app)
-
-    @app.on_dead
-    def broken(letter: DeadLetter) -> None:
-        raise RuntimeError("the pager is broken")
-
-    @app.on_dead
-    async def broken_later(letter: DeadLetter) -> None:
-        raise RuntimeError("the other one, too")
-
-    with caplog.at_level(logging.ERROR):
-        async with app, app.worker(on_dead=letters.append):
-            (failed, _) = await end_of(app, "fail", "work")
-    assert [letter.job_id for letter in letters] == [failed]
     assert sum("the on_dead hook failed" in line for line in caplog.messages) == 2
 
 
-async def test_a_stopped_worker_hears_nothing(app: TaskQ, letters: list[DeadLetter]) -> None:
-    add_tasks(app)
-    app.on_dead(letters.append)
-    async with app:
-        async with app.worker():
+async def test_the_letter_is_in_the_log_when_the_hook_is_called(deadly: TaskQ) -> None:
+    """A slow hook gets its time at the worker's end."""
+    states: list[State] = []
+
+    async def look(letter: DeadLetter) -> None:
+        states.append(await deadly.job(letter.job_id).status())
+        for _ in range(50):
+            await asyncio.sleep(0)
+        await deadly.dead.purge(letter.job_id)
+
+    async with deadly:
+        await deadly.enqueue_by_name("fail")
+        await deadly.worker(burst=True, on_dead=look).run()
+        assert await deadly.dead.count() == 0
+    assert states == [State.DEAD]
+
+
+async def test_a_stopped_worker_hears_nothing(deadly: TaskQ, letters: list[DeadLetter]) -> None:
+    deadly.on_dead(letters.append)
+    async with deadly:
+        async with deadly.worker():
             pass
-        async with await TaskLog.open(app.data_dir, durability="os") as log:
+        async with await TaskLog.open(deadly.data_dir, durability="os") as log:
             await log.put(b"x", attempts=1)
             (delivery,) = await log.claim()
             await log.nack(delivery)
     assert letters == []
-
-
-async def test_a_slow_hook_gets_its_time_at_the_workers_end(app: TaskQ) -> None:
-    add_tasks(app)
-    ended = []
-
-    @app.on_dead
-    async def slow(letter: DeadLetter) -> None:
-        for _ in range(50):
-            await asyncio.sleep(0)
-        ended.append(letter.job_id)
-
-    async with app:
-        job = await app.enqueue_by_name("fail")
-        async with app.worker(burst=True) as worker:
-            await worker.stopped.wait()
-    assert ended == [job.id]
 
 
 Calls = list[tuple[DeadLetter, str]]
@@ -645,36 +610,6 @@ def test_a_directory_that_is_no_log_is_told_and_not_made(tmp_path: Path) -> None
     assert code == 1
     assert answer["checks"][0]["ok"] is False
     assert not (tmp_path / "nothing").exists()
-
-
-def opened_elsewhere(path: Path) -> subprocess.Popen[bytes]:
-    """Return a process that has the log open until its input ends, and says when."""
-    code = (
-        "import sys; from taskq import TaskQ; app = TaskQ(sys.argv[1]).open_sync(); "
-        "print('open', flush=True); sys.stdin.read(); app.close_sync()"
-    )
-    return subprocess.Popen(
-        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-
-
-async def test_a_worker_that_is_stopped_works_on_nothing_though_another_process_runs(
-    app: TaskQ, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with app, app.worker():
-        other = opened_elsewhere(app.data_dir)
-        with other:
-            assert other.stdout is not None
-            assert await asyncio.to_thread(other.stdout.readline) == b"open\n"
-            assert all(found(app.data_dir).values())
-            monkeypatch.setattr(
-                health,
-                "process_state",
-                lambda pid: "stopped" if pid == os.getpid() else "running",
-            )
-            checks = found(app.data_dir)
-            await asyncio.to_thread(other.communicate)
-    assert (checks["process"], checks["worker"]) == (True, False)
 
 
 async def test_jobs_that_no_worker_would_take_are_not_healthy_but_live(app: TaskQ) -> None:
