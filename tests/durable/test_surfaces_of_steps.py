@@ -21,6 +21,7 @@ from taskq.log.decide.steps import NewSignal, NewStep
 from taskq.log.requests import Op
 from taskq.log.state.facets import Facets
 from tests.hub.simulation import Simulation
+from tests.workers.fakes import Held
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -184,22 +185,16 @@ async def test_a_hook_hears_of_each_step_once_and_fails_no_job(
 async def test_why_says_of_a_stopped_worker_what_health_says(
     app: TaskQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    began, goes_on = asyncio.Event(), asyncio.Event()
-
-    @app.task
-    async def long() -> None:
-        began.set()
-        await goes_on.wait()
-
+    held = Held(app)
     async with app, app.worker(concurrency=1):
-        runs, waits = await long.enqueue(), await long.enqueue()
-        await began.wait()
+        runs, waits = await held.task.enqueue(), await held.task.enqueue()
+        await held.runs.wait()
         assert "stopped" not in (await runs.why()).text
         monkeypatch.setattr("taskq.log.read.diagnosis.process_state", lambda _: "stopped: python")
         for job in (runs, waits):
             text = (await job.why()).text
             assert f"stopped by a signal: {os.getpid()}. Let it go on with kill -CONT" in text
-        goes_on.set()
+        held.end.set()
         await waits.result(5)
 
 

@@ -197,3 +197,22 @@ class FakeApp(TaskQ):
         extras: Extras | None = call.extras
         assert extras is None
         return self.fake.put(spec, body, attempt=attempt)
+
+
+class Held:
+    """A task whose runs last until ``end`` is set.
+
+    Attributes:
+        runs: whether one has begun.
+    """
+
+    def __init__(self, app: TaskQ) -> None:
+        self.runs, self.end = asyncio.Event(), asyncio.Event()
+
+        @app.task(name="hold")
+        async def hold() -> str:
+            self.runs.set()
+            await self.end.wait()
+            return "done"
+
+        self.task = hold

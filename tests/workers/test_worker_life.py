@@ -31,20 +31,7 @@ from taskq.log.requests import Answer, ClaimRequest, Delivery, Settlement
 from taskq_workers import Worker, pool
 from taskq_workers.runs import system
 from taskq_workers.runs.executors import SWITCH_INTERVAL_SECONDS
-from tests.workers.fakes import FakeApp
-
-
-def hold(fake: FakeApp) -> tuple[Any, asyncio.Event, asyncio.Event]:
-    """Return a task that runs until told to end, and the events "it runs" and "end"."""
-    runs, end = asyncio.Event(), asyncio.Event()
-
-    @fake.task(name="hold")
-    async def holding() -> str:
-        runs.set()
-        await end.wait()
-        return "done"
-
-    return holding, runs, end
+from tests.workers.fakes import FakeApp, Held
 
 
 async def test_a_worker_starts_once_and_stops_at_any_time(fake: FakeApp) -> None:
@@ -127,14 +114,14 @@ async def test_whatever_stands_around_an_async_function_its_coroutine_is_awaited
 
 
 async def test_a_drain_lets_running_jobs_finish_and_claims_no_more(fake: FakeApp) -> None:
-    task, runs, end = hold(fake)
-    fake.put(task)
+    held = Held(fake)
+    fake.put(held.task)
     async with Worker(fake) as worker:
-        await runs.wait()
+        await held.runs.wait()
         worker.request_stop()
         await fake.fake.until(lambda: not fake.fake.waiting())
-        fake.put(task)
-        end.set()
+        fake.put(held.task)
+        held.end.set()
     (settled,) = fake.fake.settled
     assert (settled.kind, settled.body) == (Kind.SUCCEEDED, b'"done"')
     assert len(fake.fake.ready) == 1
@@ -189,13 +176,13 @@ async def test_a_job_that_ignores_its_cancellation_is_released_and_left(
 
 
 async def test_cancelling_run_stops_the_worker_and_drains(fake: FakeApp) -> None:
-    task, runs, end = hold(fake)
-    fake.put(task)
+    held = Held(fake)
+    fake.put(held.task)
     worker = Worker(fake)
     running = asyncio.create_task(worker.run())
-    await runs.wait()
+    await held.runs.wait()
     running.cancel()
-    end.set()
+    held.end.set()
     with pytest.raises(asyncio.CancelledError):
         await running
     assert worker.stopped.is_set()
@@ -203,34 +190,16 @@ async def test_cancelling_run_stops_the_worker_and_drains(fake: FakeApp) -> None
 
 
 async def test_a_claim_that_was_answered_during_the_stop_is_given_back(fake: FakeApp) -> None:
-    task, _, _ = hold(fake)
+    held = Held(fake)
     async with Worker(fake) as worker:
         await fake.fake.until(lambda: len(fake.fake.waiting()) == 1)
         ((_, future),) = fake.fake.claims
-        delivery = fake.put(task)
+        delivery = fake.put(held.task)
         fake.fake.ready.clear()
         future.set_result([delivery])
         worker.request_stop()
         await worker.stop()
     assert [settlement.cause for settlement in fake.fake.settled] == [Cause.DRAIN]
-
-
-async def test_when_the_loop_ends_under_a_worker_its_jobs_are_released_and_not_failed(
-    fake: FakeApp,
-) -> None:
-    task, runs, _ = hold(fake)
-    fake.put(task)
-    worker = Worker(fake)
-    before = asyncio.all_tasks()
-    await worker.start()
-    await runs.wait()
-    ours = asyncio.all_tasks() - before
-    for name in ours:
-        name.cancel()
-    await asyncio.wait(ours)
-    await fake.fake.settlements(1)
-    assert [settlement.cause for settlement in fake.fake.settled] == [Cause.DRAIN]
-    assert worker.stopped.is_set()
 
 
 async def test_a_success_that_the_log_can_never_take_is_dead_with_the_reason(
@@ -376,19 +345,12 @@ async def test_a_burst_runs_a_child_that_a_claim_took_while_it_was_withdrawn(
 
 
 async def test_a_log_that_is_closed_under_a_worker_stops_it_with_that_error(app: TaskQ) -> None:
-    runs, end = asyncio.Event(), asyncio.Event()
-
-    @app.task
-    async def hold() -> None:
-        runs.set()
-        await end.wait()
-
-    worker = Worker(app)
+    held, worker = Held(app), Worker(app)
     running = asyncio.create_task(worker.run())
-    await hold.enqueue()
-    await runs.wait()
+    await held.task.enqueue()
+    await held.runs.wait()
     await app.close()
-    end.set()
+    held.end.set()
     async with asyncio.timeout(SECONDS):
         with pytest.raises(LogClosed):
             await running

@@ -252,18 +252,6 @@ def crash_there() -> None:
 def there() -> int:
     print("said"); os.write(1, b"written"); os.write(2, b"written"); return 2
 """
-PROGRAM = """
-import asyncio
-from jobs import app, here, there
-
-async def main():
-    async with app, app.worker():
-        jobs = [await here.enqueue(), await there.enqueue()]
-        open("told", "w").write(str([await job.result(30) for job in jobs]))
-
-if __name__ == "__main__":
-    asyncio.run(main())
-"""
 
 
 @pytest.fixture
@@ -327,13 +315,6 @@ def test_a_worker_whose_reader_went_away_runs_its_jobs_and_ends_well(queue: Task
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "said\n")
     assert handle.result_sync(0) == 1
-
-
-@pytest.mark.usefixtures("jobs")
-def test_a_program_without_streams_runs_jobs_in_children_that_print() -> None:
-    Path("program.py").write_text(PROGRAM)
-    assert run(">&- 2>&- <&-", "program.py") == (0, "")
-    assert Path("told").read_text() == "[1, 2]"
 
 
 @pytest.mark.usefixtures("jobs")

@@ -24,7 +24,7 @@ from taskq_workers import Worker
 from taskq_workers.events import JobFinished
 from taskq_workers.runs import executors, timeouts
 from tests.programs import run_taskq
-from tests.workers.fakes import FakeApp
+from tests.workers.fakes import FakeApp, Held
 
 SECONDS = 30
 FAST = 0.02
@@ -344,16 +344,10 @@ async def test_an_async_task_is_cancelled_whatever_it_raises_as_it_cleans_up(
 
 
 async def test_a_job_that_is_cancelled_in_another_process_is_stopped(app: TaskQ) -> None:
-    began = asyncio.Event()
-
-    @app.task
-    async def wait() -> None:
-        began.set()
-        await asyncio.Event().wait()
-
+    held = Held(app)
     async with app.worker():
-        job = await wait.enqueue()
-        await began.wait()
+        job = await held.task.enqueue()
+        await held.runs.wait()
         done = await asyncio.to_thread(run_taskq, "cancel", job.id, "-d", app.data_dir)
         assert done.stdout == "cancelled 1 job\n"
         with pytest.raises(JobCancelled):
@@ -412,31 +406,24 @@ async def test_a_thread_frees_its_slot_and_learns_of_it(app: TaskQ) -> None:
 
 
 async def test_a_job_that_waits_in_the_buffer_is_not_begun(app: TaskQ) -> None:
-    began, ran = asyncio.Event(), list[int]()
-    go_on = asyncio.Event()
-
-    @app.task
-    async def hold() -> None:
-        began.set()
-        await go_on.wait()
+    held, ran = Held(app), list[int]()
 
     @app.task
     async def count(number: int) -> None:
         ran.append(number)
 
     async with Worker(app, concurrency=1) as worker:
-        await hold.enqueue()
-        await began.wait()
+        await held.task.enqueue()
+        await held.runs.wait()
         job = await count.enqueue(1)
         crew = worker._runner
         assert crew is not None
-        port = app.store().port()
-        crew.feed.buffer.extend(await port.claim(ClaimRequest(1)))
+        crew.feed.buffer.extend(await app.store().port().claim(ClaimRequest(1)))
         assert await job.status() is State.RUNNING
         assert await job.cancel()
         with pytest.raises(JobCancelled):
             await job.result(timeout=30)
-        go_on.set()
+        held.end.set()
     assert ran == []
 
 

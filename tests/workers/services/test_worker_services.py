@@ -33,6 +33,7 @@ from taskq_workers.services import watches
 from taskq_workers.services.watches import StrayWatch
 from tests.effort import ended, within
 from tests.log.world import Process, World
+from tests.workers.fakes import Held
 
 SECONDS = 30
 
@@ -81,52 +82,39 @@ class Unable(Part):
 
 async def test_parts_live_as_long_as_their_worker_claims(app: TaskQ) -> None:
     said: list[str] = []
-    runs, goes_on = asyncio.Event(), asyncio.Event()
-
-    @app.task
-    async def work() -> None:
-        runs.set()
-        await goes_on.wait()
-
+    held = Held(app)
     async with app:
         worker, parts = Worker(app), [Part(said, "one"), Part(said, "two")]
         worker.services += parts
-        await work.enqueue()
+        await held.task.enqueue()
         async with worker:
             assert said == ["one begins", "two begins"]
-            await runs.wait()
+            await held.runs.wait()
             worker.request_stop()
             await asyncio.gather(*(part.ended.wait() for part in parts))
             assert sorted(said[2:]) == ["one ends", "two ends"]
             assert worker.running == 1
-            goes_on.set()
+            held.end.set()
 
 
 async def test_a_part_that_fails_stops_its_worker_after_its_jobs(
     app: TaskQ, caplog: pytest.LogCaptureFixture
 ) -> None:
     said: list[str] = []
-    runs, goes_on = asyncio.Event(), asyncio.Event()
-
-    @app.task
-    async def work() -> int:
-        runs.set()
-        await goes_on.wait()
-        return 7
-
+    held = Held(app)
     async with app:
         worker, part, failing = Worker(app), Part(said, "one"), Failing(said, "two")
         worker.services += [part, failing]
-        job = await work.enqueue()
+        job = await held.task.enqueue()
         running = asyncio.create_task(worker.run())
-        await runs.wait()
+        await held.runs.wait()
         with caplog.at_level(logging.ERROR, "taskq.worker"):
             failing.fails.set()
             await part.ended.wait()
-        goes_on.set()
+        held.end.set()
         with pytest.raises(ValueError, match="it cannot go on"):
             await running
-        assert await job.result(timeout=SECONDS) == 7
+        assert await job.result(timeout=SECONDS) == "done"
     assert said == ["one begins", "two begins", "two ends", "one ends"]
     assert [record.getMessage() for record in caplog.records] == [
         "the worker stops: it cannot go on"

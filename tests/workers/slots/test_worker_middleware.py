@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sentry_sdk
-from sentry_sdk.envelope import Envelope
-from sentry_sdk.transport import Transport
 
 from taskq import Inject, JobContext, PendingJob, Snooze, State, TaskQ, current_job, injected, retry
 from taskq.errors import JobCancelled, JobFailed, UsageError
@@ -198,47 +195,6 @@ async def test_what_it_enqueues_joins_the_success_wherever_the_task_ran(afar: Ta
         assert await afar.job(pending[0].id).result(timeout=SECONDS) == "of the middleware"
         stats = await afar.stats()
     assert sum(queue.succeeded for queue in stats.queues) == 3
-
-
-async def test_sentry_hears_of_a_failure_with_the_job_it_befell(app: TaskQ) -> None:
-    sent: list[Any] = []
-
-    class Kept(Transport):
-        def capture_envelope(self, envelope: Envelope) -> None:
-            sent.extend(item.payload.json for item in envelope.items)
-
-    sentry_sdk.init(dsn="https://key@sentry.invalid/1", transport=Kept, default_integrations=False)
-
-    @app.middleware
-    async def sentry(job: JobContext) -> AsyncIterator[None]:
-        with sentry_sdk.isolation_scope() as scope:
-            scope.set_tag("task", job.task)
-            scope.set_tag("job", job.id)
-            try:
-                yield
-            except Exception as error:
-                sentry_sdk.capture_exception(error)
-                raise
-
-    @app.task(name="work", retry=1)
-    async def work() -> None:
-        raise ValueError("broken")
-
-    @app.task
-    async def fine() -> None: ...
-
-    try:
-        async with app.worker():
-            await (await fine.enqueue()).result(timeout=SECONDS)
-            job = await work.enqueue()
-            with pytest.raises(JobFailed):
-                await job.result(timeout=SECONDS)
-    finally:
-        sentry_sdk.get_client().close()
-        sentry_sdk.get_global_scope().set_client(None)
-    (event,) = sent
-    assert event["tags"] == {"task": "work", "job": job.id}
-    assert event["exception"]["values"][0]["value"] == "broken"
 
 
 @pytest.fixture
