@@ -314,7 +314,7 @@ async def test_the_loop_turns_while_a_flow_of_ten_thousand_is_enqueued(
 
 
 def test_a_group_after_a_group_shares_what_its_members_wait_for(parts: Parts) -> None:
-    """Else each of thousands of steps would look at thousands of inputs."""
+    """If not, each of thousands of steps would look at thousands of inputs."""
     first: Any = group(parts.one.call(n) for n in range(300))
     second: Any = group(parts.one.step() for _ in range(200))
     plan = flow.plan_of(chain(first, second))

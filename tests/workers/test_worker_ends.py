@@ -26,7 +26,6 @@ from taskq.log.store.store import Store
 from taskq_workers import JobFinished, Worker
 from taskq_workers.slots import outcomes
 from tests.workers import afar_jobs
-from tests.workers.afar_jobs import app
 from tests.workers.fakes import FakeApp
 
 SECONDS = 30
@@ -34,7 +33,7 @@ SECONDS = 30
 
 def end_loop(but: str = "") -> list[asyncio.Task[object]]:
     others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    # Not the runner of the tests, which waits for this very task.
+    # The runner of the tests waits for this very task.
     others = [other for other in others if other.get_name().startswith("taskq")]
     others = [other for other in others if other.get_name() != but]
     for other in others:
@@ -201,6 +200,7 @@ def census() -> tuple[int, list[str], int, int]:
 async def test_descriptors_threads_children_and_tasks_end_with_their_worker(
     tmp_path: Path, cycles: int
 ) -> None:
+    app = afar_jobs.app
     app.data_dir = tmp_path / "data"
     async with app:
         before = None
@@ -222,8 +222,8 @@ async def test_descriptors_threads_children_and_tasks_end_with_their_worker(
 def narrow(tmp_path: Path, request: pytest.FixtureRequest) -> TaskQ:
     """Return the old version of an app: its task takes one argument, here or in a child."""
     if request.param == "child":
-        app.data_dir = tmp_path / "data"
-        return app
+        afar_jobs.app.data_dir = tmp_path / "data"
+        return afar_jobs.app
     old = TaskQ(tmp_path / "data", durability="os")
 
     @old.task(name="tests.workers.afar_jobs.where")

@@ -135,7 +135,7 @@ def test_each_worker_is_replaced_once_its_successor_is_ready(guarding: Any) -> N
         *((1, ProcessLife.LEAVING), (2, ProcessLife.LEAVING)),
         *((1, ProcessLife.SERVING), (2, ProcessLife.SERVING)),
     ]
-    # One that drains already does so at the first signal; a second cancels its jobs.
+    # A replaced worker drains on at the first signal; a second cancels its jobs.
     for count in (1, 2):
         assert [process.stops for process in guarding._processes] == [max(1, count - 1)] * 2 + [
             count - 1

@@ -1,4 +1,4 @@
-"""A job is blamed for its own end only, and the reason says what happened."""
+"""A job is blamed for its own end only, and the reason names its error."""
 
 from __future__ import annotations
 
@@ -345,7 +345,7 @@ def caught(function: Callable[..., object], *args: object) -> BaseException:
 
 GROUP = ExceptionGroup("two", [ValueError("a"), KeyError("b")])
 ODD = f"{__name__}.Odd: (its message cannot be printed)"
-#: What raises, the first line, and what is found after it.
+#: A function that raises, the first line, and parts of the lines after it.
 REASONS: list[tuple[Callable[..., object], Any, str, tuple[str, ...]]] = [
     (deep, 0, "KeyError: 'bottom'", ('raise KeyError("bottom")',)),
     (deep, 100, "KeyError: 'bottom'", ('raise KeyError("bottom")',)),

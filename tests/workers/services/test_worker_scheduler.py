@@ -47,6 +47,14 @@ async def look(app: TaskQ, *schedulers: Scheduler) -> float:
     return min(await asyncio.gather(*(scheduler.look(app.store()) for scheduler in schedulers)))
 
 
+async def ticks(app: TaskQ, clock: FakeClock, scheduler: Scheduler, *waits: float) -> list[str]:
+    """Look now and after each of these waits; return the moments of all jobs."""
+    for seconds in (0, *waits):
+        clock.advance(seconds)
+        await look(app, scheduler)
+    return await moments(app)
+
+
 async def jobs(app: TaskQ) -> list[JobView]:
     waiting: list[JobView] = await app.store().port().peek(5_000)
     return waiting
@@ -91,10 +99,7 @@ async def test_after_hours_asleep_it_makes_up_for_what_was_declared(
     def report() -> None: ...
 
     scheduler = Scheduler(app)
-    await look(app, scheduler)
-    clock.advance(8 * 3_600)
-    await look(app, scheduler)
-    assert await moments(app) == expected
+    assert await ticks(app, clock, scheduler, 8 * 3_600) == expected
     clock.advance(1_800)
     await look(app, scheduler, Scheduler(app))
     assert await moments(app) == [*expected, "03-31T11:00"]
@@ -147,13 +152,9 @@ async def test_a_schedule_of_a_clock_that_was_wrong_counts_from_now_when_reset(
     scheduler = Scheduler(app)
     await look(app, scheduler)
     clock.step(-10 * 365 * 86_400)
-    clock.advance(700)
-    await look(app, scheduler)
-    assert await jobs(app) == []
+    assert await ticks(app, clock, scheduler, 700) == []
     assert await app.schedules.reset("often")
-    clock.advance(600)
-    await look(app, scheduler)
-    assert len(await jobs(app)) == 1
+    assert len(await ticks(app, clock, scheduler, 600)) == 1
 
 
 async def test_a_paused_schedule_ticks_once_it_is_resumed(app: TaskQ, clock: FakeClock) -> None:
@@ -161,18 +162,14 @@ async def test_a_paused_schedule_ticks_once_it_is_resumed(app: TaskQ, clock: Fak
     def report() -> None: ...
 
     scheduler = Scheduler(app)
-    await look(app, scheduler)
+    assert await ticks(app, clock, scheduler) == []
     assert await app.schedules.pause("often")
     assert not await app.schedules.pause("often")
-    clock.advance(3_000)
-    await look(app, scheduler)
+    assert await ticks(app, clock, scheduler, 3_000) == []
     (view,) = await app.schedules.list()
     assert (view.paused, view.last_tick, len(view.next_ticks)) == (True, None, 3)
-    assert await jobs(app) == []
     assert await app.schedules.resume("often")
-    clock.advance(600)
-    await look(app, scheduler)
-    assert await moments(app) == ["03-31T01:30"]
+    assert await ticks(app, clock, scheduler, 600) == ["03-31T01:30"]
 
 
 async def test_a_rule_that_changed_at_a_deploy_counts_from_then(
@@ -184,11 +181,8 @@ async def test_a_rule_that_changed_at_a_deploy_counts_from_then(
     del app.hooks.schedules.all[old.name]
     app.schedule("nightly", app.call_by_name("report"), cron="*/5 * * * *", catch_up="all")
     scheduler = Scheduler(app)
-    await look(app, scheduler)
-    assert await jobs(app) == []
-    clock.advance(300)
-    await look(app, scheduler)
-    assert await moments(app) == ["04-02T00:35"]
+    assert await ticks(app, clock, scheduler) == []
+    assert await ticks(app, clock, scheduler, 300) == ["04-02T00:35"]
 
 
 async def test_of_two_versions_the_one_that_was_started_last_ticks(
@@ -234,15 +228,10 @@ async def test_with_overlap_skip_a_tick_waits_for_no_job_and_makes_none(
     def report() -> None: ...
 
     scheduler = Scheduler(app)
-    await look(app, scheduler)
-    for _ in range(3):
-        clock.advance(600)
-        await look(app, scheduler)
+    await ticks(app, clock, scheduler, 600, 600, 600)
     (job,) = await jobs(app)
     assert await app.job(job.job_id).cancel()
-    clock.advance(600)
-    await look(app, scheduler)
-    assert await moments(app) == ["03-31T01:10"]
+    assert await ticks(app, clock, scheduler, 600) == ["03-31T01:10"]
 
 
 async def test_a_tick_whose_key_is_held_by_another_job_stands(app: TaskQ, clock: FakeClock) -> None:

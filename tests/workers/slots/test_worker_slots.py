@@ -111,7 +111,7 @@ ENDS: dict[str, tuple[Callable[..., Any], dict[str, Any], int, tuple[Any, ...]]]
         (Kind.DEAD, Cause.REJECTED, 0, ""),
     ),
 }
-#: What a body says besides.
+#: Further words of a body.
 WORDS = {"no JSON": "object", "too large": "17000002 bytes", "no await": "async def"}
 
 
@@ -385,7 +385,7 @@ def test_full_batches_that_are_done_soon_double_and_slow_ones_halve() -> None:
         pace.finished(pace.size, now=BATCH_SECONDS_LONG * 2)
         sizes.append(pace.size)
     assert sizes == [32, 16, 8, 8]
-    pace.claimed(waiting=3, full=False, now=0.0)  # nothing is known of what more would take
+    pace.claimed(waiting=3, full=False, now=0.0)  # larger batches were not tried
     pace.finished(3, now=0.001)
     assert (pace.size, pace.ahead) == (8, False)
 
@@ -426,12 +426,12 @@ SECONDS = 30
 
 
 @grows
-@pytest.mark.parametrize("start", range(0, some(150, 12_000), 50))
+@pytest.mark.parametrize("start", range(0, some(150, 12_000), 25))
 def test_at_rest_a_ready_job_and_a_free_slot_never_coexist(
     start: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_deterministic(monkeypatch)
-    run_seeds(Schedule, range(start, start + 50), monkeypatch)
+    run_seeds(Schedule, range(start, start + 25), monkeypatch)
 
 
 @pytest.mark.parametrize("runs_in", ["loop", "thread"])
