@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import zlib
 from array import array
 from typing import TYPE_CHECKING, Any, Final
@@ -27,8 +26,6 @@ from taskq.log.format.columns import plain_records, whole_records
 from taskq.log.requests import Delivery, EnqueueSpec
 from taskq.testing.sandbox import FakeClock, use_clock
 from tests.effort import grows, some
-from tests.log.format.test_golden import GOLDEN, opened
-from tests.log.golden.write import LOGS, world_of
 from tests.log.simulation import Simulation
 from tests.log.world import fixed_ids
 from tests.native.test_twin_calls import examples, held, said
@@ -108,13 +105,6 @@ def test_payloads_are_decoded_alike(function: Callable[..., None], choose: Choos
         assert ended(native.decode, payload) == ended(python.decode, payload)
 
     check()
-
-
-def test_a_call_that_does_not_fit_leaves_its_arguments_as_they_were(choose: Choose) -> None:
-    _, native = codecs(choose, both)
-    kwargs = {"a": 1, "b": 2}
-    ended(native.encode, (), kwargs)
-    assert kwargs == {"a": 1, "b": 2}
 
 
 # -- columns ---------------------------------------------------------------------------------------
@@ -336,20 +326,6 @@ def test_what_is_no_column_of_numbers_or_bytes_is_left_to_python(extension: Any)
     assert line == [SPEC, b"", None]
 
 
-def test_a_claim_of_what_cannot_be_noted_raises(extension: Any) -> None:
-    lane = Lane(0, SPEC.lane_key, 5)
-    claim: Any = (Delivery, Tag("tag"), 7, 9, 5, [[]], [1], [lane], [b""], {})
-    with pytest.raises(TypeError):
-        extension.claimed(*claim)
-
-
-def test_the_crc_of_any_length_is_the_usual_one(choose: Choose) -> None:
-    chance = random.Random(1)
-    payloads = [chance.randbytes(size) for size in range(64)]
-    python, in_c = in_both(choose, lambda: born_records(b"", payloads, 2**32 - 7, 1))
-    assert in_c == python
-
-
 # -- bytes -----------------------------------------------------------------------------------------
 
 
@@ -407,30 +383,4 @@ def test_logs_of_simulations_are_equal(seed: int, choose: Choose) -> None:
             world = simulation.world
             logs.append({path: world.machine.content(path) for path in world.segments()})
     assert sum(map(len, logs[0].values())) > 1_000
-    assert logs[1] == logs[0]
-
-
-@pytest.mark.parametrize("name", LOGS)
-def test_golden_logs_are_written_alike(name: str, choose: Choose) -> None:
-    logs = []
-    for in_c in (False, True):
-        with fixed_ids():
-            choose(in_c)
-            machine = world_of(name).machine
-            logs.append({path: machine.content(path) for path in machine.paths()})
-    assert any(path.endswith(".log") and content for path, content in logs[0].items())
-    assert logs[1] == logs[0]
-
-
-@pytest.mark.parametrize("name", GOLDEN)
-def test_golden_logs_go_on_alike(name: str, choose: Choose, tmp_path: Path) -> None:
-    logs = []
-    for in_c in (False, True):
-        with fixed_ids():
-            choose(in_c)
-            path = tmp_path / str(in_c)
-            asyncio.run(opened(name, path))
-            files = sorted((path / "log").glob("*.log"))
-            logs.append({file.name: file.read_bytes() for file in files})
-    assert logs[0]
     assert logs[1] == logs[0]

@@ -13,11 +13,10 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import anyio
 import pytest
 from hypothesis import HealthCheck, settings
 
-from taskq import Discard, Retry, Snooze, TaskQ, chain, current_job, retry
+from taskq import Discard, Retry, Snooze, TaskQ, current_job, retry
 from taskq.engine import LogReader
 
 if TYPE_CHECKING:
@@ -146,29 +145,6 @@ async def nothing_is_done_until_it_is_awaited(app: TaskQ, see: See) -> None:
 
 
 @scenario
-async def wrong_calls_say_what_is_wrong(app: TaskQ, see: See) -> None:
-    send = task_of(app)
-    for args, kwargs in (
-        ((), {}), (("a", "b"), {}), (("a", 1, 2), {}), (("a",), {"to": "b"}), (("a",), {"cc": 1}),
-        ((1,), {}), (("a", 2.5), {}), ((), {"to": "a"}), ((), {"count": 3, "to": "a"}),
-        (("a" * 200_000,), {}), (("\ud800",), {}), ((None,), {"count": None}),
-    ):  # fmt: skip
-        see(repr(await outcome(send.enqueue(*args, **kwargs)))[:400])
-
-
-@scenario
-async def a_crowd_gets_its_answers_in_order(app: TaskQ, see: See) -> None:
-    send = task_of(app)
-    await send.enqueue("first")
-    with held(app):
-        calls = [asyncio.ensure_future(send.enqueue(f"{n}", count=n)) for n in range(40)]
-        await asyncio.sleep(0)
-    jobs = await asyncio.gather(*calls)
-    see([job.lsn - jobs[0].lsn for job in jobs])
-    see([(type(job), job.duplicate, job._task is send, repr(job)[:10]) for job in jobs[:2]])
-
-
-@scenario
 async def who_gives_up_in_time_withdraws_the_job(app: TaskQ, see: See) -> None:
     send = task_of(app)
     await send.enqueue("first")
@@ -189,33 +165,6 @@ async def _within(awaitable: Awaitable[Any]) -> Any:
 
 
 @scenario
-async def callers_of_every_kind_are_served(app: TaskQ, see: See) -> None:
-    send = task_of(app)
-    await send.enqueue("first")
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(send.enqueue(f"group {n}")) for n in range(3)]
-    see([type(task.result()).__name__ for task in tasks])
-    async with anyio.create_task_group() as crowd:
-        for n in range(3):
-            crowd.start_soon(send.enqueue, f"anyio {n}")
-    see([await outcome(_type_of(send.enqueue("alone")))])
-    loop = asyncio.get_running_loop()
-    both = await asyncio.gather(
-        loop.run_in_executor(None, send.enqueue_sync, "thread"),
-        loop.run_in_executor(None, lambda: asyncio.run(_several(send))),
-    )
-    see([type(both[0]).__name__, both[1]])
-
-
-async def _several(send: Any) -> int:
-    return len(await asyncio.gather(*(send.enqueue(f"loop {n}") for n in range(5))))
-
-
-async def _type_of(awaitable: Awaitable[Any]) -> str:
-    return type(await awaitable).__name__
-
-
-@scenario
 async def each_caller_keeps_its_context(app: TaskQ, see: See) -> None:
     send = task_of(app)
     await send.enqueue("first")
@@ -228,80 +177,6 @@ async def each_caller_keeps_its_context(app: TaskQ, see: See) -> None:
 
     see(await asyncio.gather(*map(caller, range(5))))
     see(mark.get())
-
-
-@scenario
-async def options_keys_and_large_bodies_go_their_own_ways(app: TaskQ, see: See) -> None:
-    send, keyed = task_of(app), app.task(name="keyed", key=lambda to: to)(_nothing)
-    await send.enqueue("first")
-    with held(app):
-        calls = [
-            send.enqueue("plain"),
-            send.options(delay="1h").enqueue("late"),
-            keyed.enqueue("a"),
-            keyed.enqueue("a"),
-            send.options(priority=9, compress="zlib").enqueue("b" * 9_000),
-            send.enqueue("plain, too"),
-        ]
-        tasks = [asyncio.create_task(call) for call in calls]
-        await asyncio.sleep(0)
-    see([job.duplicate for job in await asyncio.gather(*tasks)])
-
-
-async def _nothing(to: str) -> None:
-    return None
-
-
-@scenario
-async def a_full_mailbox_makes_callers_wait(app: TaskQ, see: See) -> None:
-    send = task_of(app)
-    await send.enqueue("first")
-    with pytest.MonkeyPatch.context() as patch, held(app):
-        patch.setattr("taskq.app.tasks.MAILBOX_MAX", 4)
-        patch.setattr("taskq.log.store.port.MAILBOX_MAX", 4)
-        calls = [asyncio.create_task(send.enqueue(f"{n}")) for n in range(12)]
-        await asyncio.sleep(0)
-        see([len(app.store().port()._line), app.store().port().full])
-    see(len(await asyncio.gather(*calls)))
-
-
-@scenario
-async def a_log_that_was_closed_is_opened_again_or_refuses(app: TaskQ, see: See) -> None:
-    send = task_of(app)
-    await send.enqueue("first")
-    with held(app):
-        calls = [asyncio.create_task(send.enqueue(f"{n}")) for n in range(4)]
-        await asyncio.sleep(0)
-        store = app.store()
-        store.mailbox.usable = False
-        see(await outcome(send.enqueue("refused")))
-        store.mailbox.usable = True
-    await asyncio.gather(*calls)
-    await app.close()
-    see(await outcome(_type_of(send.enqueue("again"))))
-
-
-@scenario
-async def one_caller_that_ends_the_program_leaves_the_others_their_answers(
-    app: TaskQ, see: See
-) -> None:
-    send = task_of(app)
-    await send.enqueue("first")
-    loop = asyncio.get_running_loop()
-    problems: list[str] = []
-    loop.set_exception_handler(lambda _, context: problems.append(str(context["message"])[:20]))
-
-    async def stubborn(n: int) -> str:
-        await send.enqueue(f"{n}")
-        if n == 1:
-            raise ValueError(f"{n}")
-        return "answered"
-
-    with held(app):
-        calls = [asyncio.create_task(stubborn(n)) for n in range(4)]
-        await asyncio.sleep(0)
-    see([await outcome(call) for call in calls])
-    see(problems)
 
 
 @pytest.mark.usefixtures("own_settings")
@@ -438,10 +313,6 @@ JOBS: Final = (
 )  # fmt: skip
 
 
-async def nothing(to: str) -> None:
-    return None
-
-
 async def run_all(app: TaskQ, see: See, *, on_event: Any = None, **options: Any) -> None:
     async with app.worker(burst=True, on_event=on_event, **options) as worker:
         await worker.stopped.wait()
@@ -475,16 +346,6 @@ async def every_end(app: TaskQ, see: See, **options: Any) -> None:
 
 
 @scenario
-async def jobs_end_in_every_way_in_one_slot(app: TaskQ, see: See) -> None:
-    await every_end(app, see, concurrency=1)
-
-
-@scenario
-async def jobs_end_in_every_way_in_many_slots(app: TaskQ, see: See) -> None:
-    await every_end(app, see, concurrency=8)
-
-
-@scenario
 async def who_is_told_of_ends_hears_of_all(app: TaskQ, see: See) -> None:
     events: list[str] = []
 
@@ -493,74 +354,3 @@ async def who_is_told_of_ends_hears_of_all(app: TaskQ, see: See) -> None:
 
     await every_end(app, see, concurrency=2, on_event=tell)
     see(sorted(events))
-
-
-@scenario
-async def flows_keys_and_packed_bodies_are_run(app: TaskQ, see: See) -> None:
-    async def double(text: str) -> str:
-        return text * 2
-
-    doubled = app.task(name="double", compress="zlib")(double)
-    keyed = app.task(name="keyed", key=lambda to: to)(nothing)
-    flow: Any = await chain(doubled.call("a" * 5_000), doubled.step()).enqueue()
-    jobs: list[Any] = [await keyed.enqueue("a"), await keyed.enqueue("a")]
-    jobs.append(await doubled.enqueue("b"))
-    late = await doubled.options(headers={"a": "b"}).enqueue("c")
-    await run_all(app, see, concurrency=2)
-    see([len(await flow.result(timeout=5)), await late.result(timeout=5)])
-    see([job.duplicate for job in jobs])
-    see((await keyed.enqueue("a")).duplicate)
-
-
-@scenario
-async def payloads_that_do_not_fit_any_more_are_refused(app: TaskQ, see: See) -> None:
-    jobs = [
-        await app.enqueue_by_name("narrow", number="text"),
-        await app.enqueue_by_name("narrow", number=3, other=4),
-        await app.enqueue_by_name("narrow", 3),
-    ]
-
-    @app.task(name="narrow")
-    async def narrow(number: int) -> None:
-        see(number)
-
-    await run_all(app, see)
-    see([await outcome(job.result(timeout=5)) for job in jobs])
-
-
-@scenario
-async def a_worker_that_is_stopped_gives_back_what_runs(app: TaskQ, see: See) -> None:
-    started = asyncio.Event()
-
-    @app.task(name="long")
-    async def long() -> None:
-        started.set()
-        await asyncio.Event().wait()
-
-    job = await long.enqueue()
-    async with app.worker(drain_timeout=0):
-        await started.wait()
-    see((await job.status()).name)
-    see([(end.outcome, end.reason) for end in await job.attempts()])
-
-
-@scenario
-async def a_running_job_is_cancelled(app: TaskQ, see: See) -> None:
-    started = asyncio.Event()
-
-    @app.task(name="long")
-    async def long() -> None:
-        started.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError as error:
-            see(str(error))
-            await asyncio.sleep(0)
-            raise
-
-    job = await long.enqueue()
-    async with app.worker():
-        await started.wait()
-        see(await job.cancel())
-        see(await outcome(job.result(timeout=5)))
-    see((await job.status()).name)
