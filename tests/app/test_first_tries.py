@@ -52,27 +52,6 @@ def abs_of(number: int) -> int:
     return abs(number)
 
 
-async def test_what_is_no_call_is_told_how_it_is_enqueued(app: TaskQ, task: Any) -> None:
-    wrong: list[tuple[tuple[Any, ...], str]] = [
-        ((task, 1), r"write await app.enqueue\(send.call\(1\)\), or await send.enqueue\(1\)"),
-        (("mail.send", 1), r"write await app.enqueue_by_name\('mail.send', 1\)"),
-        ((send, 1), "send is no task: decorate it with @app.task"),
-        ((task.call("a"), 1), r"give arguments to task.call\(...\)"),
-        ((3,), "got 3"),
-    ]
-    twin: Any = app.enqueue_sync
-    for given, line in wrong:
-        with pytest.raises(UsageError, match=line):
-            await app.enqueue(*given)
-        with pytest.raises(UsageError, match="takes one call"):
-            await asyncio.to_thread(twin, *given)
-        async with app.transaction() as tx:
-            with pytest.raises(UsageError, match="takes one call"):
-                tx.enqueue(*given)
-    assert not (await app.stats()).queues
-    await app.close()
-
-
 def test_no_provider_of_spans_is_told() -> None:
     wrong: Any = 3
     with pytest.raises(UsageError, match=r"use\(\) takes a TracerProvider .* not 3"):
@@ -139,14 +118,8 @@ def test_a_wrong_value_deep_in_an_argument_is_refused_at_the_call(
         with pytest.raises(InvalidCall, match=place):
             enqueue(*given)
     assert not app.stats_sync().queues
-    app.close_sync()
-
-
-def test_a_right_value_deep_in_an_argument_is_taken(app: TaskQ) -> None:
-    task = app.task(ship)
-    args, kwargs = task.decode(
-        task.call(Order([Item("a", 3)]), Limited(count=1), Item("b", 1)).body
-    )
+    right = task.call(Order([Item("a", 3)]), Limited(count=1), Item("b", 1))
+    args, kwargs = task.decode(right.body)
     assert ship(*args, **kwargs) == 3
 
 
@@ -169,15 +142,10 @@ asyncio.run(main())
 @pytest.mark.parametrize(
     "line",
     [
-        "await work.enqueue('x')",
-        "await work.enqueue(1, delay='5m')",
-        "work.delay(1)",
-        "work.options(retries=3)",
-        "await app.enqueue(work, 1)",
-        "work.enqueue_many_sync([1])",
+        "await work.enqueue('x')", "work.delay(1)", "await app.enqueue(work, 1)",
         "TaskQ(sys.argv[1], kep='7d')",
     ],
-)
+)  # fmt: skip
 def test_a_wrong_call_that_ends_a_program_shows_the_line_of_it_last(
     tmp_path: Path, line: str
 ) -> None:

@@ -85,10 +85,6 @@ async def by_method(app: TaskQ, act: Act) -> None:
     assert not await getattr(app, act[0])(**act[1]), "twice the same"
 
 
-async def in_a_thread(app: TaskQ, act: Act) -> None:
-    assert await asyncio.to_thread(getattr(app, f"{act[0]}_sync"), **act[1])
-
-
 async def by_command(app: TaskQ, act: Act) -> None:
     done = await asyncio.to_thread(taskq, *act[2], "-d", app.data_dir)
     assert done.exit_code == 0, done.output
@@ -97,7 +93,7 @@ async def by_command(app: TaskQ, act: Act) -> None:
 Door = Callable[[TaskQ, Act], Awaitable[None]]
 
 
-@pytest.mark.parametrize("door", [by_method, in_a_thread, by_command])
+@pytest.mark.parametrize("door", [by_method, by_command])
 async def test_each_control_is_kept_and_taken_away_by_each_door(tmp_path: Path, door: Door) -> None:
     async with Post(tmp_path).app as app:
         await door(app, CONTROLS["pause"])
@@ -232,7 +228,7 @@ def test_controls_are_bounded_and_a_change_that_expects_otherwise_does_nothing(
 
 
 @pytest.mark.parametrize("before", [controls.TASK, controls.ALERT])
-@pytest.mark.parametrize("letter", ["n", "é", "\ud800", "𝄞"])
+@pytest.mark.parametrize("letter", ["n", "\ud800", "𝄞"])
 def test_a_control_reads_back_with_a_name_of_each_length_and_a_longer_one_is_refused(
     before: str, letter: str
 ) -> None:
@@ -248,21 +244,6 @@ def test_a_control_reads_back_with_a_name_of_each_length_and_a_longer_one_is_ref
             process.ask(Op.CONTROL, Change("x" * longer + names[-1], {"n": 1}))
     agenda = world.process().catch_up().need_agenda()
     assert controls.values_of(agenda.controls) == {name: {"n": 1} for name in names}
-
-
-@pytest.mark.parametrize("wrong", [
-    {"concurrency": -1}, {"concurrency": 10**7}, {"rate": "fast"}, {"task": ""},
-])  # fmt: skip
-async def test_a_wrong_wish_changes_nothing(app: TaskQ, wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
-        await app.limit(**{"task": "mail.send", **wrong})
-    for count in (0, 10**6):
-        with pytest.raises(UsageError, match="slots is"):
-            await app.set_slots(count)
-    for args in ({}, {"queue": "mail", "task": "mail.send"}):
-        with pytest.raises(UsageError, match="give a queue, or task="):
-            await app.pause(**args)
-    assert await app.controls() == {}
 
 
 # -- schedules ------------------------------------------------------------------------------------
@@ -326,13 +307,3 @@ async def test_an_added_schedule_wakes_a_worker_that_sleeps(tmp_path: Path) -> N
                 await post.changed.wait_for(lambda: post.most > 0)
         done = await asyncio.to_thread(taskq, "schedules", "remove", "s", "-d", tmp_path)
         assert done.stdout == "s: removed\n"
-
-
-async def test_arguments_that_are_too_long_for_the_log_are_no_schedule(tmp_path: Path) -> None:
-    async with TaskQ(tmp_path, durability="os") as app:
-
-        @app.task
-        async def store(text: str) -> None: ...
-
-        with pytest.raises(UsageError, match="its arguments are too long"):
-            await app.schedules.add("s", store.call("x" * 40_000), every="1h")

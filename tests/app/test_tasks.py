@@ -24,22 +24,11 @@ def plain(a: int, b: str = "b") -> str:
 
 
 def test_a_task_still_is_its_function(app: TaskQ) -> None:
-    task = app.task(plain)
-    assert task(2) == "bb"
-    assert task(2, b="c") == "cc"
-    assert task.__name__ == "plain"  # type: ignore[attr-defined]
-    assert task.__doc__ == plain.__doc__
-    assert task.__wrapped__ is plain  # type: ignore[attr-defined]
-    assert task.fn is plain
-
-
-async def test_a_coroutine_task_still_is_its_function(app: TaskQ) -> None:
-    @app.task
-    async def double(a: int) -> int:
-        return 2 * a
-
-    assert double.is_async
-    assert await double(4) == 8
+    task: Any = app.task(plain)
+    assert (task(2), task(2, b="c")) == ("bb", "cc")
+    assert (task.__name__, task.__doc__) == ("plain", plain.__doc__)
+    assert task.__wrapped__ is task.fn is plain
+    assert app.task(name="answer")(lambda: 42)() == 42
 
 
 def test_a_task_without_options_has_the_defaults(app: TaskQ) -> None:
@@ -49,6 +38,11 @@ def test_a_task_without_options_has_the_defaults(app: TaskQ) -> None:
     assert (task.spec.queue, task.spec.priority, task.spec.attempts) == ("default", 5, 5)
     assert task.spec.task == task.name
     assert (task.store_result, task.runs_in, task.is_async) == (True, "thread", False)
+    assert not task.spec.flags & Flag.DURABLE_CLAIM
+    assert app.task(name="3", retry=3)(plain).retry == retry.exponential(attempts=3)
+    once = app.task(name="once", retry=retry.never())(plain)
+    assert once.spec.flags & Flag.DURABLE_CLAIM, "one attempt implies a durable claim"
+    assert not app.data_dir.exists()
 
 
 def test_options_are_kept_in_the_logs_units(app: TaskQ) -> None:
@@ -76,18 +70,6 @@ def test_options_are_kept_in_the_logs_units(app: TaskQ) -> None:
     assert extras.headers == {"team": "a"}
     assert app.tasks["mail.send"] is app.tasks["send"] is app.tasks["old.send"] is task
     assert task.encode_result("text") is None
-
-
-def test_a_number_stands_for_a_policy_with_so_many_attempts(app: TaskQ) -> None:
-    assert app.task(retry=3)(plain).retry == retry.exponential(attempts=3)
-
-
-def test_one_attempt_implies_a_durable_claim(app: TaskQ) -> None:
-    assert app.task(retry=retry.never())(plain).spec.flags & Flag.DURABLE_CLAIM
-
-
-def test_a_lambda_is_a_task_once_it_has_a_name(app: TaskQ) -> None:
-    assert app.task(name="answer")(lambda: 42)() == 42
 
 
 def test_a_task_inside_a_function_is_named_after_both(app: TaskQ) -> None:
@@ -163,11 +145,6 @@ def test_tasks_without_an_app_share_one_that_the_settings_configure(
         default_app.cache_clear()
 
 
-def test_decorating_does_not_touch_the_disk(app: TaskQ) -> None:
-    app.task(plain).call(1)
-    assert not app.data_dir.exists()
-
-
 def test_annotations_may_name_what_is_defined_further_down(app: TaskQ) -> None:
     task = app.task(later)
     assert task.call(Later()).body == b'{"value":{"n":1}}'
@@ -190,16 +167,6 @@ def test_a_worker_that_is_not_installed_is_explained(
     monkeypatch.setitem(sys.modules, "taskq_workers", None)
     with pytest.raises(UsageError, match="needs the package taskq_workers"):
         app.worker()
-
-
-def test_closing_before_any_use_is_legal_and_twice_too(app: TaskQ) -> None:
-    async def close() -> None:
-        await app.close()
-        await app.close()
-
-    asyncio.run(close())
-    app.close_sync()
-    assert not app.data_dir.exists()
 
 
 def test_help_of_the_decorator_lists_its_keywords(app: TaskQ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import functools
@@ -22,7 +23,7 @@ import pytest
 import typing_extensions
 from pydantic import BaseModel, Field, PlainSerializer, PlainValidator
 
-from taskq import Discard, Put, TaskLog, TaskQ, chain, retry
+from taskq import Put, TaskLog, TaskQ, chain, retry
 from taskq.conditions import condition, disk_free
 from taskq.errors import UsageError
 from tests.programs import run_python
@@ -47,15 +48,11 @@ def test_a_flow_of_two_apps_is_refused_unless_one_is_named(app: TaskQ, other: Ta
     flow = chain(ours.call(1), theirs.step())
     with pytest.raises(UsageError, match=r"theirs .*two apps.*app\.enqueue_flow\(flow\)"):
         flow.enqueue_sync()
-    with app:
-        assert len(app.enqueue_flow_sync(flow).jobs) == 2
-
-
-def test_apps_on_one_directory_share_their_flows(app: TaskQ, tmp_path: Path) -> None:
-    twin = TaskQ(tmp_path / "here")
+    twin = TaskQ(app.data_dir)
     with app, twin:
-        flow = chain(app.task(increment).call(1), twin.task(name="theirs")(increment).step())
-        assert len(flow.enqueue_sync().jobs) == 2
+        assert len(app.enqueue_flow_sync(flow).jobs) == 2
+        shared = chain(ours.call(1), twin.task(name="theirs")(increment).step())
+        assert len(shared.enqueue_sync().jobs) == 2
 
 
 def test_arguments_that_a_schedule_lacks_are_told_with_its_name(app: TaskQ) -> None:
@@ -106,7 +103,7 @@ HOPELESS = [
 SOUND = [
     bytes, OfExtensions, Model, Pair, Colour, Row, list[Model] | None, dt.timedelta, Path,
     Annotated[Plain, PlainValidator(lambda _: Plain()), PlainSerializer(str)], Any, None,
-    typing.Literal["a"],
+    typing.Literal["a"], typing.NoReturn,
 ]  # fmt: skip
 
 
@@ -136,42 +133,35 @@ def test_a_type_without_a_form_in_json_is_refused_where_it_is_declared(
 def test_a_type_that_pydantic_can_write_is_taken(app: TaskQ, hint: Any) -> None:
     def both(value: Any) -> Any: ...
 
-    both.__annotations__.update({"value": hint, "return": hint})
+    given = Any if hint is typing.NoReturn else hint
+    both.__annotations__.update({"value": given, "return": hint})
     app.task(both)
     app.hooks.check_tasks()
 
 
-def test_keywords_of_a_typed_dict_are_refused_with_what_to_write(app: TaskQ) -> None:
-    def send(**options: Unpack[OfExtensions]) -> None: ...
-
-    with pytest.raises(UsageError, match=r"such as \*\*options: int.*typing_extensions"):
-        app.task(send)
+def keywords(**options: Unpack[OfExtensions]) -> None: ...
+def described(n: int = Field(default=3, gt=1)) -> None: ...
+def as_a_field(n: int = dataclasses.field(default=3)) -> None: ...
 
 
-def test_a_function_that_never_returns_has_no_result_to_write(app: TaskQ) -> None:
-    @app.task
-    def refuse() -> typing.NoReturn:
-        raise Discard("never")
-
-    app.hooks.check_tasks()
+@functools.cache
+async def cached() -> None: ...
 
 
-@pytest.mark.parametrize("default", [Field(default=3, gt=1), dataclasses.field(default=3)])
-def test_a_description_is_no_default(app: TaskQ, default: Any) -> None:
-    def count(n: int = default) -> int:
-        return n
-
-    with pytest.raises(UsageError, match=r"default of 'n' is Field.*n: Annotated\[int, Field\("):
-        app.task(count)
-
-
-def test_a_cached_coroutine_is_refused(app: TaskQ) -> None:
-    @functools.cache
-    async def load() -> int:
-        return 1
-
-    with pytest.raises(UsageError, match="each can be awaited once: leave the cache out"):
-        app.task(load)
+@pytest.mark.parametrize(
+    ("function", "remedy"),
+    [
+        (keywords, r"such as \*\*options: int.*typing_extensions"),
+        (described, r"default of 'n' is Field.*n: Annotated\[int, Field\("),
+        (as_a_field, r"default of 'n' is Field.*n: Annotated\[int, Field\("),
+        (cached, "each can be awaited once: leave the cache out"),
+    ],
+)
+def test_a_function_that_could_not_be_called_is_refused(
+    app: TaskQ, function: Any, remedy: str
+) -> None:
+    with pytest.raises(UsageError, match=remedy):
+        app.task(function)
 
 
 @pytest.mark.parametrize("hint", [dt.datetime, list[dt.date], Row, "fake"])
@@ -209,24 +199,17 @@ def test_a_first_call_under_freezegun_compiles_real_dates(
     assert task.decode_result(task.encode_result(value) or b"") == value
 
 
+@pytest.mark.parametrize("has_worker", [False, True])
 def test_a_schedule_that_nobody_ticks_is_warned_of(
-    app: TaskQ, caplog: pytest.LogCaptureFixture
+    app: TaskQ, caplog: pytest.LogCaptureFixture, has_worker: bool
 ) -> None:
     """Declared while the app is open, in a process without a worker of it."""
     call = app.task(increment).call(1)
     app.schedule("before", call, every="1h")
-    with app:
+    with app, app.worker_thread() if has_worker else contextlib.nullcontext():
         app.schedule("daily", call, every="1d")
-    assert [record.args for record in caplog.records] == [("daily",)]
-
-
-async def test_a_schedule_beside_a_worker_is_not_warned_of(
-    app: TaskQ, caplog: pytest.LogCaptureFixture
-) -> None:
-    call = app.task(increment).call(1)
-    async with app, app.worker():
-        app.schedule("daily", call, every="1d")
-    assert not [record for record in caplog.records if "ticks in" in record.msg]
+    warned = [record.args for record in caplog.records if "ticks in" in record.msg]
+    assert warned == ([] if has_worker else [("daily",)])
 
 
 # -- odd numbers -----------------------------------------------------------------------------------
@@ -273,6 +256,9 @@ def of_tasks() -> dict[str, Callable[[Any, Any], Any]]:
 
 
 def of_logs() -> dict[str, Callable[[Any, Any], Any]]:
+    def put(app: TaskQ, **options: Any) -> Any:
+        return TaskLog(app.connection).put_many_sync([Put(payload=b"1", **options)])
+
     return {
         "count": lambda app, n: app.peek_sync(n),
         "limit": lambda app, n: app.dead.list_sync(limit=n),
@@ -281,6 +267,9 @@ def of_logs() -> dict[str, Callable[[Any, Any], Any]]:
         "limit   ": lambda app, n: app.replay_sync(queue="mail", limit=n),
         "from_lsn": lambda app, n: app.stream(from_lsn=n),
         "lsn": lambda app, n: app.seek_sync("reader", lsn=n),
+        "priority   ": lambda app, n: put(app, priority=n),
+        "attempts   ": lambda app, n: put(app, attempts=n),
+        "count ": lambda app, n: TaskLog(app.connection).claim_sync(n),
     }
 
 
@@ -327,6 +316,8 @@ def of_spans() -> dict[str, Callable[[Any, Any], Any]]:
         "drain_timeout": lambda app, n: app.worker(drain_timeout="7" if n == math.inf else n),
         "lock_wait": lambda _, n: TaskLog.open("x", lock_wait=n),
         "interval": lambda _, n: TaskLog.open("x", interval=n),
+        "wait": lambda app, n: TaskLog(app.connection).claim_sync(wait=n),
+        "lease": lambda app, n: TaskLog(app.connection).claim_sync(lease=n),
         "every": lambda _, n: condition(holds, every=n),
         "factor": lambda _, n: retry.exponential(factor=True if n == 2**70 else n),
         "disk_free": lambda _, n: disk_free("x" if n in (2**70, "7") else n),
@@ -370,36 +361,18 @@ def test_a_whole_number_of_another_library_is_taken(tmp_path: Path, name: str) -
         GIVERS[name][0](app, Whole())
 
 
-async def test_bytes_with_an_odd_number_are_refused_and_those_beside_them_stand(
-    tmp_path: Path,
-) -> None:
-    async with TaskLog.open(tmp_path, durability="os") as log:
-        for name in ("priority", "attempts"):
-            for odd in COUNTS:
-                with pytest.raises(UsageError, match=f"^{name} is "):
-                    await log.put_many([Put(payload=b"1"), Put(payload=b"2", **{name: odd})])
-        wrong: Any
-        number: Any = Whole()
-        for wrong in (3, None, [], b"mail"):
-            with pytest.raises(UsageError, match=r"queue name is .*it must be text"):
-                await log.put(b"1", queue=wrong)
-        for odd in (*COUNTS, 0):
-            with pytest.raises(UsageError, match=r"^count is "):
-                await log.claim(odd)
-        assert not (await log.stats()).queues
-        await log.put(b"3", priority=number)
-        (delivery,) = await log.claim()
+def test_a_delivery_with_an_odd_number_is_still_held(tmp_path: Path) -> None:
+    number: Any = Whole()
+    with TaskLog.open(tmp_path, durability="os") as log:
+        log.put_sync(b"3", priority=number)
+        (delivery,) = log.claim_sync()
         assert delivery.priority == 3
         for odd in SPANS:
-            with pytest.raises(UsageError, match=r"^wait is "):
-                await log.claim(wait=odd)
-            with pytest.raises(UsageError, match=r"^lease is "):
-                await log.claim(lease=odd)
             with pytest.raises(UsageError, match=r"^delay is "):
-                await log.nack(delivery, delay=odd)
+                log.nack_sync(delivery, delay=odd)
             with pytest.raises(UsageError, match=r"^seconds is "):
-                await log.extend(delivery, odd)
-        await log.ack(delivery)
+                log.extend_sync(delivery, odd)
+        log.ack_sync(delivery)
 
 
 # -- typing ----------------------------------------------------------------------------------------

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -33,17 +31,6 @@ from tests.effort import grows, some
 
 if TYPE_CHECKING:
     from fractions import Fraction
-
-
-@dataclass
-class Point:
-    x: int
-    data: bytes
-    next: Point | None = None
-
-
-class Plain:
-    """Nothing that pydantic could read."""
 
 
 def typed(annotation: Any) -> Callable[..., Any]:
@@ -174,35 +161,14 @@ def test_a_payload_that_no_longer_fits_is_an_invalid_call(payload: bytes, messag
 
 
 def test_a_payload_over_the_limit_is_refused_with_its_size() -> None:
-    def task(data: str) -> None: ...
-
-    with pytest.raises(
-        PayloadTooLarge, match=r"shop.buy: the payload has 167772\d\d bytes"
-    ) as raised:
-        codec_of(task).encode(("x" * PAYLOAD_BYTES_MAX,), {})
+    signature, text = Signature("shop.buy", typed(str)), "x" * PAYLOAD_BYTES_MAX
+    with pytest.raises(PayloadTooLarge, match=r"buy: the payload has 167772\d\d bytes") as raised:
+        ArgumentCodec(signature).encode((text,), {})
     assert raised.value.limit == PAYLOAD_BYTES_MAX
     with pytest.raises(PayloadTooLarge):
-        encode_loose("task", ("x" * PAYLOAD_BYTES_MAX,), {})
-
-
-def test_a_value_without_a_form_in_json_is_named() -> None:
-    def task(first: int, anything: Any) -> None: ...
-
-    with pytest.raises(
-        InvalidCall, match=r"parameter 'anything' cannot be written as JSON: .*object"
-    ):
-        codec_of(task).encode((1, object()), {})
-    with pytest.raises(InvalidCall, match=r"mail.send: the arguments cannot be written as JSON"):
-        encode_loose("mail.send", (object(),), {})
-
-
-def test_an_annotation_without_a_form_in_json_is_named_with_its_parameter() -> None:
-    def task(first: int, second: Plain) -> None: ...
-
-    with pytest.raises(
-        UsageError, match=r"annotation .*Plain of parameter 'second' has no form in JSON"
-    ):
-        codec_of(task)
+        encode_loose("task", (text,), {})
+    with pytest.raises(PayloadTooLarge, match=r"shop.buy: the result"):
+        ResultCodec(signature).encode(text)
 
 
 def test_an_annotation_that_only_the_type_checker_sees_is_explained() -> None:
@@ -224,6 +190,8 @@ def test_a_result_of_a_kindred_type_becomes_the_annotated_one() -> None:
     codec = ResultCodec(Signature("shop.buy", typed(list[int])))
     assert codec.encode((1, 2)) == b"[1,2]"
     assert codec.decode(b"[1,2]") == [1, 2]
+    with pytest.raises(UsageError, match=r"stored result does not fit the return annotation list"):
+        codec.decode(b'"text"')
 
 
 @pytest.mark.parametrize("value", ["x", None, object(), {"a": 1}])
@@ -237,26 +205,11 @@ def test_a_none_is_no_bytes_where_none_is_allowed(annotation: Any) -> None:
     assert ResultCodec(Signature("shop.buy", typed(annotation))).encode(None) is None
 
 
-def test_a_result_of_another_version_is_explained() -> None:
-    with pytest.raises(UsageError, match=r"stored result does not fit the return annotation int"):
-        ResultCodec(Signature("shop.buy", typed(int))).decode(b'"text"')
-
-
-def test_a_result_over_the_limit_is_refused() -> None:
-    with pytest.raises(PayloadTooLarge, match=r"shop.buy: the result"):
-        ResultCodec(Signature("shop.buy", typed(str))).encode("x" * PAYLOAD_BYTES_MAX)
-
-
-@given(st.text(max_size=20_000))
-def test_a_reason_keeps_both_ends_within_its_limit(reason: str) -> None:
-    encoded = encode_reason(reason)
+@pytest.mark.parametrize("middle", ["ä", "\ud800", "𝄞 ", "x\n"])
+def test_a_long_reason_loses_its_middle(middle: str) -> None:
+    encoded = encode_reason("first line" + middle * 10_000 + "last line")
     assert len(encoded) <= 8 * 1024
     text = encoded.decode()
-    assert text[:100] == reason.encode("utf-8", "replace").decode()[:100]
-
-
-def test_a_long_reason_loses_its_middle() -> None:
-    text = encode_reason("first line" + "ä" * 10_000 + "last line").decode()
     assert text.startswith("first line")
     assert text.endswith("last line")
     assert "\n...\n" in text
@@ -279,19 +232,14 @@ def _nested(depth: int) -> list[Any]:
 
 @pytest.mark.parametrize("data", [_DEEP, _DEEP_OBJECTS, _DEEP.decode(), b"[" * _MANY])
 def test_whatever_is_nested_too_deeply_is_a_value_error(data: bytes | str) -> None:
+    """The limit is the depth, and not the number of brackets."""
     with pytest.raises(ValueError, match=r"nested more than 200 deep|Expecting value"):
         parse_json(data)
-
-
-@pytest.mark.parametrize("depth", [1, DEPTH_MAX - 1, DEPTH_MAX, DEPTH_MAX + 1, 500, 900])
-def test_the_limit_is_the_depth_and_not_the_number_of_brackets(depth: int) -> None:
-    text = json.dumps([_nested(depth - 1)] * 50 if depth > 1 else [])
-    if depth <= DEPTH_MAX:
-        assert parse_json(text) == json.loads(text)
-    else:
+    for depth in (DEPTH_MAX + 1, 500):
         with pytest.raises(ValueError, match="nested more than 200 deep"):
-            parse_json(text)
-    assert parse_json(json.dumps([[1], {"[": "{"}] * 900))
+            parse_json(json.dumps([_nested(depth - 1)] * 50))
+    text = json.dumps([[_nested(DEPTH_MAX - 2)] * 50, {"[": "{"}] * 90)
+    assert parse_json(text) == json.loads(text)
 
 
 @pytest.mark.posix("pydantic writes at most 99 levels on Windows")
@@ -344,29 +292,25 @@ async def test_a_payload_that_is_nested_too_deeply_dies_at_its_first_attempt(
         assert answer.attempt == 1
 
 
-@pytest.mark.parametrize("depth", [VALUE_DEPTH_MAX + 1, 100_000])
-async def test_a_result_that_nobody_could_read_fails_the_job(depth: int, tmp_path: Path) -> None:
+async def test_a_result_that_nobody_could_read_fails_the_job(tmp_path: Path) -> None:
     app = TaskQ(tmp_path)
 
     @app.task(name="deep", retry=1)
-    def deep() -> Any:
+    def deep(depth: int) -> Any:
         return _nested(depth)
 
     async with app, app.worker():
-        job = await deep.enqueue()
-        with pytest.raises(JobFailed, match="nested more than 160 deep"):
-            await job.result(timeout=20)
+        for depth in (VALUE_DEPTH_MAX + 1, 100_000):
+            job = await deep.enqueue(depth)
+            with pytest.raises(JobFailed, match="nested more than 160 deep"):
+                await job.result(timeout=20)
 
 
 @pytest.mark.parametrize("deep", [_DEEP, _DEEP_OBJECTS])
 def test_commands_print_what_they_can_of_a_deep_payload(deep: bytes, tmp_path: Path) -> None:
-    async def write() -> str:
-        async with TaskLog.open(tmp_path) as log:
-            job: str = await log.put(deep)
-            await log.ack((await log.claim(1))[0], deep)
-            return job
-
-    job = asyncio.run(write())
+    with TaskLog.open(tmp_path) as log:
+        job = log.put_sync(deep)
+        log.ack_sync(log.claim_sync(1)[0], deep)
     for command in (
         ["show", job], ["show", job, "--json"], ["tail"], ["tail", "--json"], ["export"],
         ["export", "--records"], ["ls"], ["ls", "--json"], ["why", job], ["timeline", job],

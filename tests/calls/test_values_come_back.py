@@ -6,6 +6,7 @@ import collections
 import contextlib
 import datetime as dt
 import enum
+import io
 import json
 import math
 import re
@@ -196,6 +197,11 @@ class Row(TypedDict):
     size: NotRequired[Decimal]
 
 
+class OpenRow(TypedDict):
+    at: dt.datetime
+    rest: Any
+
+
 class May(enum.Flag):
     READ = 1
     WRITE = 2
@@ -275,6 +281,10 @@ KEPT: list[tuple[Any, list[Any]]] = [
     (May, [May.READ | May.WRITE]), (Named, [Named.model_validate({"SOME_NAME": 1})]),
     (Doubled, [Doubled(a=0)]), (str | UUID, ["a", UUID(int=1)]), (bool | int, [True, 1]),
     (Annotated[Cat | Dog, Field(discriminator="kind")], [Dog(type="dog")]),
+    (Any, ["", 2**200, 1e300, [], {}, [[]], {"a": {"b": [1]}}]), (list, [[1, "a"]]),
+    (dict, [{"a": 1}]), (dict[str, Any], [{"a": [1]}]), (dict[int, Any], [{1: "a"}]),
+    (list[dict[str, Any]], [[{"a": 1}]]), (tuple, [(1, "a")]), (tuple[int, Any], [(1, [2])]),
+    (set, [{1, "a"}]), (OpenRow, [{"at": NOW, "rest": 1}]), (object, ["x"]),
 ]  # fmt: skip
 #: Values that would come back as others, or not at all.
 REFUSED: list[tuple[Any, list[Any]]] = [
@@ -305,7 +315,10 @@ REFUSED: list[tuple[Any, list[Any]]] = [
     (UUID | str, [str(UUID(int=1))]), (tuple[int, Any], [(1, b"x")]),
     (float, [2**60 + 1]), (list[float], [[0.5, 2**60 + 1]]), (dict[str, float], [{"a": 2**53 + 1}]),
     (Decimal, [Decimal("NaN")]), (Shape, [Shape.BOX]),
-    (Annotated[int, AfterValidator(lambda value: value + 1)], [1]),
+    (Annotated[int, AfterValidator(lambda value: value + 1)], [1]), (list, [[NOW]]),
+    (dict, [{"a": NOW}]), (dict[str, Any] | None, [{"a": b"x"}]), (dict[int, Any], [{1: NOW}]),
+    (list[dict[str, Any]], [[{"a": Decimal(1)}]]), (tuple, [(1, NOW)]), (set, [{1, b"x"}]),
+    (OpenRow, [{"at": NOW, "rest": NOW}]), (object, [NOW]),
 ]  # fmt: skip
 #: Values that only some versions of pydantic and typing bring back.
 EITHER: list[tuple[Any, list[Any]]] = [
@@ -538,3 +551,66 @@ def test_the_order_of_a_union_is_that_of_the_annotation() -> None:
     assert codec.decode(b'"2020-01-01"') == "2020-01-01"
     with pytest.raises(UsageError, match="would come back as str"):
         codec.encode(NOW.date())
+
+
+# -- unannotated -----------------------------------------------------------------------------------
+
+
+class Fat(float):
+    """As of numpy."""
+
+
+CHANGED: list[tuple[Any, str]] = [
+    (NOW, "value: datetime"), (b"x", "value: bytes"), (math.nan, "value: float"),
+    (Path("x"), "value: "), ({1, 2}, "value: set"), (Pair(1, 2), "value: Pair"),
+    (Point(1), "value: Point"), (Base(a=1), "value: Base"), ([NOW], r"value: list\[datetime\]"),
+    ({"at": NOW}, r"value: dict\[str, datetime\]"), ({1: "a"}, r"value: dict\[int, …\]"),
+    ({"a": [{"b": b"x"}]}, r"bytes at \['a'\]\[0\]\['b'\].*annotate what holds it"),
+    (Colour.RED, "value: Colour"), (collections.Counter("aab"), "value: Counter"),
+    (Fat(1.5), r"Fat, which .*pass float\(…\) of it"),
+    (object(), "cannot be written as JSON: object"),
+]  # fmt: skip
+
+
+def bare(value, *rest, flag=None, **more): ...  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN003, ANN201
+def any_(value: Any) -> None: ...
+
+
+CODECS = {fn.__name__: ArgumentCodec(Signature("t", fn)) for fn in (bare, any_)}
+
+
+@pytest.mark.parametrize(("value", "message"), CHANGED)
+def test_a_value_without_a_type_that_would_change_is_refused_with_what_to_write(
+    value: Any, message: str
+) -> None:
+    for codec in CODECS.values():
+        for args, kwargs in [((value,), {}), ((), {"value": value})]:
+            with pytest.raises(InvalidCall, match=rf"^t: parameter 'value' .*{message}"):
+                codec.encode(args, kwargs)
+    result = ResultCodec(Signature("t", lambda: None))
+    with pytest.raises(UsageError, match=rf"^t: .*{message.replace('value: ', '-> ')}"):
+        result.encode(value)
+
+
+def test_further_arguments_are_looked_at_too() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    wrong: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+        ((1, NOW), {}, r"\*rest"), ((1,), {"flag": NOW}, "'flag'.*flag: datetime"),
+        ((1,), {"other": [b"x"]}, r"\*more"), ((loop,), {}, "Circular"),
+    ]  # fmt: skip
+    for args, kwargs, message in wrong:
+        with pytest.raises(InvalidCall, match=message):
+            CODECS["bare"].encode(args, kwargs)
+
+
+def test_what_can_be_read_once_is_refused_unread(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("abc")
+    with (tmp_path / "f").open() as file:
+        for once in (file, io.BytesIO(b"abc"), iter([1, 2]), (n for n in range(2)), map(str, [1])):
+            for given in (once, [once], {"a": once}):
+                with pytest.raises(InvalidCall, match=r"'value' cannot be written.*pass"):
+                    CODECS["any_"].encode((given,), {})
+                with pytest.raises(InvalidCall, match=r"can be read once.*pass"):
+                    encode_loose("other.take", (given,), {"value": given})
+            assert list(once), "nobody has read it"

@@ -13,7 +13,7 @@ from typing import Final
 
 from click.testing import CliRunner
 
-from taskq import TaskLog, TaskQ
+from taskq import TaskLog, TaskQ, chain
 from taskq.cli.main import main
 from taskq_workers.services.scheduler import Scheduler
 
@@ -96,6 +96,30 @@ async def fill_leased(path: Path) -> None:
         await log.nack(delivery, "ValueError: no", delay=0)
 
 
+async def fill_nothing(path: Path) -> None:
+    async with TaskLog.open(path, durability="os"):
+        pass
+
+
+async def fill_chains(path: Path) -> None:
+    """Put a chain whose first job waits, one whose first job dies, and the position of a source."""
+    app = TaskQ(path, durability="os")
+
+    @app.task(name="increment")
+    def increment(number: int) -> int:
+        return number + 1
+
+    @app.task(name="fail", retry=1)
+    def fail() -> int:
+        raise ValueError("no")
+
+    async with app:
+        await chain(fail.call(), increment.step()).enqueue()
+        await app.worker(burst=True).run()
+        await chain(increment.call(1), increment.step()).enqueue()
+        await app.ingest("orders.csv", [], {"row": 1})
+
+
 LOGS: Final[dict[str, Callable[[Path], Awaitable[object]]]] = {
     "sample": fill_sample,
     "letters": fill_letters,
@@ -103,6 +127,8 @@ LOGS: Final[dict[str, Callable[[Path], Awaitable[object]]]] = {
     "schedules": fill_schedules,
     "reader": fill_reader,
     "leased": fill_leased,
+    "nothing": fill_nothing,
+    "chains": fill_chains,
 }
 
 

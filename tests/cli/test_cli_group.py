@@ -126,11 +126,6 @@ def test_a_bug_keeps_its_traceback() -> None:
     assert isinstance(result.exception, ZeroDivisionError)
 
 
-def test_a_command_of_another_package_runs_like_our_own() -> None:
-    result = CliRunner().invoke(group_with("extra", lambda: click.echo("hello")), ["extra"])
-    assert (result.exit_code, result.output) == (0, "hello\n")
-
-
 @pytest.mark.parametrize(
     ("value", "detail"),
     [
@@ -240,33 +235,12 @@ def test_a_directory_may_stand_before_the_command_after_it_or_behind_d(
         assert _AGO.sub("", result.stdout) == _AGO.sub("", expected.stdout)
 
 
-def test_a_command_about_one_job_takes_the_directory_before_it(sample: Sample) -> None:
-    job_id = sample.ids["dead"]
-    assert taskq("-d", sample.path, "why", job_id).stdout.startswith(f"{job_id}: ")
-    assert taskq("-d", sample.path, "dead", "show", job_id).exit_code == 0
-
-
 def test_what_is_typed_comes_before_the_variable(
     sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TASKQ_DATA_DIR", str(tmp_path / "another"))
     for arguments in (["ls", sample.path], ["-d", sample.path, "ls"], ["ls", "-d", sample.path]):
         assert taskq(*arguments).exit_code == 0
-
-
-@pytest.mark.parametrize(
-    "arguments", [["ls", "a", "-d", "b"], ["-d", "a", "ls", "b"], ["-d", "a", "ls", "-d", "b"]]
-)
-def test_two_directories_are_wrong_usage(arguments: list[str]) -> None:
-    result = taskq(*arguments)
-    assert result.exit_code == 2
-    assert result.stderr == ("taskq: two directories were given, a and b: give the one you mean\n")
-
-
-def test_a_command_that_has_no_directory_takes_none_before_it(sample: Sample) -> None:
-    result = taskq("-d", sample.path, "pipeline")
-    assert result.exit_code == 2
-    assert result.stderr == "taskq: pipeline takes no -d before it: see taskq pipeline --help\n"
 
 
 @pytest.mark.parametrize(
@@ -315,16 +289,6 @@ def test_of_several_logs_nearby_the_first_three_are_offered(
     lines = taskq("ls", "nothing").stderr.splitlines()
     assert lines[0] == f"taskq: {tmp_path}/nothing is not a task log; these are nearby:"
     assert lines[1:] == [f"  -d {tmp_path}/{name}" for name in "abc"]
-
-
-def test_with_no_log_nearby_the_ways_to_one_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert taskq("ls", "nothing").stderr == (
-        f"taskq: {tmp_path}/nothing is not a task log: give its directory with -d, "
-        f"or start one with: taskq put BODY -d {tmp_path}/nothing\n"
-    )
 
 
 def test_a_person_is_asked_with_the_number_of_jobs(

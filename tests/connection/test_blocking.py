@@ -121,22 +121,6 @@ def test_attempts_tell_who_ran_the_job_and_what_went_wrong(app: TaskQ) -> None:
         app.attempts_sync(f"{job.id}9")
 
 
-def test_the_log_below_can_be_used_without_a_loop_too(tmp_path: Path) -> None:
-    with TaskLog.open(tmp_path / "data") as log:
-        job_id = log.put_sync(b"one")
-        (delivery,) = log.claim_sync(1)
-        assert (delivery.job_id, log.payload_sync(delivery)) == (job_id, b"one")
-        log.ack_sync(delivery, result=b"done")
-        assert log.get_sync(job_id).result == b"done"
-
-
-async def test_a_twin_is_refused_where_it_would_stop_the_loop(app: TaskQ) -> None:
-    with pytest.raises(UsageError, match=r"pause_sync\(\) would stop this event loop: use await"):
-        app.pause_sync("mail")
-    with pytest.raises(UsageError, match=r"run_worker\(\) would stop this event loop"):
-        app.run_worker()
-
-
 def test_calls_of_many_threads_share_one_loop(app: TaskQ) -> None:
     before = threading.active_count()
     numbers: list[int] = []

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import shlex
 from pathlib import Path
 from typing import Any
@@ -70,15 +69,6 @@ async def test_a_job_that_did_not_succeed_raises_what_became_of_it(
     assert raised.value.job_id == job.id
 
 
-async def test_waiting_for_a_result_can_be_cancelled(task: Any, recorder: Recorder) -> None:
-    job = await task.enqueue()
-    waiter = asyncio.ensure_future(job.result())
-    await asyncio.sleep(0)
-    waiter.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiter
-
-
 @pytest.mark.parametrize(
     "text", ["", "x", "-5", "0123abcd-", "0123abcd-x", "a--1", "a-²", "a-" + "9" * 30]
 )
@@ -122,13 +112,6 @@ async def test_nobody_knows_its_task_or_its_queue_is_paused(app: TaskQ) -> None:
         await app.pause("default")
         resume = f"taskq resume default -d {shlex.quote(str(app.data_dir))}"
         assert (await late(app)).why == f"queue 'default' is paused; let it go on with: {resume}"
-
-
-def test_threads_hear_the_same(app: TaskQ) -> None:
-    with app:
-        job = app.enqueue_by_name_sync("proj.send")
-        with pytest.raises(ResultTimeout, match="after 0 s: no worker runs; start one"):
-            job.result_sync(timeout=0)
 
 
 async def test_what_would_take_longer_than_a_tenth_of_the_wait_is_left_to_who_asks(

@@ -69,13 +69,6 @@ async def test_a_record_says_all_that_the_log_does(log: TaskLog) -> None:
     assert seen["enqueued", ids["late"]].due_ns > born.time_ns
 
 
-async def test_records_are_values(log: TaskLog) -> None:
-    await log.put(b"x")
-    (record,) = await read(log.stream(follow=False))
-    assert (record,) == tuple(await read(log.stream(follow=False)))
-    assert not hasattr(record, "__dict__")
-
-
 async def test_a_stream_that_follows_gets_what_is_written_meanwhile(log: TaskLog) -> None:
     expected = [b"%d" % n * 500 for n in range(400)]
     bodies: list[bytes | None] = []
@@ -102,6 +95,7 @@ async def test_a_stream_begins_at_any_lsn(log: TaskLog) -> None:
     for _ in range(100):
         await log.put(b"y" * 1_000)
     whole = await read(log.stream(follow=False))
+    assert not hasattr(whole[0], "__dict__"), "records are values"
     for number in (0, 1, 50, 99, 100, 101, 199):
         result = await read(log.stream(follow=False, from_lsn=whole[number].lsn))
         assert result == whole[number:]
@@ -238,7 +232,7 @@ async def test_a_loop_that_was_left_goes_on_where_it_was(log: TaskLog) -> None:
 
 
 @pytest.mark.parametrize("reader", [None, "billing"])
-@pytest.mark.parametrize("turns", [*range(12), 40])
+@pytest.mark.parametrize("turns", [*range(0, 12, 2), 40])
 async def test_a_stream_that_is_closed_ends_for_whoever_reads_it(
     log: TaskLog, reader: str | None, turns: int
 ) -> None:
@@ -283,23 +277,24 @@ async def test_a_stream_is_closed_only_when_the_closing_that_was_cancelled_is_ov
     await log.put(b"x")
     stream = log.stream(reader="billing")
     await anext(stream)
-    begun, go, plain = threading.Event(), threading.Event(), stream._finish
+    begun, go, ended = threading.Event(), threading.Event(), threading.Event()
+    plain = stream._finish
 
     def slowly(opened: Any) -> None:
         begun.set()
         assert go.wait(30)
         plain(opened)
+        ended.set()
 
     monkeypatch.setattr(stream, "_finish", slowly)
     closing = asyncio.ensure_future(stream.aclose())
     await asyncio.to_thread(begun.wait, 30)
     closing.cancel()
     await asyncio.wait({closing})
-    again = asyncio.ensure_future(stream.aclose())
-    await asyncio.wait({again}, timeout=0.05)
-    assert not again.done()
-    go.set()
-    await again
+    assert not ended.is_set()
+    asyncio.get_running_loop().call_soon(go.set)
+    await stream.aclose()
+    assert ended.is_set()
     assert [view.alive for view in await log.readers()] == [False]
 
 
@@ -366,29 +361,6 @@ async def test_a_stream_of_a_log_whose_fsync_fails_ends_with_an_error(
     async with log:
         result = await read(log.stream(reader="billing", kinds=["enqueued"], follow=False))
         assert [item.payload for item in result] == [b"2"]
-
-
-@pytest.mark.parametrize("durability", ["fsync", "interval", "os"])
-async def test_a_stream_holds_what_a_scan_does(tmp_path: Path, durability: str) -> None:
-    path = tmp_path / "log"
-    async with TaskLog.open(
-        path, durability=durability, interval="5ms", segment_bytes=SEGMENT_BYTES_MIN
-    ) as log:
-        for number in range(120):
-            await log.put_many([Put(payload=b"x" * (37 * number % 3_000))] * (1 + number % 5))
-            for delivery in await log.claim(number % 4 or 1):
-                if number % 3:
-                    await log.ack(delivery, b"r" * number)
-                else:
-                    await log.nack(delivery, "again", delay=0)
-        result = await read(log.stream(follow=False))
-    with LogReader.open(str(path)) as reader:
-        journal = reader._journal
-        scanned = [
-            (record.lsn, record.time_ns, record.epoch)
-            for record in records(journal, journal.start())
-        ]
-    assert [(item.lsn, item.time_ns, item.epoch) for item in result] == scanned
 
 
 # -- stream compacted ------------------------------------------------------------------------------
@@ -533,11 +505,14 @@ async def read_on(log: TaskLog, number: int, size: int) -> list[int]:
     return numbers[:-1]
 
 
-async def live(path: str, steps: list[tuple[str, int, int]]) -> tuple[list[int], int]:
+async def live(
+    path: str, steps: list[tuple[str, int, int]], durability: str
+) -> tuple[list[int], int]:
     result: list[int] = []
     start = 0
     numbers = count()
-    async with TaskLog.open(path, segment_bytes=SEGMENT_BYTES_MIN) as log:
+    options: Any = {"durability": durability, "interval": "5ms"}
+    async with TaskLog.open(path, segment_bytes=SEGMENT_BYTES_MIN, **options) as log:
         for what, number, size in steps:
             if what == "read":
                 result += await read_on(log, number, size)
@@ -548,17 +523,17 @@ async def live(path: str, steps: list[tuple[str, int, int]]) -> tuple[list[int],
             elif what != "seek":
                 await write(log, what, number, size)
         result += await read_on(log, 100_000, 1)
-        whole = [record.lsn async for record in log.stream(follow=False)]
-        assert whole == [record.lsn for record in scan(path)]
+        whole = [(it.lsn, it.time_ns, it.epoch) async for it in log.stream(follow=False)]
+        assert whole == [(it.lsn, it.time_ns, it.epoch) for it in scan(path)]
     return result, start
 
 
-@given(STEPS)
+@given(STEPS, st.sampled_from(["fsync", "interval", "os"]))
 @grows
 @settings(max_examples=some(10, 30))
 def test_streaming_equals_a_scan(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, int]]
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, int]], durability: str
 ) -> None:
     path = str(tmp_path_factory.mktemp("log"))
-    result, start = asyncio.run(live(path, steps))
+    result, start = asyncio.run(live(path, steps, durability))
     assert result == [record.lsn for record in scan(path) if record.lsn >= start]

@@ -23,7 +23,7 @@ from taskq.errors import (
 )
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.machine.disk import LocalDisk
-from taskq.log.read.readers import NamedReader, ReaderPosition, read_position, reader_positions
+from taskq.log.read.readers import NamedReader, ReaderPosition, read_position
 from tests.effort import within
 
 
@@ -422,15 +422,3 @@ async def test_damage_stops_a_stream_or_is_passed_over_as_it_was_asked_to(
     assert whole[-1] == 10
     assert sorted({*result, 1, 2}) == sorted({*whole, 1, 2})
     assert "passed over" in caplog.text
-
-
-async def test_the_compactor_sees_where_readers_stand(log: TaskLog) -> None:
-    for _ in range(40):
-        await put(log, 5, 1_000)
-    await lsns(log.stream(reader="billing"), 150)
-    await log.seek("audit", "start")
-    homes = [int(path.stem) for path in segments(log)]
-    positions = reader_positions(LocalDisk(), str(log.data_dir))
-    home = max(lsn for lsn in homes if lsn <= 150)
-    assert positions == {"billing": (home, 151), "audit": (1, 1)}
-    assert found_position(log).segment == home

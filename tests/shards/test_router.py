@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections import defaultdict
 from pathlib import Path
@@ -11,13 +10,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from taskq import Shards, TaskQ, chain, current_job, group
-from taskq.cli.main import main
 from taskq.errors import DuplicateKey, UsageError, WrongLog
 from taskq.shards import FILE
-from taskq.testing import Sandbox
 from tests.effort import grows, some, within
 
 
@@ -207,57 +203,6 @@ async def test_a_job_may_not_take_a_key_along_that_another_shard_holds(tmp_path:
     await app.close()
 
 
-async def test_a_sandbox_gives_an_app_with_shards_one_log(tmp_path: Path) -> None:
-    app = sharded(tmp_path)
-
-    @app.task
-    async def note(text: str) -> str:
-        return text
-
-    async with Sandbox(app) as box:
-        jobs = [await note.options(key=f"k{number}").enqueue("x") for number in range(8)]
-        await box.drain()
-        assert await jobs[0].result(timeout=1) == "x"
-        box.assert_enqueued(note, "x")
-    assert not (tmp_path / FILE).exists()
-    async with app:
-        assert len(app.logs()) == 4
-
-
-def test_read_commands_take_the_root(tmp_path: Path) -> None:
-    app = sharded(tmp_path)
-
-    @app.task(name="fails", retry=1)
-    async def fails(text: str) -> None:
-        raise ValueError(text)
-
-    jobs = [fails.options(key=f"k{number}").enqueue_sync("x") for number in range(8)]
-    app.run_worker(burst=True)
-    app.close_sync()
-
-    def told(*words: str, code: int = 0) -> Any:
-        result = CliRunner().invoke(main, [*words, "--json"])
-        assert result.exit_code == code, result.output
-        return json.loads(result.stdout)
-
-    root = str(tmp_path)
-    listed = told("ls", root)
-    assert sorted(listed) == [f"jobs.2.00{index}" for index in range(4)]
-    assert {row["id"] for shard in listed.values() for row in shard} == {job.id for job in jobs}
-    assert sum(q["dead"] for shard in told("stats", root).values() for q in shard["queues"]) == 8
-    assert sum(map(len, told("dead", "ls", root).values())) == 8
-    assert len(told("workers", root)) == 4
-    assert len(told("verify", root)) == 4
-    assert len(told("health", root, code=CliRunner().invoke(main, ["health", root]).exit_code)) == 4
-    for job in jobs:
-        assert told("show", job.id, "-d", root)["id"] == job.id
-        assert told("why", job.id, "-d", root)["code"]
-    missing = CliRunner().invoke(main, ["show", "00000000-1", "-d", root])
-    assert missing.exit_code == 1
-    text = CliRunner().invoke(main, ["ls", root]).output
-    assert "jobs.2.001" in text
-
-
 @grows
 @pytest.mark.parametrize("seed", range(some(3, 60)))
 async def test_order_and_limits_by_key_hold_over_all_shards(tmp_path: Path, seed: int) -> None:
@@ -270,22 +215,25 @@ async def test_order_and_limits_by_key_hold_over_all_shards(tmp_path: Path, seed
     apps = [sharded(tmp_path, bits=random.randint(1, 3) if not seed else 2, **options)]
     apps += [TaskQ(shards=apps[0]._router._shards, **options) for _ in range(2)]  # type: ignore[union-attr]
     ran: dict[str, list[int]] = defaultdict(list)
-    running: set[str] = set()
-    held: set[str] = set()
-    waits = [random.choice((0, 0, 0.001, 0.003)) for _ in range(50)]
+    running: set[tuple[str, str]] = set()
+    turns = [random.choice((0, 0, 1, 9)) for _ in range(50)]
+    leaves_after, leaves = random.randrange(60), asyncio.Event()
+
+    async def alone(kind: str, key: str, number: int) -> None:
+        assert (kind, key) not in running, "two of one key at a time"
+        running.add((kind, key))
+        for _ in range(turns[number % 50]):
+            await asyncio.sleep(0)
+        running.discard((kind, key))
 
     async def work(key: str, number: int) -> None:
-        assert key not in running, "two of one key at a time"
-        running.add(key)
-        await asyncio.sleep(waits[number % 50])
-        running.discard(key)
+        await alone("work", key, number)
         ran[key].append(number)
+        if sum(map(len, ran.values())) > leaves_after:
+            leaves.set()
 
     async def once(key: str) -> None:
-        assert key not in held, "two of one dedup key at a time"
-        held.add(key)
-        await asyncio.sleep(0.001)
-        held.discard(key)
+        await alone("once", key, 3)
 
     tasks = [
         (
@@ -301,9 +249,9 @@ async def test_order_and_limits_by_key_hold_over_all_shards(tmp_path: Path, seed
         await worked.enqueue(key, number)
         put[key].append(number)
         await single.enqueue(key)
-    async with apps[0].worker(random.randint(1, 8)) as leaves:
-        await asyncio.sleep(random.random() * 0.05)
-        leaves.request_stop()
+    async with apps[0].worker(random.randint(1, 8)) as worker:
+        await leaves.wait()
+        worker.request_stop()
         await run_all(apps[1], concurrency=random.randint(2, 8))
     await run_all(apps[2])
     assert ran == put

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from taskq import JobHandle, Put, TaskLog, TaskQ, chain
-from taskq.errors import JobFailed
+from taskq import JobHandle, Put, TaskLog, TaskQ
 from taskq.log.config import SEGMENT_BYTES_MIN
 from tests.cli.helpers import Sample, taskq, taskq_json
+from tests.cli.logs import fill_reader
 from tests.programs import run_taskq
 
 #: Commands that create no log.
@@ -62,13 +62,6 @@ def test_a_directory_without_a_log_gets_a_remedy(tmp_path: Path, command: str) -
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_the_directory_comes_from_the_environment_too(
-    sample: Sample, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TASKQ_DATA_DIR", str(sample.path))
-    assert len(taskq_json("ls")) == len(sample.ids)
-
-
 def test_a_piped_listing_has_no_colours_and_whole_ids(
     sample: Sample, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,49 +70,6 @@ def test_a_piped_listing_has_no_colours_and_whole_ids(
     done = run_taskq("ls", "-d", sample.path, check=True)
     assert "\x1b" not in done.stdout
     assert all(job_id in done.stdout for job_id in sample.ids.values())
-
-
-def test_a_listing_whose_reader_goes_away_ends_quietly(sample: Sample) -> None:
-    read, write = os.pipe()
-    os.close(read)
-    done = subprocess.run(
-        [sys.executable, "-m", "taskq", "ls", "-d", str(sample.path)],
-        stdout=write,
-        stderr=subprocess.PIPE,
-        check=False,
-    )
-    os.close(write)
-    assert (done.returncode, done.stderr) == (141, b"")
-
-
-@pytest.mark.parametrize("command", ["ls", "dead ls", "tail"])
-def test_a_reason_is_whole_in_a_pipe(path: Path, command: str) -> None:
-    """A search there finds the entries at its end."""
-    reason = f"ValueError: {'much ' * 60}the end"
-
-    async def die() -> None:
-        async with TaskLog.open(path) as log:
-            await log.put(b"1", attempts=1)
-            (job,) = await log.claim(1)
-            await log.nack(job, reason)
-
-    asyncio.run(die())
-    assert f"{reason}\n" in taskq(*command.split(), "-d", path).stdout
-
-
-async def test_peek_shows_in_which_order_jobs_are_claimed(tmp_path: Path) -> None:
-    async with TaskLog.open(tmp_path) as log:
-        low = await log.put(b"low", priority=1)
-        await log.put(b"later", delay="1h", priority=9)
-        first, second = await log.put(b"first"), await log.put(b"second", queue="other")
-        await log.put(b"paused", queue="closed", priority=9)
-        await log.pause("closed")
-        shown = [job["id"] for job in taskq_json("peek", "-d", tmp_path)]
-        assert shown == [first, second, low]
-        assert [job["id"] for job in taskq_json("peek", "-d", tmp_path, "-n", 1)] == [first]
-        assert [job["id"] for job in taskq_json("peek", "-d", tmp_path, "-Q", "other")] == [second]
-        claimed = [delivery.job_id for delivery in await log.claim(9)]
-    assert claimed == shown
 
 
 async def test_peek_cuts_what_is_long_and_escapes_what_is_no_text(tmp_path: Path) -> None:
@@ -136,92 +86,23 @@ def test_times_are_in_the_zone_of_the_machine_which_is_said_and_for_programs_in_
 ) -> None:
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
+    job = (sample.ids["dead"], "-d", sample.path)
     try:
-        begun = datetime.fromisoformat(
-            taskq_json("show", sample.ids["dead"], "-d", sample.path)["enqueued_at"]
-        )
+        begun = datetime.fromisoformat(taskq_json("show", *job)["enqueued_at"])
         assert begun.utcoffset() == timedelta(0)
         here, there = (f"{begun + timedelta(hours=hours):%Y-%m-%d %H:%M}" for hours in (9, 0))
         for name in ("show", "timeline"):
-            asked = (name, sample.ids["dead"], "-d", sample.path)
-            local, utc = taskq(*asked).stdout, taskq(*asked, "--utc").stdout
-            assert (here in local, local.count("JST, UTC+09:00"), there in local) == (
-                True,
-                1,
-                False,
-            )
-            assert (there in utc, here in utc) == (True, False)
+            local, utc = taskq(name, *job).stdout, taskq(name, *job, "--utc").stdout
+            assert (here in local, there in local, here in utc, there in utc) == (
+                True, False, False, True,
+            )  # fmt: skip
+            assert local.count("JST, UTC+09:00") == 1
         line = taskq("tail", "-n", 100, "-d", sample.path).stdout.splitlines()[0]
         assert line.startswith(here.replace(" ", "T"))
         assert "+09:00" in line
     finally:
         monkeypatch.undo()
         time.tzset()
-
-
-def test_ls_finds_by_the_words_of_the_page(sample: Sample) -> None:
-    for query, count in (
-        ("state:dead", 1),
-        ("task:=mail.send arg.to:=a@b.c", 1),
-        ("arg.to:=bob", 0),
-    ):
-        jobs = taskq_json("ls", "-q", query, "-d", sample.path)
-        assert len(jobs) == count, query
-    both = taskq_json("ls", "-s", "dead", "-q", "queue:=nowhere", "-d", sample.path)
-    assert both == []
-    refused = taskq("ls", "-q", "tsak:x", "-d", sample.path)
-    assert (refused.exit_code, "no property" in refused.stderr) == (2, True)
-
-
-@pytest.fixture
-def held(tmp_path: Path) -> str:
-    """Return a job that waits for another one."""
-    app = TaskQ(tmp_path)
-
-    @app.task
-    def increment(number: int) -> int:
-        return number + 1
-
-    with app:
-        return chain(increment.call(1), increment.step()).enqueue_sync().id
-
-
-def test_a_held_job_is_due_at_no_time(held: str, tmp_path: Path) -> None:
-    enqueued = taskq("timeline", held, "-d", tmp_path).stdout.splitlines()[-1]
-    assert enqueued.endswith("waits for jobs or a signal")
-    assert taskq_json("timeline", held, "-d", tmp_path)[0]["due_at"] is None
-
-
-def test_a_job_is_cancelled_for_the_input_that_failed(tmp_path: Path) -> None:
-    app = TaskQ(tmp_path)
-
-    @app.task(retry=1)
-    def fail() -> int:
-        raise ValueError
-
-    @app.task
-    def increment(number: int) -> int:
-        return number + 1
-
-    with app, app.worker_thread():
-        handle = chain(fail.call(), increment.step()).enqueue_sync()
-        with pytest.raises(JobFailed) as caught:
-            handle.result_sync(30)
-        other = increment.options(delay="1h").enqueue_sync(1)
-        other.cancel_sync()
-    output = taskq("why", handle.id, "-d", tmp_path).stdout
-    assert output.endswith(f"ago, for an input failed: {caught.value.job_id} (dead)\n")
-    assert taskq("why", other.id, "-d", tmp_path).stdout.endswith("ago\n")
-
-
-def test_its_records_tell_no_time_either(held: str, tmp_path: Path) -> None:
-    lines = taskq("tail", "-d", tmp_path).stdout.splitlines()
-    assert [line.partition("increment")[2].strip() for line in lines if held in line] == [
-        "waits for jobs or a signal"
-    ]
-    exported = taskq("export", "--records", "-d", tmp_path).stdout
-    assert "2116-" not in exported
-    assert "2116-" not in taskq("tail", "--json", "-d", tmp_path).stdout
 
 
 async def _told(job: JobHandle[Any]) -> None:
@@ -276,11 +157,8 @@ def tail_json(*arguments: object) -> list[dict[str, Any]]:
 
 
 def put(tailed: Path, *payloads: bytes, **options: Any) -> list[str]:
-    async def run() -> list[str]:
-        async with TaskLog.open(tailed, segment_bytes=SEGMENT_BYTES_MIN) as log:
-            return await log.put_many([Put(payload=payload, **options) for payload in payloads])
-
-    return asyncio.run(run())
+    with TaskLog.open(tailed, segment_bytes=SEGMENT_BYTES_MIN) as log:
+        return log.put_many_sync([Put(payload=payload, **options) for payload in payloads])
 
 
 def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
@@ -299,22 +177,6 @@ def line_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().rstrip("\n")
 
 
-def files(tailed: Path) -> dict[str, tuple[int, int]]:
-    stats = ((tailed, tailed.stat()) for tailed in sorted(tailed.rglob("*")))
-    return {str(item): (stat.st_size, stat.st_mtime_ns) for item, stat in stats}
-
-
-def test_tail_tells_programs_everything(sample: Sample) -> None:
-    records = tail_json("-d", sample.path, "-n", "1000")
-    assert [record["lsn"] for record in records] == list(range(1, 15))
-    born = records[1]
-    assert born["payload"] == {"encoding": "base64", "data": "/wA="}
-    assert (born["priority"], born["headers"]) == (8, {"from": "here"})
-    owner = next(record["owner"] for record in records if record["kind"] == "owner")
-    assert {record["owner"] for record in records if record["kind"] == "claimed"} == {owner}
-    assert records[-1]["task"] == "mail.send"
-
-
 def test_tail_finds_the_end_of_a_log_of_many_segments(tmp_path: Path) -> None:
     for _ in range(5):
         put(tmp_path / "q", *[b"x" * 9_000] * 9)
@@ -322,12 +184,6 @@ def test_tail_finds_the_end_of_a_log_of_many_segments(tmp_path: Path) -> None:
     for count in (1, 9, 10, 28, 44, 45, 100):
         seen = [row["lsn"] for row in tail_json("-d", tmp_path / "q", "-n", count)]
         assert seen == list(range(max(46 - count, 1), 46))
-
-
-def test_tail_leaves_no_trace(sample: Sample) -> None:
-    before = files(sample.path)
-    assert taskq("tail", "-d", sample.path).exit_code == 0
-    assert files(sample.path) == before
 
 
 def test_tail_f_goes_on_with_what_is_written(tmp_path: Path) -> None:
@@ -406,55 +262,26 @@ def test_tail_shows_what_is_behind_damage(tmp_path: Path) -> None:
     assert 4 <= len(seen) < 6
 
 
-async def _fill(tailed: Path) -> None:
-    async with TaskLog.open(tailed) as log:
-        for number in range(5):
-            await log.put(b"%d" % number)
-        stream = log.stream(reader="billing", follow=False)
-        async with stream:
-            await anext(stream)
-            await anext(stream)
-            await stream.commit()
-
-
 @pytest.fixture
 def tailed(tmp_path: Path) -> Path:
-    """Return a log of five jobs of which "billing" has read two."""
-    asyncio.run(_fill(tmp_path))
+    asyncio.run(fill_reader(tmp_path))
     return tmp_path
 
 
 @pytest.mark.parametrize(
-    "words",
+    "command",
     [
-        *(
-            ["ls"],
-            ["stats"],
-            ["workers"],
-            ["health"],
-            ["verify"],
-            ["peek"],
-            ["schedules"],
-            ["tail"],
-        ),
-        *(
-            ["dead", "ls"],
-            ["reader", "ls"],
-            ["export"],
-            ["show", "1"],
-            ["why", "1"],
-            ["timeline", "1"],
-        ),
+        "ls", "stats", "workers", "health", "verify", "peek", "schedules", "tail", "dead ls",
+        "reader ls", "export", "show 1", "why 1", "timeline 1",
     ],
-    ids=" ".join,
-)
+)  # fmt: skip
 def test_a_command_that_reads_leaves_a_copied_log_as_it_is(
-    words: list[str], tailed: Path, tmp_path: Path
+    command: str, tailed: Path, tmp_path: Path
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(tailed, copy, ignore=shutil.ignore_patterns("copy"))
     before = _files(copy)
-    taskq(*words, "-d", copy)
+    taskq(*command.split(), "-d", copy)
     assert _files(copy) == before
 
 
