@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -92,6 +94,17 @@ async def test_a_key_with_a_window_outlives_its_job_and_the_process(tmp_path: Pa
             if not job.duplicate:
                 await run_one(app)
     assert ids[0] == ids[1]
+
+
+async def test_nothing_is_done_until_an_enqueue_is_awaited(app: TaskQ) -> None:
+    add = add_task(app)
+    late = add.enqueue(1, "wrong")
+    assert inspect.isawaitable(late)
+    assert inspect.iscoroutinefunction(add.enqueue)
+    with pytest.warns(RuntimeWarning, match="never awaited"):  # noqa: PT031
+        del late
+        gc.collect()
+    assert not app.data_dir.exists()
 
 
 async def test_many_jobs_are_enqueued_in_order_and_in_one_frame(app: TaskQ) -> None:

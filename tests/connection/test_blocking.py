@@ -16,7 +16,6 @@ from taskq.connection.blocking import blocking
 from taskq.errors import JobFailed, JobNotFound, ResultTimeout, UsageError
 from taskq.reading.dead import DeadLetters
 from taskq.schedules import LogSchedules
-from tests.programs import run_python
 
 
 @pytest.fixture
@@ -160,25 +159,3 @@ def test_an_interrupted_call_cancels_what_it_waits_for() -> None:
         with pytest.raises(Interrupted):
             blocking(wait)()
     assert cancelled.wait(20)
-
-
-FORK = """
-import os, sys
-from taskq import TaskQ
-
-app = TaskQ(sys.argv[1])
-assert app.dead.count_sync() == 0
-child = os.fork()
-if not child:
-    app.pause_sync("mail")
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-assert not app.pause_sync("mail")
-print("fine")
-"""
-
-
-def test_a_forked_child_has_a_loop_of_its_own(tmp_path: Path) -> None:
-    """As under gunicorn or uwsgi, which fork their workers after the app was loaded and used."""
-    done = run_python("-W", "ignore::DeprecationWarning", "-c", FORK, tmp_path / "data")
-    assert done.stdout.strip() == "fine", done.stderr

@@ -105,6 +105,7 @@ async def look(job):
     return await app.job(job.id).status()
 
 before = add.enqueue_sync(1)
+assert app.dead.count_sync() == 0  # so that the loop for blocking calls runs, too
 pids = []
 for n in range(3):
     pid = os.fork()
@@ -115,6 +116,7 @@ for n in range(3):
             also = asyncio.run(add.enqueue_many([(20 + n,)]))[0]
             assert asyncio.run(look(before)) is State.READY
             assert mine.status_sync() is also.status_sync() is State.READY
+            assert app.dead.count_sync() == 0
             assert mine.lsn != also.lsn != before.lsn
             app.close_sync()
             code = 0
