@@ -25,7 +25,6 @@ from taskq.errors import (
     LogClosed,
     LogError,
     PayloadTooLarge,
-    ResultTimeout,
     UsageError,
     WrongLog,
 )
@@ -60,16 +59,6 @@ async def run_one(app: TaskQ) -> None:
 
 async def settle(app: TaskQ, settlement: Settlement) -> None:
     assert await app.store().port().settle([settlement]) == [None]
-
-
-async def test_a_result_that_takes_too_long_can_be_asked_for_again(app: TaskQ) -> None:
-    job = await add_task(app).enqueue(2, 3)
-    with pytest.raises(ResultTimeout, match=r"is still ready after 0\.01 s"):
-        await job.result(timeout="10ms")
-    with pytest.raises(TimeoutError):
-        await asyncio.to_thread(job.result_sync, 0.01)
-    await run_one(app)
-    assert await job.result(timeout=0) == 5
 
 
 async def test_a_job_that_expires_is_told_to_who_waits(app: TaskQ) -> None:
@@ -171,21 +160,6 @@ async def test_two_apps_on_one_directory_share_it(tmp_path: Path) -> None:
             await run_one(two)
             assert await job.result() == 1
         assert (await add_task(first, aliases=["again"]).enqueue(1)).duplicate is False
-
-
-async def test_a_closed_app_says_so_until_it_is_opened_again(tmp_path: Path) -> None:
-    app = TaskQ(tmp_path / "data", durability="os")
-    add = add_task(app)
-    job = await add.enqueue(1)
-    await app.close()
-    await app.close()
-    for use in (add.enqueue(2), job.status(), job.result(), app.enqueue(add.call(1))):
-        with pytest.raises(LogClosed, match="closed; to go on, await open"):
-            await use
-    with pytest.raises(LogClosed):
-        await asyncio.to_thread(add.enqueue_sync, 1)
-    async with app:
-        assert await job.status() is State.READY
 
 
 async def test_a_handle_is_made_of_an_id_in_another_app(tmp_path: Path) -> None:
@@ -400,19 +374,6 @@ async def test_a_task_says_what_becomes_of_a_key_that_is_held(app: TaskQ) -> Non
     with pytest.raises(DuplicateKey):
         await app.enqueue_many([call.options(key="other"), call.options(on_conflict="raise")])
     assert await second.status() is State.READY
-
-
-async def test_bytes_have_the_same_options(log: TaskLog) -> None:
-    first = await log.put(b"1", key="k", window="1h", until="settled")
-    (held,) = await log.claim()
-    assert await log.put(b"2", key="k", on_conflict="replace") == first
-    await log.ack(held)
-    assert await log.put(b"2", key="k") == first
-    with pytest.raises(DuplicateKey):
-        await log.put_many([Put(payload=b"0"), Put(payload=b"3", key="k", on_conflict="raise")])
-    second = await log.put(b"4", key="k", on_conflict="replace")
-    assert second != first
-    assert await log.put(b"5", key="k") == second
 
 
 async def test_a_job_without_its_tasks_key_has_nothing_of_it(app: TaskQ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import subprocess
 import sys
@@ -12,7 +10,7 @@ from typing import Any, Final, cast
 
 import pytest
 
-from taskq import LogTransaction, Put, Shards, State, TaskLog, TaskQ, current_job
+from taskq import LogTransaction, Shards, State, TaskLog, TaskQ, current_job
 from taskq.app.context import JobContext, running_job
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.parsing import Tag
@@ -86,33 +84,6 @@ async def test_a_position_comes_back_as_it_was_given(app: TaskQ, position: Any) 
         position = [position]
     with pytest.raises(UsageError, match="deep"):
         await app.ingest("s", [], position)
-
-
-async def test_sources_are_listed_and_forgotten(app: TaskQ) -> None:
-    await app.ingest("b", [], {"row": 1})
-    async with TaskLog.open(app.data_dir, durability="os") as log:
-        ids = await log.ingest("a", [Put(payload=b"a"), Put(payload=b"b", priority=9)], 7)
-        assert [it.job_id for it in await log.claim(2)] == ids[::-1]
-    listed = await app.sources()
-    assert [(source.name, source.position) for source in listed] == [("a", 7), ("b", {"row": 1})]
-    assert await app.forget_source("a") is True
-    assert await app.forget_source("a") is False
-    assert await app.position("a") is None
-
-
-async def test_of_many_ingesters_at_once_each_line_is_taken_by_one(app: TaskQ) -> None:
-    order = order_of(app)
-
-    async def take() -> int:
-        taken = 0
-        while (done := await app.position("s") or 0) < 40:
-            with contextlib.suppress(SourceMoved):
-                await app.ingest("s", [order.call(str(done))], done + 1, after=done or None)
-                taken += 1
-        return taken
-
-    assert sum(await asyncio.gather(*(take() for _ in range(4)))) == 40
-    assert [int(line_of(view)) for view in await app.peek(100)] == list(range(40))
 
 
 async def test_a_source_and_its_jobs_are_in_the_shard_of_its_name(tmp_path: Path) -> None:

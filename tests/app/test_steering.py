@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import anyio
 import pytest
@@ -26,6 +23,7 @@ from taskq_workers.services.scheduler import Scheduler
 from tests.cli.helpers import taskq
 from tests.log.upkeep.test_compaction import SMALL, grown, world_of
 from tests.log.world import tend
+from tests.programs import run_taskq
 
 PAUSED: Final = Change("task:post", {"paused": True})
 LIMITED: Final = Change("task:post", {"concurrency": 2, "rate": "3/min"})
@@ -64,71 +62,25 @@ class Post:
                 await self.changed.wait_for(lambda: self.running == running)
 
 
-Act = tuple[str, dict[str, Any], tuple[str, ...]]
-#: Each control: its method, its arguments, and its command.
-CONTROLS: Final[dict[str, Act]] = {
-    "pause": ("pause", {"task": "mail.send"}, ("pause", "--task", "mail.send")),
-    "resume": ("resume", {"task": "mail.send"}, ("resume", "--task", "mail.send")),
-    "limit": (
-        "limit",
-        {"task": "mail.send", "concurrency": 2, "rate": "50/s"},
-        ("limit", "mail.send", "-c", "2", "-r", "50/s"),
-    ),
-    "as code": ("limit", {"task": "mail.send"}, ("limit", "mail.send", "--reset")),
-    "slots": ("set_slots", {"count": 3}, ("slots", "3")),
-    "as started": ("set_slots", {"count": None}, ("slots", "--reset")),
-}
-
-
-async def by_method(app: TaskQ, act: Act) -> None:
-    assert await getattr(app, act[0])(**act[1])
-    assert not await getattr(app, act[0])(**act[1]), "twice the same"
-
-
-async def by_command(app: TaskQ, act: Act) -> None:
-    done = await asyncio.to_thread(taskq, *act[2], "-d", app.data_dir)
-    assert done.exit_code == 0, done.output
-
-
-Door = Callable[[TaskQ, Act], Awaitable[None]]
-
-
-@pytest.mark.parametrize("door", [by_method, by_command])
-async def test_each_control_is_kept_and_taken_away_by_each_door(tmp_path: Path, door: Door) -> None:
-    async with Post(tmp_path).app as app:
-        await door(app, CONTROLS["pause"])
-        await door(app, CONTROLS["limit"])
-        await door(app, CONTROLS["slots"])
-        limited = {"concurrency": 2, "rate": "50/s"}
-        known = {"task:mail.send": {"paused": True, **limited}, "slots": {"": 3}}
-        assert await app.controls() == known
-        await door(app, CONTROLS["resume"])
-        assert (await app.controls())["task:mail.send"] == limited
-        await door(app, CONTROLS["as code"])
-        await door(app, CONTROLS["as started"])
-        assert await app.controls() == {}
-
-
 async def test_a_worker_heeds_each_control_of_another_process_at_once(tmp_path: Path) -> None:
     post = Post(tmp_path)
 
-    def act(name: str) -> Awaitable[Any]:
-        line = [sys.executable, "-m", "taskq", *CONTROLS[name][2], "-d", str(tmp_path)]
-        return asyncio.to_thread(subprocess.run, line, check=True, capture_output=True)
+    async def act(*words: str) -> None:
+        await asyncio.to_thread(run_taskq, *words, "-d", tmp_path, check=True)
 
     async with post.app, post.app.worker(concurrency=6):
-        await act("pause")
+        await act("pause", "--task", "mail.send")
         jobs = await post.send.enqueue_many([(n,) for n in range(20)])
         reason = await post.app.why(jobs[0])
         assert "task 'mail.send' is paused" in reason.text
         assert "taskq resume --task mail.send" in reason.text
         standing = await post.app._read(lambda reader: reader.standing())
         assert "Task mail.send is paused: 20 jobs wait" in {text for _, text in standing.remarks}
-        await act("slots")
-        await act("resume")
+        await act("slots", "3")
+        await act("resume", "--task", "mail.send")
         await post.until(3)
-        await act("limit")
-        await act("as started")
+        await act("limit", "mail.send", "-c", "2", "-r", "50/s")
+        await act("slots", "--reset")
         post.go.set()
         assert [await job.result(timeout=20) for job in jobs] == list(range(20))
         assert post.most == 3

@@ -13,7 +13,6 @@ import pytest
 from taskq import Put, State, TaskLog, TaskQ
 from taskq.connection.connection import Connection
 from taskq.errors import (
-    LogClosed,
     StaleDelivery,
     UsageError,
 )
@@ -132,18 +131,6 @@ async def test_peek_and_stats_see_what_time_brought_though_nothing_was_written_s
         assert queue.scheduled == 0
 
 
-async def test_a_log_is_opened_by_await_too_and_closed_twice(tmp_path: Path) -> None:
-    log = await TaskLog.open(tmp_path / "log", durability="os")
-    job_id = await log.put(b"x")
-    await log.close()
-    await log.close()
-    with pytest.raises(LogClosed):
-        await log.put(b"y")
-    async with log:
-        assert (await log.get(job_id)).payload == b"x"
-    assert repr(log) == f"<TaskLog {log.data_dir}>"
-
-
 async def test_tasks_and_bytes_share_a_directory(tmp_path: Path) -> None:
     async with (
         TaskQ(tmp_path / "log", durability="os") as app,
@@ -232,20 +219,6 @@ async def test_a_waiting_claimer_gets_the_job_the_moment_its_lease_ends(log: Tas
 
 #: More than two slices.
 MANY = 2 * WITHDRAWN_MAX + 345
-
-
-async def test_a_paused_queue_takes_jobs_and_gives_none(log: TaskLog) -> None:
-    assert await log.pause("mail") is True
-    assert await log.pause("mail") is False
-    job = await log.put(b"x", queue="mail")
-    other = await log.put(b"x", queue="other")
-    assert [view.job_id for view in await log.peek()] == [other]
-    assert [delivery.job_id for delivery in await log.claim(10)] == [other]
-    paused = {queue.queue: queue.paused for queue in (await log.stats()).queues}
-    assert paused == {"mail": True, "other": False}
-    assert await log.resume("mail") is True
-    assert await log.resume("mail") is False
-    assert [delivery.job_id for delivery in await log.claim(10)] == [job]
 
 
 async def test_a_whole_queue_is_cancelled_but_for_what_runs_which_is_counted(log: TaskLog) -> None:

@@ -1,21 +1,31 @@
+"""Tasks: what a declaration makes of a function, and answers to words of other libraries."""
+
 from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
+import pickle
 import pydoc
 import runpy
 import sys
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, Field
 
 import taskq
-from taskq import Task, TaskQ, progress, retry
+from taskq import Task, TaskQ, chain, current_job, progress, retry, telemetry
 from taskq.app.tasks import TaskChoices
+from taskq.calls import habits
+from taskq.calls.call import OptionChanges
 from taskq.core.records import Flag
-from taskq.errors import UsageError
+from taskq.errors import InvalidCall, UsageError
+from taskq.testing import Sandbox, assert_enqueued, assert_not_enqueued
+from tests.programs import run_python
 
 
 def plain(a: int, b: str = "b") -> str:
@@ -153,11 +163,7 @@ def test_annotations_may_name_what_is_defined_further_down(app: TaskQ) -> None:
 def later(value: Later) -> None: ...
 
 
-from dataclasses import dataclass  # noqa: E402 - that it comes later is the point
-
-
-@dataclass
-class Later:
+class Later(BaseModel):
     n: int = 1
 
 
@@ -199,3 +205,261 @@ async def test_progress_is_watched_until_the_job_has_ended(app: TaskQ) -> None:
             seen.set()
     assert steps == [(0.5, "half of it")]
     assert [step async for step in app.job(job.id).watch()] == []
+
+
+def send(to: str, count: int = 1) -> int:
+    return count
+
+
+@pytest.fixture
+def task(app: TaskQ) -> Any:
+    return app.task(name="mail.send")(send)
+
+
+def test_what_is_not_there_is_the_same_error_in_another_process(task: Any) -> None:
+    with pytest.raises(AttributeError) as refused:
+        task.delay(1)
+    assert refused.typename == "AttributeError"
+    error = pickle.loads(pickle.dumps(refused.value))  # noqa: S301 - our own
+    assert (type(error), str(error)) == (AttributeError, str(refused.value))
+
+
+async def test_a_job_is_awaited_for_its_result(app: TaskQ, task: Any) -> None:
+    async with app, app.worker():
+        job = await task.enqueue("a", 3)
+        assert await job == 3
+        assert list(await asyncio.gather(job, await task.enqueue("b"))) == [3, 1]
+        flow = await chain(task.call("a"), app.task(name="up")(abs_of).step()).enqueue()
+        assert await flow == 1
+
+
+def abs_of(number: int) -> int:
+    return abs(number)
+
+
+def test_no_provider_of_spans_is_told() -> None:
+    wrong: Any = 3
+    with pytest.raises(UsageError, match=r"use\(\) takes a TracerProvider .* not 3"):
+        telemetry.use(wrong)
+
+
+def test_an_assertion_about_a_task_that_nobody_knows_is_refused(app: TaskQ, task: Any) -> None:
+    for check in (assert_enqueued, assert_not_enqueued):
+        with pytest.raises(UsageError, match=r"no task 'mail.sned'.*did you mean 'mail.send'"):
+            check("mail.sned", taskq_app=app)
+        with pytest.raises(UsageError, match=r"\): there are no tasks$"):
+            check("mail.send", taskq_app=TaskQ(app.data_dir.with_name("bare"), durability="os"))
+    assert_not_enqueued("mail.send", taskq_app=app)
+    with app:
+        app.enqueue_by_name_sync("others.task", 1)
+        assert_enqueued("others.task", 1, taskq_app=app)
+
+
+# -- what a worker could not run -------------------------------------------------------------------
+
+
+@dataclass
+class Item:
+    """A part of an order."""
+
+    name: str
+    count: int
+
+
+@dataclass
+class Order:
+    """Holds another dataclass."""
+
+    items: list[Item]
+
+
+class Limited(BaseModel):
+    """A model with a rule, which ``model_construct`` passes by."""
+
+    count: int = Field(gt=0)
+
+
+def ship(order: Order | None = None, limited: Limited | None = None, *more: Item) -> int:
+    return 0 if order is None else sum(item.count for item in order.items)
+
+
+WRONG: Any = "many"
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        ((Order([Item("a", WRONG)]),), "'order' .*cannot be read .*at .*'items'.*0.*'count'"),
+        ((Order([WRONG]),), "'order' .*cannot be read .*at .*'items'"),
+        ((None, Limited.model_construct(count=-1)), "'limited' .*cannot be read .*at .*'count'"),
+        ((None, None, Item("a", WRONG)), "'.more.0.' .*cannot be read .*at .*'count'"),
+    ],
+)
+def test_a_wrong_value_deep_in_an_argument_is_refused_at_the_call(
+    app: TaskQ, given: tuple[Any, ...], place: str
+) -> None:
+    task = app.task(ship)
+    for enqueue in (task.call, task.enqueue_sync, task.options(key="k").call):
+        with pytest.raises(InvalidCall, match=place):
+            enqueue(*given)
+    assert not app.stats_sync().queues
+    right = task.call(Order([Item("a", 3)]), Limited(count=1), Item("b", 1))
+    args, kwargs = task.decode(right.body)
+    assert ship(*args, **kwargs) == 3
+
+
+# -- the traceback ---------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys
+from taskq import TaskQ
+app = TaskQ(sys.argv[1])
+@app.task
+async def work(n: int) -> int:
+    return n
+async def main() -> None:
+    {line}
+import asyncio
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "await work.enqueue('x')", "work.delay(1)", "await app.enqueue(work, 1)",
+        "TaskQ(sys.argv[1], kep='7d')",
+    ],
+)  # fmt: skip
+def test_a_wrong_call_that_ends_a_program_shows_the_line_of_it_last(
+    tmp_path: Path, line: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(line=line))
+    done = run_python(script, tmp_path / "data", env={**os.environ, "PYTHON_COLORS": "0"})
+    assert done.returncode == 1
+    lines = [shown for shown in done.stderr.splitlines() if set(shown.strip()) - set("^~")]
+    assert lines[-1].startswith("AttributeError:" if ".delay" in line else "taskq."), done.stderr
+    assert lines[-2].strip() == line, done.stderr
+    assert "/taskq/" not in "".join(shown for shown in lines if shown.lstrip().startswith("File"))
+    assert "direct cause" not in done.stderr
+    assert "During handling" not in done.stderr
+
+
+# -- habits ----------------------------------------------------------------------------------------
+
+
+#: Keywords of decorators and of calls, by library, without names that are the same here.
+OPTIONS = {
+    "celery": "bind max_retries default_retry_delay rate_limit time_limit soft_time_limit "
+    "ignore_result serializer compression backend acks_late acks_on_failure_or_timeout "
+    "reject_on_worker_lost track_started autoretry_for dont_autoretry_for retry_kwargs "
+    "retry_backoff retry_backoff_max retry_jitter throws result_expires routing_key exchange "
+    "countdown link link_error task_id",
+    "huey": "retries retry_delay context",
+    "arq": "max_tries keep_result keep_result_forever _job_id _queue_name _defer_by _defer_until "
+    "_expires",
+    "dramatiq": "actor_name queue_name max_retries min_backoff max_backoff retry_when throws "
+    "max_age time_limit store_results result_ttl on_retry_exhausted on_success on_failure "
+    "pipe_target",
+    "taskiq": "task_name max_retries labels",
+}
+WORDS = sorted({word for words in OPTIONS.values() for word in words.split()})
+
+
+def mail(to: str) -> None: ...
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_an_option_of_another_library_is_answered_from_the_table(app: TaskQ, word: str) -> None:
+    make: Any = app.task
+    task = make(name="mail.send")(mail)
+    offers: list[tuple[Any, Any]] = [
+        (lambda **choices: make(**choices)(mail), TaskChoices),
+        (task.options, OptionChanges),
+    ]
+    for offer, known in offers:
+        with pytest.raises(UsageError) as refused:
+            offer(**{word: 3})
+        _, _, answer = str(refused.value).partition(f"no option {word!r}: ")
+        same, _ = habits.OPTIONS[word]
+        if answer.startswith("did you mean"):
+            assert answer.split("'")[1] in {name for name in same if name in known.__annotations__}
+        else:
+            assert answer.startswith("write "), answer
+        assert "\n" not in answer
+
+
+def test_what_every_table_advises_exists_here() -> None:
+    """Each option that is named is one of a task, of a call or of a log's."""
+    known = {*TaskChoices.__annotations__, *OptionChanges.__annotations__, "give_up_on"}
+    worker = {"concurrency", "max_jobs_per_child", "max_rss_per_child"}
+    for words, _ in habits.OPTIONS.values():
+        assert {*words} <= known | worker
+
+
+def test_every_attribute_that_a_table_names_is_none_of_ours(app: TaskQ) -> None:
+    task = app.task(name="mail.send")(mail)
+    tables = [
+        (app, habits.APPS), (task, habits.TASKS), (app.job("a-1"), habits.JOBS),
+        (task.call("a"), habits.CALLS), (task.step(), habits.STEPS),
+    ]  # fmt: skip
+    for thing, table in tables:
+        for name in table:
+            with pytest.raises(AttributeError, match=f"has no '{name}': write "):
+                getattr(thing, name)
+    assert not {*habits.IMPORTS} & {*taskq.__all__}
+
+
+async def test_a_job_that_asks_as_celery_does_is_answered(app: TaskQ) -> None:
+    answers: list[str] = []
+
+    @app.task(name="ask")
+    async def ask() -> None:
+        for name in habits.CONTEXTS:
+            try:
+                getattr(current_job(), name)
+            except AttributeError as error:
+                answers.append(str(error))
+
+    async with Sandbox(app) as box:
+        await ask.enqueue()
+        await box.drain()
+    assert len(answers) == len(habits.CONTEXTS)
+    assert answers[0] == (
+        "the context of a job has no 'request': write current_job().id, current_job().attempt or "
+        "current_job().headers"
+    )
+    policy: Any = retry.fixed(3)
+    with pytest.raises(UsageError, match=r"is the task's policy: write raise Retry\(delay=30\)"):
+        policy(countdown=30)
+
+
+def test_an_import_of_another_library_is_answered_where_it_stands() -> None:
+    """Python itself would say ``cannot import name``, and no more."""
+    tries = "\n".join(
+        f"try:\n    from taskq import {name}\nexcept ImportError as error:\n    print(error)"
+        for name in ("shared_task", "crontab", "signals", "Reject", "JobFailed", "nonsense")
+    )
+    done = run_python("-c", tries, check=True)
+    printed = done.stdout.splitlines()
+    assert printed[:2] == [
+        "taskq has no 'shared_task': write from taskq import task: it is of the default app",
+        f"taskq has no 'crontab': write {habits.IMPORTS['crontab']}",
+    ]
+    assert printed[2].startswith("taskq has no 'signals': write @app.middleware")
+    assert printed[3:5] == [
+        "taskq has no 'Reject': write raise Discard(\"why\") of taskq",
+        "JobFailed is in taskq.errors: from taskq.errors import JobFailed",
+    ]
+    assert printed[5].startswith("cannot import name 'nonsense'")
+    for name in habits.IMPORTS:
+        assert not hasattr(taskq, name)
+
+
+def test_a_first_parameter_that_arq_would_fill_in_is_told(app: TaskQ) -> None:
+    def download(ctx: Any, url: str) -> None: ...
+
+    with pytest.raises(InvalidCall, match=r"'url' .*missing.*current_job\(\)") as refused:
+        app.task(name="download")(download).call("https://a.example")  # type: ignore[call-arg]
+    assert "\n" not in str(refused.value)

@@ -17,7 +17,7 @@ from taskq import Put, State, TaskLog, TaskQ, retry
 from taskq.core.fingerprints import fingerprint, pattern_of
 from taskq.core.model import HEADERS_BYTES_MAX, SECOND_NS
 from taskq.core.why import Why
-from taskq.errors import DiskFull, JobFailed, JobNotFound, NotDead, UsageError, WrongLog
+from taskq.errors import DiskFull, JobFailed, JobNotFound, UsageError, WrongLog
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.read import diagnosis as asking
 from taskq.log.read.reader import LogReader
@@ -146,23 +146,6 @@ def once(payload: bytes = b"x", **options: Any) -> Put:
     return Put(payload=payload, attempts=1, **options)
 
 
-async def test_a_dead_letter_is_listed_with_its_reason_and_requeued_once(log: TaskLog) -> None:
-    (job,) = await die(log, once(b"abc", headers={"a": "b"}))
-    (view,) = await log.dead.list()
-    assert (view.job_id, view.reason, view.attempt) == (job, "ValueError: no", 1)
-    assert (view.payload, view.headers, view.state) == (b"abc", {"a": "b"}, State.DEAD)
-    await log.dead.requeue(job)
-    assert await log.dead.list() == []
-    with pytest.raises(NotDead, match=f"job {job} is no dead letter: it is ready") as caught:
-        await log.dead.requeue(job)
-    assert (caught.value.job_id, caught.value.state) == (job, "ready")
-    (delivery,) = await log.claim()
-    assert (delivery.job_id, delivery.payload, delivery.attempt) == (job, b"abc", 1)
-    await log.ack(delivery)
-    with pytest.raises(NotDead, match="it is succeeded"):
-        await log.dead.requeue(job)
-
-
 async def test_thousands_are_requeued_and_purged_in_slices(log: TaskLog) -> None:
     await die(log, *(once(b"%d" % number) for number in range(MANY)))
     assert await log.dead.count() == MANY
@@ -177,20 +160,6 @@ async def test_thousands_are_requeued_and_purged_in_slices(log: TaskLog) -> None
     assert (await log.dead.purge_all()).count == MANY
     (queue,) = (await log.stats()).queues
     assert (queue.dead, queue.ready) == (0, 0)
-
-
-async def test_a_purged_job_is_unknown(log: TaskLog) -> None:
-    first, second = await die(log, once(), once())
-    await log.dead.purge(first)
-    with pytest.raises(JobNotFound):
-        await log.get(first)
-    with pytest.raises(JobNotFound):
-        await log.dead.purge(first)
-    live = await log.put(b"live")
-    with pytest.raises(NotDead, match="it is ready"):
-        await log.dead.purge(live)
-    done = await log.dead.purge_many([first, second, live])
-    assert (done.count, set(done.refused)) == (1, {first, live})
 
 
 async def test_who_waits_for_a_purged_job_is_told_that_there_is_none(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from taskq import Shards, TaskQ, chain, current_job, group
-from taskq.errors import DuplicateKey, UsageError, WrongLog
+from taskq.errors import DuplicateKey, UsageError
 from taskq.shards import FILE
 from tests.effort import grows, some, within
 
@@ -257,48 +257,3 @@ async def test_order_and_limits_by_key_hold_over_all_shards(tmp_path: Path, seed
     assert ran == put
     for app in apps:
         await app.close()
-
-
-async def test_stats_pause_and_dead_are_of_all_shards_together(tmp_path: Path) -> None:
-    app = sharded(tmp_path)
-
-    @app.task(queue="mail", retry=1)
-    async def fail(number: int) -> None:
-        raise ValueError(f"no {number}")
-
-    calls = [fail.call(number).options(key=f"k{number}") for number in range(20)]
-    async with app:
-        jobs = await app.enqueue_many(calls, atomic=False)
-        assert len({job.id.rpartition("-")[0] for job in jobs}) == 4
-        (mail,) = (await app.stats()).queues
-        assert (mail.queue, mail.ready, mail.paused) == ("mail", 20, False)
-        assert await app.pause("mail")
-        assert not await app.pause("mail")
-        assert (await app.stats()).queues[0].paused
-        for log in app.logs():
-            assert (await log.stats()).queues[0].paused
-        assert (await app.cancel_many(queue="mail", limit=3)).count == 3
-        assert await app.resume("mail")
-        await run_all(app)
-        assert [(q.ready, q.cancelled, q.dead) for q in (await app.stats()).queues] == [
-            (0, 3, 17),
-        ]  # fmt: skip
-        assert await app.dead.count() == await app.dead.count(error="no ") == 17
-        listed = await app.dead.list(limit=5)
-        assert [letter.settled_ns for letter in listed] == sorted(
-            (letter.settled_ns for letter in await app.dead.list()), reverse=True
-        )[:5]
-        assert (await app.dead.requeue_all(limit=6)).count == 6
-        few = [letter.job_id for letter in await app.dead.list(limit=4)]
-        assert (await app.dead.purge_many(few)).count == 4
-        await app.dead.requeue((await app.dead.list(limit=1))[0].job_id)
-        assert (await app.dead.purge_all()).count == 6
-        assert await app.dead.count() == 0
-        (mail,) = (await app.stats()).queues
-        assert (mail.ready, mail.dead) == (7, 0)
-        with pytest.raises(WrongLog):
-            await app.dead.requeue("00000000-1")
-        with pytest.raises(UsageError, match="lsn, which is of one log"):
-            await app.stats(at=1)
-        with pytest.raises(UsageError, match="ask each of app"):
-            await app.peek()
