@@ -9,19 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from taskq import Shards, State, TaskLog, TaskQ
-from taskq.errors import (
-    DuplicateKey,
-    JobCancelled,
-    JobFailed,
-    JobNotFound,
-    LogClosed,
-    NotDead,
-    ResultTimeout,
-    SourceMoved,
-    UsageError,
-    WrongLog,
-)
+from taskq import Shards, State, TaskLog, TaskQ, errors
 
 
 class Front:
@@ -97,14 +85,14 @@ async def test_a_job_is_seen_from_its_put_to_its_end(front: Front) -> None:
     assert kinds == ["enqueued", "claimed", "retried", "claimed", "succeeded"]
     assert await front.count("succeeded") == 1
     for gone in (f"{job}9", "0000ffff-1"):
-        with pytest.raises(JobNotFound):
+        with pytest.raises(errors.JobNotFound):
             await front.ask("why", gone)
 
 
 async def test_a_held_key_gives_its_job_or_is_refused_or_replaced(front: Front) -> None:
     first = await front.put(key="k", window="1h", until="settled")
     assert await front.put("other", key="k") == first
-    with pytest.raises(DuplicateKey, match=first):
+    with pytest.raises(errors.DuplicateKey, match=first):
         await front.put(key="k", on_conflict="raise")
     second = await front.put(key="k", on_conflict="replace")
     assert second != first
@@ -149,19 +137,19 @@ async def test_dead_letters_are_listed_requeued_and_purged(front: Front) -> None
         (letter.settled_ns for letter in await front.dead("list")), reverse=True
     )[:5]
     await front.dead("requeue", jobs[0])
-    with pytest.raises(NotDead, match=f"job {jobs[0]} is no dead letter: it is ready"):
+    with pytest.raises(errors.NotDead, match=f"job {jobs[0]} is no dead letter: it is ready"):
         await front.dead("requeue", jobs[0])
     assert (await front.dead("requeue_all", dry_run=True)).count == 7
     assert (await front.dead("requeue_all", limit=3)).count == 3
     first, *rest = [letter.job_id for letter in await front.dead("list")]
     await front.dead("purge", first)
-    with pytest.raises(JobNotFound):
+    with pytest.raises(errors.JobNotFound):
         await front.state(first)
     done = await front.dead("purge_many", [first, *rest[:2], jobs[0]])
     assert (done.count, set(done.refused)) == (2, {first, jobs[0]})
     assert (await front.dead("purge_all")).count == 1
     assert (await front.count("ready"), await front.dead("count")) == (4, 0)
-    with pytest.raises(WrongLog):
+    with pytest.raises(errors.WrongLog):
         await front.dead("requeue", "0000ffff-1")
 
 
@@ -187,7 +175,7 @@ async def test_each_control_is_kept_and_taken_away(front: Front) -> None:
 async def test_a_source_has_a_position_until_it_is_forgotten(front: Front) -> None:
     await front.ask("ingest", "b", [], {"row": 1}, after=None)
     await front.ask("ingest", "a", [], 7)
-    with pytest.raises(SourceMoved, match="stands at 7, and not at 6"):
+    with pytest.raises(errors.SourceMoved, match="stands at 7, and not at 6"):
         await front.ask("ingest", "a", [], 8, after=6)
     listed = await front.ask("sources")
     assert [(source.name, source.position) for source in listed] == [("a", 7), ("b", {"row": 1})]
@@ -202,7 +190,7 @@ async def test_a_closed_front_end_says_so_until_it_is_opened_again(front: Front)
     for _ in range(2):
         await front.ask("close")
     for use in (front.put(), front.state(job), front.ask("stats")):
-        with pytest.raises(LogClosed, match="closed"):
+        with pytest.raises(errors.LogClosed, match="closed"):
             await use
     async with front.holder:
         assert await front.state(job) is State.READY
@@ -224,14 +212,14 @@ async def test_a_handle_waits_for_its_result_and_raises_what_became_of_it(
         even, odd, never = [await front.ask("enqueue", half.call(number)) for number in (4, 3, 2)]
         assert await front.ask("cancel", of=never)
         for wait in (0, "1ms"):
-            with pytest.raises(ResultTimeout, match="is still ready after"):
+            with pytest.raises(errors.ResultTimeout, match="is still ready after"):
                 await front.ask("result", wait, of=even)
         await front.holder.worker(burst=True).run()
         assert await front.ask("result", 20, of=even) == 2
-        with pytest.raises(JobFailed, match="ValueError: odd"):
+        with pytest.raises(errors.JobFailed, match="ValueError: odd"):
             await front.ask("result", 20, of=odd)
-        with pytest.raises(JobCancelled):
+        with pytest.raises(errors.JobCancelled):
             await front.ask("result", of=never)
         assert await front.ask("result", of=front.holder.job(even.id)) == 2
-        with pytest.raises(UsageError):
+        with pytest.raises(errors.UsageError):
             front.holder.job("nonsense")

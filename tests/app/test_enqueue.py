@@ -12,22 +12,10 @@ from typing import Any, Final
 
 import pytest
 
-from taskq import JobHandle, Put, State, Task, TaskLog, TaskQ, current_job
+from taskq import JobHandle, Put, State, Task, TaskLog, TaskQ, current_job, errors
 from taskq.core.model import HEADERS_BYTES_MAX, SECOND_NS, TIME_NS_MAX, Extras
 from taskq.core.rates import Limit, Rate
 from taskq.core.records import Kind
-from taskq.errors import (
-    DuplicateKey,
-    JobCancelled,
-    JobExpired,
-    JobFailed,
-    JobNotFound,
-    LogClosed,
-    LogError,
-    PayloadTooLarge,
-    UsageError,
-    WrongLog,
-)
 from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
@@ -68,7 +56,7 @@ async def test_a_job_that_expires_is_told_to_who_waits(app: TaskQ) -> None:
     port = app.store().port()
     # A claimer is what notices the expiry; it gets nothing.
     claimer = port.claim(ClaimRequest(1, tasks=frozenset({"add"}), wait_until_ns=None))
-    with pytest.raises(JobExpired):
+    with pytest.raises(errors.JobExpired):
         await waiter
     claimer.cancel()
 
@@ -135,7 +123,7 @@ async def test_an_open_that_fails_fails_all_who_wait_for_it_and_can_be_tried_aga
     app = TaskQ(path, durability="os")
     add = add_task(app)
     failed = await asyncio.gather(*(add.enqueue(n) for n in range(5)), return_exceptions=True)
-    assert all(isinstance(error, LogError) for error in failed)
+    assert all(isinstance(error, errors.LogError) for error in failed)
     path.unlink()
     assert (await add.enqueue(1)).lsn == 1
     await app.close()
@@ -146,7 +134,7 @@ async def test_a_close_during_the_opening_leaves_nothing_open(tmp_path: Path) ->
     opening = asyncio.ensure_future(app.open())
     await asyncio.sleep(0)
     await app.close()
-    with contextlib.suppress(LogClosed):
+    with contextlib.suppress(errors.LogClosed):
         await opening
     assert app._connection.current is None
 
@@ -168,12 +156,12 @@ async def test_a_handle_is_made_of_an_id_in_another_app(tmp_path: Path) -> None:
         await run_one(app)
     async with TaskQ(tmp_path / "data", durability="os") as app:
         assert await app.job(job.id).result() == 42
-        with pytest.raises(JobNotFound):
+        with pytest.raises(errors.JobNotFound):
             await app.job(f"{job.id}999").status()
     async with TaskQ(tmp_path / "other", durability="os") as other:
-        with pytest.raises(WrongLog, match=f"job {job.id} belongs to log "):
+        with pytest.raises(errors.WrongLog, match=f"job {job.id} belongs to log "):
             other.job(job.id)
-        with pytest.raises(WrongLog):
+        with pytest.raises(errors.WrongLog):
             await job.__class__(other, None, app._connection.tag, job.lsn).result()
 
 
@@ -215,7 +203,7 @@ async def test_a_value_over_the_limit_is_refused_and_never_cut(log: TaskLog, siz
         lambda: beside.task(headers=headers)(print),
     ]
     for door in doors:
-        with pytest.raises(PayloadTooLarge, match=f"the headers has {size + 5} bytes"):
+        with pytest.raises(errors.PayloadTooLarge, match=f"the headers has {size + 5} bytes"):
             door()
     many = {f"{number:04}": "x" * 30 for number in range(1_000)}
     for put in (
@@ -223,7 +211,7 @@ async def test_a_value_over_the_limit_is_refused_and_never_cut(log: TaskLog, siz
         log.put(b"", headers=many),
         log.put_many([Put(payload=b""), Put(payload=b"", headers=headers)]),
     ):
-        with pytest.raises(PayloadTooLarge, match=f"the limit is {HEADERS_BYTES_MAX}"):
+        with pytest.raises(errors.PayloadTooLarge, match=f"the limit is {HEADERS_BYTES_MAX}"):
             await put
     assert await log.peek() == []
 
@@ -325,7 +313,7 @@ async def test_a_task_a_call_and_a_put_say_how_long(tmp_path: Path) -> None:
         assert await own.status() is State.SUCCEEDED
         assert (await log.get(put[0])).result == b"done"
         for gone in (*[job.id for job in plain], put[1]):
-            with pytest.raises(JobNotFound):
+            with pytest.raises(errors.JobNotFound):
                 await log.get(gone)
 
 
@@ -362,16 +350,16 @@ async def test_a_task_says_what_becomes_of_a_key_that_is_held(app: TaskQ) -> Non
     first = await sync.enqueue(1)
     second = await sync.enqueue(1)
     assert (second.duplicate, await first.status()) == (False, State.CANCELLED)
-    with pytest.raises(JobCancelled):
+    with pytest.raises(errors.JobCancelled):
         await first.result(timeout=5)
     third = await sync.options(on_conflict="first").enqueue(1)
     assert (third.duplicate, third.id) == (True, second.id)
-    with pytest.raises(DuplicateKey) as caught:
+    with pytest.raises(errors.DuplicateKey) as caught:
         await sync.options(on_conflict="raise").enqueue(1)
     assert caught.value.job_id == second.id
     call = sync.call(1)
     assert (await app.enqueue(call.options(on_conflict="first"))).duplicate
-    with pytest.raises(DuplicateKey):
+    with pytest.raises(errors.DuplicateKey):
         await app.enqueue_many([call.options(key="other"), call.options(on_conflict="raise")])
     assert await second.status() is State.READY
 
@@ -399,7 +387,7 @@ async def test_a_task_whose_child_is_refused_fails_and_says_why(app: TaskQ) -> N
     taken = await child.options(key="k", delay="1h").enqueue()
     job = await parent.enqueue()
     async with app.worker(concurrency=1):
-        with pytest.raises(JobFailed, match=f"is held by job {taken.id}"):
+        with pytest.raises(errors.JobFailed, match=f"is held by job {taken.id}"):
             await job.result(timeout=20)
 
 
@@ -407,7 +395,7 @@ async def test_the_number_of_keys_is_an_option(tmp_path: Path) -> None:
     async with TaskLog.open(tmp_path / "log", durability="os", keys_max=2) as log:
         await log.put(b"1", key="1")
         await log.put(b"2", key="2")
-        with pytest.raises(UsageError, match="keys_max is 2"):
+        with pytest.raises(errors.UsageError, match="keys_max is 2"):
             await log.put(b"3", key="3")
 
 

@@ -10,20 +10,10 @@ from typing import Any, Final, cast
 
 import pytest
 
-from taskq import LogTransaction, Shards, State, TaskLog, TaskQ, current_job
+from taskq import LogTransaction, Shards, State, TaskLog, TaskQ, current_job, errors
 from taskq.app.context import JobContext, running_job
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.parsing import Tag
-from taskq.errors import (
-    DuplicateKey,
-    JobNotFound,
-    JobNotYetEnqueued,
-    PayloadTooLarge,
-    SourceMoved,
-    StaleDelivery,
-    UsageError,
-    WrongLog,
-)
 from taskq.log.requests import Delivery, Duplicate
 from taskq.views import JobView
 
@@ -63,7 +53,7 @@ async def test_a_handle_gives_the_result_and_a_held_key_the_holder(app: TaskQ) -
         await worker.stopped.wait()
     assert await first.result(timeout=5) == "A"
     call = order.call("b").options(key="l", on_conflict="raise")
-    with pytest.raises(DuplicateKey):
+    with pytest.raises(errors.DuplicateKey):
         await app.ingest("s", [call, call], 2)
     assert await app.position("s") == 1
 
@@ -78,11 +68,11 @@ async def test_a_position_comes_back_as_it_was_given(app: TaskQ, position: Any) 
     if isinstance(position, dict):
         position = dict(reversed(position.items()))
     await app.ingest("s", [], "next", after=position)
-    with pytest.raises(SourceMoved, match="stands at 'next', and not at"):
+    with pytest.raises(errors.SourceMoved, match="stands at 'next', and not at"):
         await app.ingest("s", [], "other", after=position)
     for _ in range(300):
         position = [position]
-    with pytest.raises(UsageError, match="deep"):
+    with pytest.raises(errors.UsageError, match="deep"):
         await app.ingest("s", [], position)
 
 
@@ -98,7 +88,7 @@ async def test_a_source_and_its_jobs_are_in_the_shard_of_its_name(tmp_path: Path
         assert [source.name for source in await app.sources()] == list("abcdefgh")
         assert await app.forget_source("a")
         keyed = [order.call(key).options(key=key) for key in "klmnop"]
-        with pytest.raises(UsageError, match="belongs to shard"):
+        with pytest.raises(errors.UsageError, match="belongs to shard"):
             await app.ingest("b", keyed, 2)
         assert await app.position("b") == 1
 
@@ -129,9 +119,9 @@ async def test_deliveries_are_settled_and_jobs_put_together(log: TaskLog) -> Non
         same = tx.put(b"new", key="k")
         assert await states(log, *ids[:3]) == [State.RUNNING] * 3
         for pending in (job, same):
-            with pytest.raises(JobNotYetEnqueued, match="put together with the transaction"):
+            with pytest.raises(errors.JobNotYetEnqueued, match="put together with the transaction"):
                 _ = pending.id
-        with pytest.raises(UsageError, match="is known when the block is left"):
+        with pytest.raises(errors.UsageError, match="is known when the block is left"):
             _ = withdrawn.cancelled
     assert (withdrawn.cancelled, running.cancelled) == (True, True)
     assert (same.id, job.duplicate, same.duplicate) == (job.id, False, True)
@@ -156,7 +146,7 @@ async def test_a_block_left_by_an_exception_writes_nothing(log: TaskLog) -> None
             raise Stop
     assert (await log.stats()).next_lsn == before
     assert await states(log, job_id) == [State.RUNNING]
-    with pytest.raises(JobNotYetEnqueued):
+    with pytest.raises(errors.JobNotYetEnqueued):
         _ = job.id
     await log.ack(held)
 
@@ -176,27 +166,29 @@ async def test_a_part_that_is_refused_refuses_the_block(log: TaskLog, tmp_path: 
                 part(tx)
         assert (await log.stats()).next_lsn == before
 
-    await refused(StaleDelivery, lambda tx: tx.ack(held[0]))
-    await refused(JobNotFound, lambda tx: tx.cancel(f"{tag}-{before + 9}"))
-    await refused(WrongLog, lambda tx: tx.cancel("0123abcd-1"))
-    await refused(UsageError, lambda tx: tx.cancel("what?"))
-    await refused(DuplicateKey, lambda tx: tx.put(b"y", key="k", on_conflict="raise"))
-    await refused(PayloadTooLarge, lambda tx: tx.put(b"y" * (PAYLOAD_BYTES_MAX + 1)))
-    await refused(PayloadTooLarge, lambda tx: [tx.put(b"y" * 1_000_000) for _ in range(18)])
-    await refused(PayloadTooLarge, lambda tx: tx.ack(held[0], b"y" * (PAYLOAD_BYTES_MAX + 1)))
+    await refused(errors.StaleDelivery, lambda tx: tx.ack(held[0]))
+    await refused(errors.JobNotFound, lambda tx: tx.cancel(f"{tag}-{before + 9}"))
+    await refused(errors.WrongLog, lambda tx: tx.cancel("0123abcd-1"))
+    await refused(errors.UsageError, lambda tx: tx.cancel("what?"))
+    await refused(errors.DuplicateKey, lambda tx: tx.put(b"y", key="k", on_conflict="raise"))
+    await refused(errors.PayloadTooLarge, lambda tx: tx.put(b"y" * (PAYLOAD_BYTES_MAX + 1)))
+    await refused(errors.PayloadTooLarge, lambda tx: [tx.put(b"y" * 1_000_000) for _ in range(18)])
+    await refused(
+        errors.PayloadTooLarge, lambda tx: tx.ack(held[0], b"y" * (PAYLOAD_BYTES_MAX + 1))
+    )
     assert await states(log, first) == [State.READY]
 
 
 async def test_a_block_is_entered_once_and_used_within(log: TaskLog) -> None:
     tx = log.transaction()
     assert isinstance(tx, LogTransaction)
-    with pytest.raises(UsageError, match="within its own block"):
+    with pytest.raises(errors.UsageError, match="within its own block"):
         tx.put(b"x")
     async with tx:
         pass
-    with pytest.raises(UsageError, match="within its own block"):
+    with pytest.raises(errors.UsageError, match="within its own block"):
         tx.put(b"x")
-    with pytest.raises(UsageError, match="is entered once"):
+    with pytest.raises(errors.UsageError, match="is entered once"):
         await tx.__aenter__()
     assert (await log.stats()).queues == ()
 
@@ -220,7 +212,7 @@ def test_code_without_an_event_loop_has_the_same_block(tmp_path: Path) -> None:
     assert [job.handle.status_sync() for job in (first, second, third)] == [
         State.CANCELLED, State.READY, State.READY,
     ]  # fmt: skip
-    with pytest.raises(WrongLog), app.transaction() as tx:  # noqa: PT012 - as above
+    with pytest.raises(errors.WrongLog), app.transaction() as tx:  # noqa: PT012 - as above
         tx.enqueue(add.call(7, 8))
         tx.cancel("0123abcd-1")
     app.close_sync()
@@ -245,7 +237,9 @@ def context(app: TaskQ) -> JobContext:
 
 
 def test_outside_a_task_there_is_no_current_job() -> None:
-    with pytest.raises(UsageError, match=r"current_job\(\) is for code that runs inside a task"):
+    with pytest.raises(
+        errors.UsageError, match=r"current_job\(\) is for code that runs inside a task"
+    ):
         current_job()
 
 
@@ -269,7 +263,7 @@ def test_children_wait_for_the_success_and_then_have_ids(app: TaskQ, context: Jo
     first, second = (context.enqueue(child.options(priority=n).call(n)) for n in (1, 2))
     assert repr(first) == "<PendingJob child no id yet>"
     for name in ("id", "duplicate"):
-        with pytest.raises(JobNotYetEnqueued, match="the child job has no id yet"):
+        with pytest.raises(errors.JobNotYetEnqueued, match="the child job has no id yet"):
             getattr(first, name)
     assert [(spec.priority, body) for _, spec, body, _ in context.children or ()] == [
         (1, b'{"n":1}'),
@@ -289,7 +283,7 @@ def test_children_fit_one_transaction(app: TaskQ, context: JobContext) -> None:
     call = child.call("x" * 1_000_000)
     for _ in range(17):
         context.enqueue(call)
-    with pytest.raises(PayloadTooLarge, match="the jobs enqueued by parent 0123abcd-9"):
+    with pytest.raises(errors.PayloadTooLarge, match="the jobs enqueued by parent 0123abcd-9"):
         context.enqueue(call)
     context.enqueue(child.call("small"))
     assert len(context.children or ()) == 18

@@ -246,28 +246,26 @@ def quiet(row: Row) -> Row:
     return row[0], False
 
 
-#: Each command with its arguments, ordered by effect.
+#: Each command with its arguments, in an order in which none takes away what another shows.
 ROWS: Final[dict[str, Row]] = {
-    "ls": d("ls"),
+    **{
+        name: d(*name.split())
+        for name in (
+            "ls", "peek", "stats", "workers", "metrics", "schedules ls", "reader ls", "dead ls",
+            "export", "sources ls",
+        )
+    },
     "show": of("dead", "show"),
     "why": of("failed", "why"),
     "timeline": of("failed", "timeline"),
-    "peek": d("peek"),
-    "stats": d("stats"),
-    "workers": d("workers"),
     "health": quiet(d("health")),
     "alerts": quiet((lambda _: ("alerts", f"{APP}:app", "--once"), True)),
     "check": (lambda _: ("check", f"{APP}:app"), True),
     "top": (lambda place: ("top", place.log, "--once"), True),
-    "metrics": d("metrics"),
     "web": (lambda place: ("web", place.log, "--bind", NAME), True),
     "sql": d("sql", "SELECT * FROM jobs"),
     "tail": d("tail", "-n", "99"),
-    "schedules ls": d("schedules", "ls"),
-    "reader ls": d("reader", "ls"),
-    "dead ls": d("dead", "ls"),
     "dead show": of("dead", "dead", "show"),
-    "export": d("export"),
     "verify": (lambda place: ("verify", place.damaged), True),
     "repair": (lambda place: ("repair", place.damaged), True),
     "compact": quiet(d("compact", "--dry-run")),
@@ -299,25 +297,22 @@ ROWS: Final[dict[str, Row]] = {
     "edit": of("dead", "edit", "--run-now"),
     "signal": (lambda place: ("signal", place.ids["ready"], NAME, "-d", place.log), False),
     "cancel": quiet(of("dead", "cancel")),
-    "pause": d("pause", NAME),
-    "resume": d("resume", NAME),
     "replay": d("replay", "--since", "1d", "--dry-run"),
     "reader seek": d("reader", "seek", NAME, "end"),
-    "reader forget": d("reader", "forget", NAME),
     "limit": d("limit", NAME, "-c", "2"),
     "slots": quiet(d("slots", "3")),
     "schedules add": d("schedules", "add", NAME, NAME, "--every", "1h"),
-    "schedules remove": d("schedules", "remove", NAME),
-    "schedules pause": d("schedules", "pause", NAME),
-    "schedules resume": d("schedules", "resume", NAME),
-    "schedules reset": d("schedules", "reset", NAME),
-    "schedules forget": d("schedules", "forget", NAME),
-    "sources ls": d("sources", "ls"),
-    "sources forget": d("sources", "forget", NAME),
     "dead requeue": quiet(of("died", "dead", "requeue")),
     "dead purge": of("ready", "dead", "purge"),
     "worker": (lambda _: ("worker", f"{APP}:app", "--burst"), True),
-}
+    **{
+        name: d(*name.split(), NAME)
+        for name in (
+            "pause", "resume", "reader forget", "sources forget", "schedules remove",
+            "schedules pause", "schedules resume", "schedules reset", "schedules forget",
+        )
+    },
+}  # fmt: skip
 
 
 def commands(group: click.Group, *names: str) -> set[str]:

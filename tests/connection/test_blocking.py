@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import shlex
 import sys
 import threading
 import types
@@ -14,14 +15,25 @@ from typing import Any
 
 import pytest
 
-from taskq import Flow, FlowHandle, JobHandle, Stream, Task, TaskLog, TaskQ, chain
+from taskq import Flow, FlowHandle, JobHandle, State, Stream, Task, TaskLog, TaskQ, chain
 from taskq.connection.blocking import blocking
 from taskq.connection.connection import end_at_caller
+from taskq.core.parsing import Tag
 from taskq.core.rates import rate_of
-from taskq.errors import JobFailed, JobNotFound, UsageError
+from taskq.errors import (
+    JobCancelled,
+    JobExpired,
+    JobFailed,
+    JobNotFound,
+    ResultTimeout,
+    UsageError,
+)
+from taskq.log.read import reader
+from taskq.log.read.reader import LogReader
 from taskq.reading.dead import DeadLetters
 from taskq.schedules import LogSchedules
 from tests.programs import run_python
+from tests.recorder import Recorder
 
 
 @pytest.fixture
@@ -280,3 +292,112 @@ def test_a_cause_is_kept_where_the_program_raised_it(
     end_at_caller(caught.value)
     assert (caught.value.__cause__ is not None) == is_kept
     assert caught.value.__suppress_context__
+
+
+@pytest.fixture
+def task(app: TaskQ, recorder: Recorder) -> Task[..., set[int]]:
+    @app.task(name="t")
+    def task() -> set[int]:
+        return {1}
+
+    return task
+
+
+async def test_a_result_comes_back_as_the_return_annotation_has_it(
+    app: TaskQ, task: Any, recorder: Recorder
+) -> None:
+    job = await task.enqueue()
+    recorder.settle(job.lsn, State.SUCCEEDED, b"[1,2]", "t")
+    assert await job.result() == {1, 2}
+    assert job.duplicate is False
+    result = app.job(job.id)
+    assert result == job
+    assert await result.result(timeout="1s") == {1, 2}
+    assert repr(result) == "<JobHandle job 0123abcd-1>"
+
+
+async def test_a_result_of_a_task_not_known_here_is_plain_json(
+    app: TaskQ, recorder: Recorder
+) -> None:
+    job = await app.enqueue_by_name("elsewhere")
+    recorder.settle(job.lsn, State.SUCCEEDED, b'{"a":[1]}', "elsewhere")
+    assert await job.result() == {"a": [1]}
+
+
+@pytest.mark.parametrize(
+    ("state", "body", "error", "message"),
+    [
+        (State.DEAD, b"ValueError: no", JobFailed, "job 0123abcd-1 failed: ValueError: no"),
+        (State.DEAD, None, JobFailed, "failed: "),
+        (State.CANCELLED, None, JobCancelled, "was cancelled"),
+        (State.EXPIRED, None, JobExpired, "expired before a worker could run it"),
+    ],
+)
+async def test_a_job_that_did_not_succeed_raises_what_became_of_it(
+    task: Any, recorder: Recorder, state: State, body: bytes | None, error: Any, message: str
+) -> None:
+    job = await task.enqueue()
+    recorder.settle(job.lsn, state, body)
+    with pytest.raises(error, match=message) as raised:
+        await job.result()
+    assert raised.value.job_id == job.id
+
+
+def test_a_handle_is_told_apart_from_anything_else(app: TaskQ) -> None:
+    handle: JobHandle[Any] = JobHandle(app, None, Tag("0123abcd"), 1)
+    assert handle != "0123abcd-1"
+    assert handle != JobHandle(app, None, Tag("0123abcd"), 2)
+    assert handle != JobHandle(app, None, Tag("ffffffff"), 1)
+
+
+@pytest.fixture
+def spaced(tmp_path: Path) -> TaskQ:
+    return TaskQ(tmp_path / "my data")
+
+
+async def late(spaced: TaskQ, seconds: float = 0.01) -> ResultTimeout:
+    job = await spaced.enqueue_by_name("proj.send")
+    with pytest.raises(ResultTimeout) as info:
+        await job.result(timeout=seconds)
+    assert str(info.value).startswith(f"job {job.id} is still ready after {seconds:g} s")
+    return info.value
+
+
+async def test_nobody_runs_it(spaced: TaskQ) -> None:
+    async with spaced:
+        error = await late(spaced)
+    start = f"taskq worker MODULE:APP -d {shlex.quote(str(spaced.data_dir))}"
+    assert error.why == f"no worker runs; start one with: {start}"
+    assert str(error).endswith(f"after 0.01 s: {error.why}")
+
+
+async def test_nobody_knows_its_task_or_its_queue_is_paused(spaced: TaskQ) -> None:
+    async with spaced, spaced.worker():
+        await spaced.stats()
+        assert (await late(spaced)).why.startswith("no worker of queue 'default' knows task")
+        await spaced.pause("default")
+        resume = f"taskq resume default -d {shlex.quote(str(spaced.data_dir))}"
+        assert (await late(spaced)).why == f"queue 'default' is paused; let it go on with: {resume}"
+
+
+async def test_what_would_take_longer_than_a_tenth_of_the_wait_is_left_to_who_asks(
+    spaced: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "_READ_BYTES_MIN", 0)
+    async with spaced:
+        error = await late(spaced, 0.00001)
+    assert error.why == ""
+    see = f"taskq why {error.job_id} -d {shlex.quote(str(spaced.data_dir))}"
+    assert str(error).endswith(f"after 1e-05 s; for the reason: {see}")
+
+
+def test_what_a_question_reads_begins_at_the_newest_snapshot(spaced: TaskQ) -> None:
+    with spaced:
+        for _ in range(5):
+            spaced.enqueue_by_name_sync("proj.send", "x" * 1_000_000)
+        with LogReader.open(str(spaced.data_dir)) as before:
+            assert before.unfolded_bytes() > 5_000_000
+        spaced.stats_sync()  # folded, so that there is something to keep
+    with LogReader.open(str(spaced.data_dir)) as after:
+        assert list((spaced.data_dir / "snapshot").glob("*agenda*"))
+        assert 0 <= after.unfolded_bytes() < 10_000

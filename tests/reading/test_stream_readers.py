@@ -12,15 +12,7 @@ from typing import Any
 
 import pytest
 
-from taskq import Put, Record, Stream, TaskLog
-from taskq.errors import (
-    LogDamaged,
-    LogError,
-    ReaderBusy,
-    ReaderFellBehind,
-    ReaderMismatch,
-    UsageError,
-)
+from taskq import Put, Record, Stream, TaskLog, errors
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.readers import NamedReader, ReaderPosition, read_position
@@ -173,7 +165,9 @@ async def test_a_position_that_cannot_be_saved_stops_the_stream(
 
     with monkeypatch.context() as patch:
         patch.setattr(NamedReader, "save", full)
-        with pytest.raises(LogError, match=r"reader 'billing' could not be saved .No space left"):
+        with pytest.raises(
+            errors.LogError, match=r"reader 'billing' could not be saved .No space left"
+        ):
             await lsns(stream)
     assert await lsns(log.stream(reader="billing", follow=False)) == [1, 2, 3, 4, 5]
 
@@ -186,11 +180,11 @@ async def test_a_second_reader_of_a_name_is_refused_by_the_pid_of_the_first(log:
     async with log.stream(reader="billing") as first, log.stream(reader="other") as other:
         await anext(first)
         await anext(other)
-        with pytest.raises(ReaderBusy, match=f"process {os.getpid()} reads under the name"):
+        with pytest.raises(errors.ReaderBusy, match=f"process {os.getpid()} reads under the name"):
             await anext(log.stream(reader="billing"))
-        with pytest.raises(ReaderBusy):
+        with pytest.raises(errors.ReaderBusy):
             await log.seek("billing", "start")
-        with pytest.raises(ReaderBusy):
+        with pytest.raises(errors.ReaderBusy):
             await log.forget_reader("billing")
         assert [view.alive for view in await log.readers()] == [True, True]
     assert [view.alive for view in await log.readers()] == [False, False]
@@ -267,7 +261,7 @@ async def test_a_place_that_is_none_leaves_the_reader_alone(
 ) -> None:
     await put(log, 3)
     await log.seek("billing", lsn=2)
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(errors.UsageError, match=message):
         await log.seek("billing", **arguments)
     assert await lsns(log.stream(reader="billing", follow=False)) == [2, 3]
 
@@ -278,7 +272,7 @@ async def test_a_forgotten_reader_begins_anew(log: TaskLog) -> None:
     await log.forget_reader("billing")
     assert await log.readers() == []
     assert list((log.data_dir / "readers").iterdir()) == []
-    with pytest.raises(UsageError, match="has no reader 'billing'; it has none"):
+    with pytest.raises(errors.UsageError, match="has no reader 'billing'; it has none"):
         await log.forget_reader("billing")
     assert await lsns(log.stream(reader="billing", follow=False)) == [1, 2, 3]
 
@@ -295,7 +289,7 @@ async def test_a_reader_whose_next_record_was_removed_is_told_so(log: TaskLog) -
     oldest = int(segments(log)[0].stem)
     async with log:
         message = f"reader 'billing' was to go on at lsn 11, .* before lsn {oldest}: .*seek"
-        with pytest.raises(ReaderFellBehind, match=message) as caught:
+        with pytest.raises(errors.ReaderFellBehind, match=message) as caught:
             await lsns(log.stream(reader="billing"))
         behind = caught.value
         assert (behind.reader, behind.lsn, behind.oldest_lsn) == ("billing", 11, oldest)
@@ -304,7 +298,7 @@ async def test_a_reader_whose_next_record_was_removed_is_told_so(log: TaskLog) -
         assert (view.lsn, view.lag_records) == (11, 201 - oldest)
         await log.seek("billing", lsn=oldest)
         assert await lsns(log.stream(reader="billing"), 2) == [oldest, oldest + 1]
-        with pytest.raises(ReaderFellBehind):
+        with pytest.raises(errors.ReaderFellBehind):
             await log.seek("billing", lsn=oldest - 1)
 
 
@@ -317,7 +311,7 @@ async def test_a_stream_that_is_overtaken_while_it_reads_is_told_so(log: TaskLog
         pass
     for path in segments(log)[:2]:
         path.unlink()
-    with pytest.raises(ReaderFellBehind) as caught:
+    with pytest.raises(errors.ReaderFellBehind) as caught:
         await anext(stream)
     assert (caught.value.lsn, caught.value.oldest_lsn) == (second, third)
     await stream.aclose()
@@ -358,7 +352,7 @@ async def test_a_log_that_was_cut_under_a_reader_is_an_error_with_a_name(tmp_pat
     async with TaskLog.open(path, durability="os") as log:
         await put(log, 5)
         message = "reader 'billing' had come to lsn 11, but .* is not at .*: the log was cut"
-        with pytest.raises(ReaderMismatch, match=message) as caught:
+        with pytest.raises(errors.ReaderMismatch, match=message) as caught:
             await lsns(log.stream(reader="billing"))
         assert (caught.value.reader, caught.value.lsn) == ("billing", 11)
         assert (await log.readers())[0].problem == str(caught.value)
@@ -379,7 +373,7 @@ async def test_a_log_that_was_put_back_from_a_copy_is_an_error_with_a_name(
     segment.write_bytes(copy)
     async with TaskLog.open(path) as log:
         await put(log, 2, 200)
-        with pytest.raises(ReaderMismatch):
+        with pytest.raises(errors.ReaderMismatch):
             await lsns(log.stream(reader="billing"))
 
 
@@ -412,9 +406,11 @@ async def test_damage_stops_a_stream_or_is_passed_over_as_it_was_asked_to(
     segment.write_bytes(data)
     async with TaskLog.open(path) as log:
         stream = log.stream(reader="billing", follow=False)
-        with pytest.raises(LogDamaged, match=r"\d+ bytes from offset \d+ on do not read back .lsn"):
+        with pytest.raises(
+            errors.LogDamaged, match=r"\d+ bytes from offset \d+ on do not read back .lsn"
+        ):
             await lsns(stream)
-        with pytest.raises(LogDamaged):
+        with pytest.raises(errors.LogDamaged):
             await lsns(log.stream(reader="billing", follow=False))
         result = await lsns(log.stream(reader="billing", follow=False, on_damage="skip"))
         whole = await lsns(log.stream(follow=False, on_damage="skip"))

@@ -35,37 +35,21 @@ NONE: Final = "none"
 
 #: command -> (what it does on a root, its arguments, whether it ends by itself on one log)
 COMMANDS: Final[dict[str, tuple[str, str, bool]]] = {
-    "ls": (EACH, "", True),
-    "peek": (EACH, "", True),
-    "stats": (EACH, "", True),
-    "workers": (EACH, "", True),
+    **dict.fromkeys(
+        ("ls", "peek", "stats", "workers", "verify", "check", "metrics", "tail", "reader ls",
+         "schedules", "schedules ls", "sources", "sources ls", "dead ls", "compact", "repair"),
+        (EACH, "", True),
+    ),
     "health": (EACH, "", False),  # nobody works there
-    "verify": (EACH, "", True),
-    "check": (EACH, "", True),
-    "metrics": (EACH, "", True),
-    "tail": (EACH, "", True),
-    "reader ls": (EACH, "", True),
-    "schedules": (EACH, "", True),
-    "schedules ls": (EACH, "", True),
-    "sources": (EACH, "", True),
-    "sources ls": (EACH, "", True),
     "sources forget": (WHOLE, "orders", True),
-    "dead ls": (EACH, "", True),
-    "compact": (EACH, "", True),
-    "repair": (EACH, "", True),
-    "show": (WHOLE, "{job}", True),
-    "timeline": (WHOLE, "{job}", True),
-    "why": (WHOLE, "{job}", True),
-    "dead show": (WHOLE, "{dead}", True),
+    **dict.fromkeys(("show", "timeline", "why", "cancel"), (WHOLE, "{job}", True)),
+    **dict.fromkeys(("dead show", "dead requeue"), (WHOLE, "{dead}", True)),
     "edit": (WHOLE, "{job} --priority 7", True),
     "signal": (WHOLE, "{job} go", True),
-    "pause": (WHOLE, "mail", True),
-    "resume": (WHOLE, "mail", True),
+    **dict.fromkeys(("pause", "resume"), (WHOLE, "mail", True)),
     "limit": (WHOLE, "t --rate 5/s", True),
     "slots": (WHOLE, "3", True),
-    "dead requeue": (WHOLE, "{dead}", True),
     "dead purge": (WHOLE, "--all --yes", True),
-    "cancel": (WHOLE, "{job}", True),
     "put": (ONE, "body", True),
     "replay": (ONE, "--all --dry-run", True),
     "export": (ONE, "", True),
@@ -78,14 +62,13 @@ COMMANDS: Final[dict[str, tuple[str, str, bool]]] = {
     "reader seek": (ONE, "billing end", True),
     "reader forget": (ONE, "billing", True),
     "schedules add": (ONE, "nightly t --every 1h", True),
-    "schedules remove": (ONE, "nightly", False),
-    "schedules pause": (ONE, "nightly", False),  # no such shard
-    "schedules resume": (ONE, "nightly", False),
-    "schedules reset": (ONE, "nightly", False),
-    "schedules forget": (ONE, "nightly", False),
+    **dict.fromkeys(
+        [f"schedules {act}" for act in ("remove", "pause", "resume", "reset", "forget")],
+        (ONE, "nightly", False),  # no such shard
+    ),
     **dict.fromkeys(("demo", "worker", "restore"), (NONE, "", False)),
     **dict.fromkeys(("pipeline replay", "pipeline enqueue"), (NONE, "", False)),
-}
+}  # fmt: skip
 
 
 def found(where: click.Group, before: tuple[str, ...] = ()) -> Iterator[tuple[str, bool]]:
