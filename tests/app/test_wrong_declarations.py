@@ -386,16 +386,10 @@ SAMPLES = ("typed_app", "typed_flows")
 def output() -> list[str]:
     """Return the output of one run of mypy over all samples: its start is the largest cost."""
     pytest.importorskip("mypy")
-    done = run_python(
-        "-m",
-        "mypy",
-        f"--config-file={ROOT / 'pyproject.toml'}",
-        f"--cache-dir={ROOT / '.mypy_cache'}",
-        "--no-error-summary",
-        "--no-pretty",
-        *(str(ROOT / "tests" / "samples" / f"{name}.py") for name in SAMPLES),
-        cwd=ROOT,
-    )
+    samples = (str(ROOT / "tests" / "samples" / f"{name}.py") for name in SAMPLES)
+    places = f"--config-file={ROOT / 'pyproject.toml'}", f"--cache-dir={ROOT / '.mypy_cache'}"
+    words = ("-m", "mypy", *places, "--no-error-summary", "--no-pretty", *samples)
+    done = run_python(*words, cwd=ROOT)
     return done.stdout.splitlines()
 
 

@@ -182,13 +182,7 @@ async def test_what_is_left_of_a_job_is_a_coroutine_like_any_other(extension: An
     with pytest.raises(TypeError):
         extension.Rest()
     begun()  # dropped: its coroutine is closed
-    assert ends == [
-        "ValueError",
-        "GeneratorExit",
-        "GeneratorExit",
-        "GeneratorExit",
-        "GeneratorExit",
-    ]
+    assert ends == ["ValueError", *["GeneratorExit"] * 4]
 
 
 @pytest.mark.parametrize(("turn", "expected"), [(0.25, 1), (0.5, 0)])

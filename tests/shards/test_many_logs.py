@@ -26,7 +26,7 @@ from taskq.errors import JobCancelled, LogGone
 from taskq.log.config import LogConfig
 from taskq.log.store.store import open_store
 from taskq_workers.pool import LogPart, Worker
-from taskq_workers.process.supervisor import Supervisor
+from taskq_workers.process import supervisor as supervising
 from tests.cli.helpers import taskq, taskq_json
 from tests.effort import at_most, grows, some, within
 from tests.processes.harness import eventually
@@ -239,17 +239,26 @@ def test_a_worker_stands_still_only_when_all_its_logs_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped, is_free = threading.Event(), threading.Event()
-    monkeypatch.setattr("taskq_workers.process.supervisor._pause", stopped.set)
+    stand: list[threading.Barrier] = []
+    meet = supervising._meet
+
+    def noted(together: threading.Barrier) -> None:
+        stand.append(together)
+        meet(together)
+
+    monkeypatch.setattr(supervising, "_meet", noted)
+    monkeypatch.setattr(supervising, "_pause", stopped.set)
     stores = [open_store(str(tmp_path / name), LogConfig()) for name in ("one", "two")]
     worker = cast("Worker", SimpleNamespace(app=None, stores=stores))
-    supervisor = Supervisor(worker, lambda _store, _stats: None, print)
+    supervisor = supervising.Supervisor(worker, lambda _store, _stats: None, print)
     supervisor._on_pause_signal(0, None)
     assert stopped.is_set()  # nothing is open yet
     stopped.clear()
     supervisor._store = stores[0]
     stores[1].between_batches(is_free.wait)
     supervisor._on_pause_signal(0, None)
-    assert not stopped.wait(0.2)
+    eventually(lambda: stopped.is_set() or any(barrier.n_waiting for barrier in stand))
+    assert not stopped.is_set()
     is_free.set()
     assert stopped.wait(30)
     for store in stores:
