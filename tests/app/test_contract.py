@@ -202,14 +202,14 @@ async def test_a_handle_waits_for_its_result_and_raises_what_became_of_it(
 ) -> None:
     front = Front(kind, tmp_path / "log")
 
-    @front.holder.task(name="half", retry=1)
     async def half(number: int) -> int:
         if number % 2:
             raise ValueError("odd")
         return number // 2
 
+    task = front.holder.task(name="half", retry=1)(half)
     async with front.holder:
-        even, odd, never = [await front.ask("enqueue", half.call(number)) for number in (4, 3, 2)]
+        even, odd, never = [await front.ask("enqueue", task.call(number)) for number in (4, 3, 2)]
         assert await front.ask("cancel", of=never)
         for wait in (0, "1ms"):
             with pytest.raises(errors.ResultTimeout, match="is still ready after"):

@@ -344,34 +344,20 @@ async def test_a_log_has_the_window_that_it_is_opened_with(
 
 
 async def test_a_task_says_what_becomes_of_a_key_that_is_held(app: TaskQ) -> None:
-    @app.task(key=lambda number: f"k{number}", on_conflict="replace")
+    @app.task(key=lambda number: f"k{number}", window="1h", on_conflict="replace")
     async def sync(number: int) -> None: ...
 
-    first = await sync.enqueue(1)
-    second = await sync.enqueue(1)
+    first, second = await sync.enqueue(1), await sync.enqueue(1)
     assert (second.duplicate, await first.status()) == (False, State.CANCELLED)
-    with pytest.raises(errors.JobCancelled):
-        await first.result(timeout=5)
-    third = await sync.options(on_conflict="first").enqueue(1)
-    assert (third.duplicate, third.id) == (True, second.id)
-    with pytest.raises(errors.DuplicateKey) as caught:
-        await sync.options(on_conflict="raise").enqueue(1)
-    assert caught.value.job_id == second.id
     call = sync.call(1)
-    assert (await app.enqueue(call.options(on_conflict="first"))).duplicate
-    with pytest.raises(errors.DuplicateKey):
+    for again in (sync.options(on_conflict="first").call(1), call.options(on_conflict="first")):
+        assert (await app.enqueue(again)).id == second.id
+    with pytest.raises(errors.DuplicateKey) as caught:
         await app.enqueue_many([call.options(key="other"), call.options(on_conflict="raise")])
+    assert caught.value.job_id == second.id
+    free = sync.options(key=None)  # and nothing else of the task's key
+    assert not (await free.enqueue(1)).duplicate
     assert await second.status() is State.READY
-
-
-async def test_a_job_without_its_tasks_key_has_nothing_of_it(app: TaskQ) -> None:
-    @app.task(key=lambda: "k", window="1h", until="settled", on_conflict="raise")
-    async def sync() -> None: ...
-
-    await sync.enqueue()
-    free = sync.options(key=None)
-    assert not (await free.enqueue()).duplicate
-    assert not (await free.enqueue()).duplicate
 
 
 async def test_a_task_whose_child_is_refused_fails_and_says_why(app: TaskQ) -> None:

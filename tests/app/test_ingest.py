@@ -6,15 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import pytest
 
 from taskq import LogTransaction, Shards, State, TaskLog, TaskQ, current_job, errors
-from taskq.app.context import JobContext, running_job
+from taskq.core import model
 from taskq.core.model import PAYLOAD_BYTES_MAX
-from taskq.core.parsing import Tag
-from taskq.log.requests import Delivery, Duplicate
 from taskq.views import JobView
 
 
@@ -221,21 +219,6 @@ def test_code_without_an_event_loop_has_the_same_block(tmp_path: Path) -> None:
 # -- context ---------------------------------------------------------------------------------------
 
 
-class FakeDelivery:
-    tag = Tag("0123abcd")
-    job_id = "0123abcd-9"
-    attempt = 2
-    attempts_max = 5
-    task = "parent"
-    queue = "mail"
-    headers: dict[str, str] = {"a": "b"}  # noqa: RUF012 - never changed
-
-
-@pytest.fixture
-def context(app: TaskQ) -> JobContext:
-    return JobContext(cast("Delivery", FakeDelivery()), app)
-
-
 def test_outside_a_task_there_is_no_current_job() -> None:
     with pytest.raises(
         errors.UsageError, match=r"current_job\(\) is for code that runs inside a task"
@@ -243,50 +226,39 @@ def test_outside_a_task_there_is_no_current_job() -> None:
         current_job()
 
 
-def test_inside_a_task_the_current_job_tells_about_itself(context: JobContext) -> None:
-    token = running_job.set(context)
-    try:
-        job = current_job()
-        assert (job.id, job.attempt, job.attempts_max) == ("0123abcd-9", 2, 5)
-        assert (job.task, job.queue, job.headers) == ("parent", "mail", {"a": "b"})
-        assert repr(job) == "<JobContext parent 0123abcd-9 attempt 2>"
-    finally:
-        running_job.reset(token)
+async def test_children_wait_for_the_success_and_then_have_ids(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "TRANSACTION_BYTES_MAX", 10_000)
+    pending: list[Any] = []
 
-
-def test_children_wait_for_the_success_and_then_have_ids(app: TaskQ, context: JobContext) -> None:
     @app.task(name="child")
-    def child(n: int) -> int:
-        return n
+    def child(text: str) -> str:
+        return text
 
-    assert not context.children
-    first, second = (context.enqueue(child.options(priority=n).call(n)) for n in (1, 2))
-    assert repr(first) == "<PendingJob child no id yet>"
-    for name in ("id", "duplicate"):
-        with pytest.raises(errors.JobNotYetEnqueued, match="the child job has no id yet"):
-            getattr(first, name)
-    assert [(spec.priority, body) for _, spec, body, _ in context.children or ()] == [
-        (1, b'{"n":1}'),
-        (2, b'{"n":2}'),
-    ]
-    context.resolve([10, Duplicate(4)])
-    assert (first.id, second.id) == ("0123abcd-10", "0123abcd-4")
-    assert (first.duplicate, second.duplicate) == (False, True)
-    assert first.handle._task is cast("Any", child)
-    assert repr(first) == "<PendingJob child 0123abcd-10>"
+    @app.task(name="parent", queue="mail", retry=2)
+    async def parent() -> None:
+        job = current_job()
+        assert (job.attempt, job.attempts_max, job.queue) == (1, 2, "mail")
+        assert (job.task, job.headers, job.children) == ("parent", {"a": "b"}, None)
+        assert repr(job) == f"<JobContext parent {job.id} attempt 1>"
+        call = child.options(key="k").call("x" * 4_000)
+        pending.extend(job.enqueue(call) for _ in range(2))
+        assert repr(pending[0]) == "<PendingJob child no id yet>"
+        for name in ("id", "duplicate"):
+            with pytest.raises(errors.JobNotYetEnqueued, match="the child job has no id yet"):
+                getattr(pending[0], name)
+        with pytest.raises(errors.PayloadTooLarge, match=f"jobs enqueued by parent {job.id}"):
+            job.enqueue(call)
+        pending.append(job.enqueue(child.call("small")))
 
-
-def test_children_fit_one_transaction(app: TaskQ, context: JobContext) -> None:
-    @app.task
-    def child(text: str) -> None: ...
-
-    call = child.call("x" * 1_000_000)
-    for _ in range(17):
-        context.enqueue(call)
-    with pytest.raises(errors.PayloadTooLarge, match="the jobs enqueued by parent 0123abcd-9"):
-        context.enqueue(call)
-    context.enqueue(child.call("small"))
-    assert len(context.children or ()) == 18
+    job = await parent.options(headers={"a": "b"}).enqueue()
+    await app.worker(burst=True).run()
+    await job.result(0)
+    assert [child.duplicate for child in pending] == [False, True, False]
+    assert pending[0].id == pending[1].id != pending[2].id
+    assert await pending[2].handle.result(0) == "small"
+    assert repr(pending[2]) == f"<PendingJob child {pending[2].id}>"
 
 
 # -- route -----------------------------------------------------------------------------------------

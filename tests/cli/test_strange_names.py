@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import random
@@ -35,35 +34,17 @@ from tests.effort import grows, some
 from tests.processes.harness import Child
 
 GOOD: Final = {
-    "slashes": "a/b//c/",
-    "dots": "../../etc/passwd",
-    "absolute": "/",
-    "200 characters": "q" * 200,
-    "255 bytes": "é" * 127 + "e",
-    "unicode": "приём-邮件-🚀",
-    "spaces": "  two  words ",
-    "percent": "50%s{x}$(rm -rf)`",
-    "quotes": "'\"\\",
-    "a dash": "-x",
-    "wildcards": "*?[a]",
-    "brackets": "[red]mail[/red]",
+    "slashes": "a/b//c/", "dots": "../../etc/passwd", "absolute": "/",
+    "200 characters": "q" * 200, "255 bytes": "é" * 127 + "e", "unicode": "приём-邮件-🚀",
+    "spaces": "  two  words ", "percent": "50%s{x}$(rm -rf)`", "quotes": "'\"\\", "a dash": "-x",
+    "wildcards": "*?[a]", "brackets": "[red]mail[/red]", "json": '{"a": 1}', "a number": "0",
     "decomposed": unicodedata.normalize("NFD", "é"),
-    "json": '{"a": 1}',
-    "a number": "0",
-}
+}  # fmt: skip
 BAD: Final = {
-    "empty": "",
-    "nul": "a\0b",
-    "newline": "a\nb",
-    "escape": "a\x1b[31mb",
-    "tab": "a\tb",
-    "256 characters": "q" * 256,
-    "200 wide characters": "é" * 200,
-    "a lone surrogate": "a\ud800",
-    "right to left": "a\u202eb",
-    "no break": "a\u00a0b",
-    "zero width": "a\u200bb",
-}
+    "empty": "", "nul": "a\0b", "newline": "a\nb", "escape": "a\x1b[31mb", "tab": "a\tb",
+    "256 characters": "q" * 256, "200 wide characters": "é" * 200, "no break": "a\u00a0b",
+    "a lone surrogate": "a\ud800", "right to left": "a\u202eb", "zero width": "a\u200bb",
+}  # fmt: skip
 good = pytest.mark.parametrize("name", GOOD.values(), ids=GOOD)
 bad = pytest.mark.parametrize("name", BAD.values(), ids=BAD)
 
@@ -320,11 +301,8 @@ def _open(path: Path) -> None:
 
 
 def _holds(path: Path, job: str) -> bool:
-    async def work() -> bool:
-        async with TaskLog.open(path, upkeep=False) as log:
-            return await log.get(job) is not None
-
-    return asyncio.run(work())
+    with TaskLog.open(path, upkeep=False) as log:
+        return log.get_sync(job) is not None
 
 
 def _garbage(path: Path, chance: random.Random) -> None:
