@@ -276,7 +276,7 @@ class History(Mix):
 
     def __init__(self, seed: int, *, steps_of_clock: bool = False, small: bool = False) -> None:
         super().__init__(seed, _TIGHT if small else SMALL, processes=2)
-        self.weights |= {"tend_on": 0, "fill": 0, "die": 30, "pass_time": 100}
+        self.weights |= {"tend_on": 0, "fill": 0, "die": 30, "pass_time": 100, "edit": 120}
         self.weights["step_clock"] *= steps_of_clock
         self.chance, self.steps_ns = self.random, 0
         self.by_lsn: dict[int, Meaning] = {}

@@ -7,7 +7,6 @@ import contextlib
 import random
 import re
 import struct
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -155,13 +154,6 @@ def test_a_record_is_whole_if_its_crc_with_its_own_is_the_known_one(
     assert codec.crc32(record, (lsn + 1) & 0xFFFFFFFF) != codec.CRC_OF_WHOLE
     record[at % len(record)] ^= 1 << bit
     assert codec.crc32(record, lsn & 0xFFFFFFFF) != codec.CRC_OF_WHOLE
-
-
-@given(step=I64, owner=U64, body=BODY, lsn=LSN)
-def test_clock_and_owner_records_read_back(step: int, owner: int, body: bytes, lsn: int) -> None:
-    assert read(codec.encode_clock(step, lsn), lsn).step_ns == step
-    result = read(codec.encode_owner(owner, body, lsn), lsn)
-    assert (result.type, result.token, result.body) == (Kind.OWNER, owner, body)
 
 
 # -- limits ---------------------------------------------------------------------------------------
@@ -349,17 +341,6 @@ def test_a_body_stays_as_it_is_unless_that_saves_five_percent(way: Compression, 
     stored, flags = compress(enough, way)
     assert flags == flag
     assert len(stored) <= 0.95 * len(enough)
-
-
-@ways
-def test_the_stored_form_is_the_size_and_a_stream(way: Compression, flag: int) -> None:
-    """As the codec's docstring says, so that others can read it."""
-    stored, _ = compress(TEXT, way)
-    assert struct.unpack_from("<Q", stored)[0] == len(TEXT)
-    if way == "zlib":
-        assert zlib.decompress(stored[8:]) == TEXT
-    else:
-        assert zstandard.decompress(stored[8:]) == TEXT
 
 
 @pytest.mark.parametrize(

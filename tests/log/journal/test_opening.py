@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -11,7 +9,7 @@ import resource
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 from click.testing import CliRunner
@@ -24,7 +22,6 @@ from taskq.log.config import LogConfig
 from taskq.log.format import codec
 from taskq.log.journal.lock import WriterLock
 from taskq.log.machine.disk import LocalDisk
-from taskq.log.machine.posix import Reader, StatusReader
 from taskq.log.read.reader import LogReader
 from taskq.log.segments.identity import REPLICA
 from taskq.log.store.store import open_store
@@ -125,13 +122,6 @@ def test_log_time_does_not_go_back_over_segments_without_frames() -> None:
 
 
 _CONFIG: Final = LogConfig(min_free_bytes=0, reserve_bytes=0)
-_CALLS: Final = (
-    "open", "names", "read", "write", "sync", "sync_directory", "rename", "truncate", "size",
-    "try_lock", "status", "make_directory", "identity",
-)  # fmt: skip
-_CODES: Final = (
-    errno.EROFS, errno.EMFILE, errno.ENAMETOOLONG, errno.EACCES, errno.ENOTDIR, errno.EIO,
-)  # fmt: skip
 #: More descriptors than opening a log takes.
 _ENOUGH: Final = 24
 
@@ -139,36 +129,6 @@ _ENOUGH: Final = 24
 def _descriptors() -> set[str]:
     links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
     return {str(link.readlink()) for link in links}
-
-
-def _refuse(patch: pytest.MonkeyPatch, name: str, number: int, code: int) -> None:
-    """Let this call of the disk fail, and all of its name that follow."""
-    owner: type = {"read": Reader, "status": StatusReader}.get(name, LocalDisk)
-    call = vars(owner)[name]
-    left = [number]
-
-    def refused(self: Any, *args: Any, **options: Any) -> Any:
-        left[0] -= 1
-        if left[0] < 0:
-            raise OSError(code, os.strerror(code), "somewhere")
-        return call.__get__(self)(*args, **options)
-
-    patch.setattr(owner, name, refused)
-
-
-@pytest.mark.parametrize("name", _CALLS)
-def test_what_the_disk_refuses_at_opening_is_a_log_error_and_leaves_nothing_open(
-    tmp_path: Path, name: str
-) -> None:
-    path = str(tmp_path / "data")
-    for number in range(4):
-        code = _CODES[(number + len(name)) % len(_CODES)]
-        with pytest.MonkeyPatch.context() as patch:
-            _refuse(patch, name, number, code)
-            with contextlib.suppress(LogError):  # it may open without that, too
-                open_store(path, _CONFIG).close()
-        assert not [link for link in _descriptors() if link.startswith(path)]
-    open_store(path, _CONFIG).close()
 
 
 def test_without_descriptors_the_limit_is_named_and_nothing_leaks(tmp_path: Path) -> None:

@@ -12,20 +12,20 @@ from taskq.core.errors import MomentGone, UsageError
 from taskq.core.kinds import CANCEL, EXPIRY
 from taskq.core.model import SECOND_NS, State
 from taskq.core.records import Cause, Kind
-from taskq.core.views import AttemptView, JobView
-from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.core.views import JobView
+from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
 from taskq.log.format import codec
-from taskq.log.format.carried import Carried, encode_carried, encode_compacted, encode_history
+from taskq.log.format.carried import encode_compacted
 from taskq.log.format.codec import LSN_MAX
 from taskq.log.format.frames import Frame
-from taskq.log.format.record import Record, places
+from taskq.log.format.record import places
 from taskq.log.journal.journal import Journal
 from taskq.log.read import jobs
 from taskq.log.read.jobs import EVERY, JobFilter, each_job, newest_jobs, past_jobs
 from taskq.log.read.reader import LogReader
-from taskq.log.read.timeline import events_of, timeline
+from taskq.log.read.timeline import timeline
 from taskq.log.read.timetravel import Moment, stand_at
-from taskq.log.requests import Op
+from taskq.log.requests import EnqueueSpec, Op
 from taskq.log.state.facets import Facets
 from taskq.log.state.job_history import job_view
 from tests.effort import grows, some
@@ -51,9 +51,10 @@ def _check(history: History) -> None:
             history.chance.choice((LSN_MAX, history.chance.randrange(1, len(known) + 2))),
         )
         assert _found(world, wanted) == _expected(every, wanted), wanted
+    for queue in (None, "default", "other", "third"):
         views = history.chance.sample(every, 2)
         moments = [history.chance.choice((None, view.enqueued_ns)) for view in views]
-        wanted = JobFilter(*wanted[:3], EVERY, LSN_MAX, *moments)
+        wanted = JobFilter(None, queue, None, EVERY, LSN_MAX, *moments)
         exported = sorted(_all(world, wanted), key=lambda view: -view.lsn)
         assert exported == _expected(every, wanted), wanted
 
@@ -244,10 +245,12 @@ def test_waiting_jobs_cost_no_more_than_their_places() -> None:
 
 
 def test_every_record_about_a_job_is_an_event_with_its_time_and_outcome() -> None:
-    world = World()
+    """Also once compaction wrote the job again."""
+    config = keeping(keep_seconds=60, queues={"mail": QueuePolicy(keep_seconds=10**6)})
+    world = World(config=config)
     process, other = world.process(), world.process()
     start_ns = world.clock.wall_ns()
-    job = process.enqueue()
+    job = process.enqueue(spec=EnqueueSpec("mail", "mail.send"))
     process.enqueue(b"another")
     world.clock.advance(10)
     [first] = process.claim()
@@ -277,6 +280,15 @@ def test_every_record_about_a_job_is_an_event_with_its_time_and_outcome() -> Non
     lsns = [event.lsn for event in events]
     assert lsns == sorted(lsns)
     assert lsns[0] == job
+    fill_segment(process)
+    world.clock.advance(3_600)
+    tend(process)
+    *again, carried = timeline(world.reader(), job)
+    assert carried.kind == "carried"
+    assert again[-1].kind == "succeeded"
+    assert [(e.time_ns, e.attempt, e.owner, e.reason) for e in again] == [
+        (e.time_ns, e.attempt, e.owner, e.reason) for e in events
+    ]
 
 
 async def test_a_worker_is_named_though_it_is_gone_and_came_segments_before(tmp_path: Path) -> None:
@@ -298,41 +310,6 @@ async def test_a_worker_is_named_though_it_is_gone_and_came_segments_before(tmp_
         assert all(event.pid and event.host for event in events[1:])
         assert not events[0].worker
     assert alive == gone
-
-
-def _carried(state: State, attempts: list[AttemptView], ended_ns: int) -> bytes:
-    world = World()
-    process = world.process()
-    process.enqueue(b"payload")
-    born = process.journal.files.record(process.catch_up().need_agenda().location(1), 1)
-    carried = Carried(
-        job=1, state=state, born=born, enqueued_ns=100, attempt=len(attempts), ended_ns=ended_ns,
-        history=encode_history(attempts), body=b"because",
-    )  # fmt: skip
-    return encode_carried(Kind.CARRIED, carried, 50)
-
-
-def test_what_compaction_wrote_again_tells_what_came_before() -> None:
-    attempts = [
-        AttemptView(
-            number=1, owner=7, started_ns=200, ended_ns=300, outcome="retried", reason="no"
-        ),
-        AttemptView(
-            number=2, owner=8, started_ns=400, ended_ns=500, outcome="dead", reason="never"
-        ),
-    ]
-    record = Record(_carried(State.DEAD, attempts, 500), 50, 1, 900)
-    events = events_of([record])
-    assert [(e.kind, e.time_ns, e.lsn, e.attempt, e.owner, e.reason) for e in events] == [
-        ("enqueued", 100, 0, 0, 0, ""),
-        ("claimed", 200, 0, 1, 7, ""),
-        ("retried", 300, 0, 1, 7, "no"),
-        ("claimed", 400, 0, 2, 8, ""),
-        ("dead", 500, 0, 2, 8, "never"),
-        ("carried", 900, 50, 2, 0, ""),
-    ]
-    withdrawn = Record(_carried(State.CANCELLED, [], 500), 50, 1, 900)
-    assert [event.kind for event in events_of([withdrawn])] == ["enqueued", "cancelled", "carried"]
 
 
 # -- time travel -----------------------------------------------------------------------------------

@@ -96,9 +96,7 @@ def test_what_is_carried_in_one_batch_is_bounded() -> None:
     """The writer lock is held for a few milliseconds at a time."""
     process = World(config=keeping(keep_segments=1)).process()
     for _ in range(800):
-        process.commit(
-            [(Op.ENQUEUE, None, _Nobody(), (OTHER, b"x", Extras(due_ns=DAY * SECOND_NS)))]
-        )
+        process.send(Op.ENQUEUE, (OTHER, b"x", Extras(due_ns=DAY * SECOND_NS)))
     grown(process, 3)
     sizes: list[int] = []
     carry = process.committer.operations.table[Op.CARRY]
@@ -111,16 +109,6 @@ def test_what_is_carried_in_one_batch_is_bounded() -> None:
     tend(process)
     assert sum(sizes) >= 800
     assert max(sizes) <= 256
-
-
-class _Nobody:
-    """A future that nobody waits for."""
-
-    def done(self) -> bool:
-        return False
-
-    def set_result(self, value: object) -> None:
-        assert isinstance(value, int)
 
 
 def test_a_damaged_segment_is_kept_with_all_behind_it(caplog: pytest.LogCaptureFixture) -> None:
