@@ -58,7 +58,6 @@ from taskq.log.format.options import (
 from taskq.log.format.record import Record
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec
-from taskq.log.segments.indexes import SegmentIndexes
 from taskq.log.state.fold import Watch, fold_records
 from taskq.log.state.job_history import Story
 from taskq.testing.sandbox import FakeClock
@@ -420,31 +419,6 @@ def test_the_loops_and_the_story_do_what_the_table_says(
         known = state in LIVE_STATES or state is State.DEAD
         assert live == [state if known else State.ABSENT] * jobs
         assert stories == [state] * jobs
-
-
-def test_all_that_is_shown_of_a_job_is_found_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with zipfile.ZipFile(HERE / "compacted.zip") as source:
-        source.extractall(tmp_path)
-    looked: list[int] = []
-    about = SegmentIndexes.about
-
-    def counted(indexes: SegmentIndexes, job: int) -> Iterator[object]:
-        looked.append(job)
-        return about(indexes, job)
-
-    monkeypatch.setattr(SegmentIndexes, "about", counted)
-    with LogReader.open(str(tmp_path)) as reader:
-        job = reader.jobs({State.SUCCEEDED}, None, None, 1)[0]
-        looked.clear()
-        assert reader.find_job(job.job_id) == job.lsn
-        assert reader.job(job.lsn) is not None
-        assert reader.ties(job.lsn) is not None
-        assert reader.progress(job.lsn) is None
-        assert reader.timeline(job.lsn)
-        assert reader.why(job.lsn) is not None
-    assert looked == [job.lsn]
 
 
 if __name__ == "__main__":

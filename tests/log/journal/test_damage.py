@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import random
+import struct
+import tracemalloc
+import zlib
+from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typing_extensions import Buffer
 
+from taskq.core.errors import FormatError, LogError, PayloadTooLarge
 from taskq.core.model import State
+from taskq.core.records import Cause, Kind
 from taskq.core.views import Damage
 from taskq.log.format import codec
 from taskq.log.format.frames import Frame
+from taskq.log.format.salvage import salvage
+from taskq.log.read.reader import LogReader
 from taskq.log.requests import Op
 from tests.effort import every, grows, some
-from tests.log.world import PATH, PLAIN, Process, World
+from tests.log.world import PATH, PLAIN, SMALL, Process, World
 
 pytestmark = grows
 
@@ -229,3 +242,273 @@ def test_a_frame_that_lacked_zeros_is_seen_by_all_once_somebody_has_opened(size:
     world.process()
     assert other.disk.size(descriptor) == end
     assert other.catch_up().need_agenda().table.state(job) is State.READY
+
+
+_HUGE: Final = 2**32 - 1
+#: A reader asks the disk for 1 MiB at a time.
+_MEMORY_MAX: Final = 4 * 1024 * 1024
+
+
+def _peak_bytes(action: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        action()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def _record(kind: int, length: int | None = None, size: int = 24) -> bytes:
+    return codec.PREFIX.pack(size if length is None else length, kind, 0, 0, 0) + bytes(size - 12)
+
+
+def _dump(world: World, directory: Path) -> LogReader:
+    for path in world.machine.paths():
+        place = directory / Path(path).relative_to(PATH)
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes(world.machine.content(path))
+    return LogReader.open(str(directory))
+
+
+# -- lengths ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whole_header", [True, False])
+def test_a_frame_that_claims_four_gigabytes_costs_no_memory(*, whole_header: bool) -> None:
+    """Also when its header's CRC is right: the bound is checked before anything is read."""
+    world = World()
+    first = world.process()
+    kept = first.enqueue(b"kept")
+    offset, seed = first.journal.offset, first.journal.files.seed(1)
+    head = codec.FRAME_HEADER.pack(codec.FRAME_MAGIC, _HUGE, 1, 0, 0, 2, 7, 7, 2, 0, 0)[:52]
+    crc = codec.crc32(head, codec.crc32(struct.pack("<Q", offset), seed)) if whole_header else 0
+    first.close()
+    data = world.machine.content(_FIRST) + head + struct.pack("<I", crc) + bytes(200)
+    world.machine.put(_FIRST, data)
+    world.lose_power()
+    assert _peak_bytes(lambda: world.process().enqueue()) < _MEMORY_MAX
+    assert [delivery.job for delivery in world.process().claim()] == [kept]
+
+
+def test_a_record_that_claims_four_gigabytes_costs_no_memory_and_is_named(tmp_path: Path) -> None:
+    world = World()
+    first = world.process()
+    first.enqueue(b"kept")
+    first.append(_record(Kind.ENQUEUED, _HUGE) + _record(Kind.CLOCK), 2)
+
+    def claim() -> None:
+        with pytest.raises(FormatError, match="record at lsn 2 has an impossible length"):
+            world.process().claim()
+
+    assert _peak_bytes(claim) < _MEMORY_MAX
+    assert first.enqueue() == 4, "an enqueue without a key reads no records"
+    reader = _dump(world, tmp_path)
+    with pytest.raises(FormatError, match="record at lsn 2 has an impossible length"):
+        reader.jobs(None, None, None, 10)
+    with pytest.raises(LogError):
+        reader.verify()
+
+
+def test_a_frame_that_no_reader_would_accept_is_never_written() -> None:
+    world = World()
+    first = world.process()
+    before = world.machine.content(_FIRST)
+    with pytest.raises(PayloadTooLarge):
+        first.append(bytes(codec.FRAME_BODY_MAX + 1))
+    assert world.machine.content(_FIRST) == before
+    first.append(_record(200, size=codec.FRAME_BODY_MAX))
+    assert world.process().enqueue() == 2
+
+
+# -- payloads --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shift", range(8))
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_payload_that_holds_the_whole_segment_is_never_taken_for_records(
+    shift: int, *, cut: bool
+) -> None:
+    """Neither at any alignment, nor when the frame around it is damaged or cut short."""
+    world = World()
+    first = world.process()
+    jobs = [first.enqueue(bytes([number]) * 50) for number in range(3)]
+    segment = world.machine.content(_FIRST)
+    carrier = first.enqueue(bytes(shift) + segment + segment)
+    jobs.append(first.enqueue(b"behind"))
+    first.close()
+    whole = world.machine.content(_FIRST)
+    data = bytearray(whole)
+    data[len(segment) + 20] ^= 1  # the header of the frame that carries the copies
+    if cut:
+        del data[len(segment) + 56 + len(segment) + 80 :]
+        jobs.pop()
+    world.machine.put(_FIRST, bytes(data))
+    world.is_whole = not cut
+    world.lose_power()
+    after = world.process()
+    deliveries = after.claim(99)
+    # Its header is gone, but the record says by its own CRC that it is whole.
+    assert [delivery.job for delivery in deliveries] == sorted(
+        [*jobs, carrier] if not cut else jobs
+    )
+    assert len(after.catch_up().damage) == (0 if cut else 1)
+
+
+def test_a_copy_at_the_very_same_offsets_of_the_next_segment_is_no_frame() -> None:
+    """The seed of a frame's CRC names its segment, besides log and offset."""
+    world = World(config=SMALL)
+    first = world.process()
+    jobs = [first.enqueue(b"x" * 40_000), first.enqueue(b"y" * 40_000)]
+    segment = world.machine.content(_FIRST)
+    record_start = 64 + 56 + len(codec.BORN.pack(*([0] * 8))) + len("default" + "mail.send")
+    carrier = first.enqueue(segment[record_start:])
+    second = world.segments()[1]
+    copied = world.machine.content(second)
+    assert copied[record_start : len(segment)] == segment[record_start:]
+    # From here on the two files hold the same bytes at the same places.
+    world.machine.corrupt(second, 70, b"\xff")
+    world.lose_power()
+    after = world.process()
+    assert [delivery.job for delivery in after.claim(9)] == jobs
+    assert after.enqueue() > carrier
+
+
+# -- newer formats ---------------------------------------------------------------------------------
+
+
+def test_an_unknown_segment_version_is_an_error_that_names_it() -> None:
+    world = World()
+    world.process().close()
+    data = bytearray(world.machine.content(_FIRST))
+    data[8:10] = (7).to_bytes(2, "little")
+    data[56:60] = struct.pack("<I", codec.crc32(bytes(data[:56])))
+    world.machine.put(_FIRST, bytes(data))
+    world.lose_power()
+    with pytest.raises(FormatError, match=rf"{_FIRST}: segment format 7 is unknown"):
+        world.process()
+
+
+def test_a_record_of_an_unknown_type_is_an_error_that_names_it(tmp_path: Path) -> None:
+    world = World()
+    first = world.process()
+    first.enqueue()
+    first.append(_record(100), 1)
+    with pytest.raises(FormatError, match="record type 100 at lsn 2 is unknown"):
+        first.claim()
+    with pytest.raises(FormatError, match="record type 100 at lsn 2 is unknown"):
+        world.process().claim()
+    with pytest.raises(FormatError, match="record type 100 at lsn 2 is unknown"):
+        _dump(world, tmp_path).jobs(None, None, None, 10)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"format": 2}, "format 2 is unknown"),
+        ({"features": {"incompat": ["encrypted"]}}, r"features \['encrypted'\] is unknown"),
+        ({"log_id": "nonsense"}, "not readable"),
+    ],
+)
+def test_an_unknown_feature_or_format_of_the_directory_is_an_error_that_names_it(
+    changes: dict[str, object], match: str
+) -> None:
+    world = World()
+    world.process().close()
+    path = f"{PATH}/taskq.json"
+    values = json.loads(world.machine.content(path)) | changes
+    world.machine.put(path, json.dumps(values).encode())
+    with pytest.raises(FormatError, match=match):
+        world.process()
+
+
+def test_a_feature_is_on_disk_before_what_needs_it_and_shuts_out_who_does_not_know_it() -> None:
+    world = World()
+    process = world.process()
+    process.enqueue()
+    path = f"{PATH}/taskq.json"
+    assert json.loads(world.machine.content(path))["features"]["incompat"] == []
+    process.journal.allow(("encrypted",))
+    world.lose_power()
+    assert json.loads(world.machine.content(path))["features"]["incompat"] == ["encrypted"]
+    with pytest.raises(FormatError, match=r"features \['encrypted'\] is unknown"):
+        world.process()
+
+
+# -- salvage ---------------------------------------------------------------------------------------
+
+
+_FIRST_LSN = 2**32 - 20  # the seeds of the records' CRCs begin anew among them
+
+
+def _enqueued(body: bytes, lsn: int) -> bytes:
+    return codec.encode_checked(codec.enqueue_tail(5, 1, 3, 4, 2, b"mailto", b""), body, lsn)
+
+
+def _salvaged_record(kind: int, body: bytes, lsn: int) -> bytes:
+    if kind == 0:
+        return codec.encode_job(Kind.CLAIMED, 0, 1, 77, lsn)
+    if kind == 1:
+        return codec.encode_job(Kind.SUCCEEDED, 0, 1, 77, 78, body, lsn)
+    if kind == 2:
+        return codec.encode_back(Kind.RETRIED, Cause.DRAIN, 1, 77, 78, 0, body, lsn)
+    return _enqueued(body, lsn)
+
+
+def _is_checked(record: bytes) -> bool:
+    return record[8] & 1 == 1
+
+
+@given(
+    parts=st.lists(st.tuples(st.integers(0, 4), st.binary(max_size=90)), min_size=1, max_size=60),
+    chance=st.randoms(use_true_random=False),
+)
+def test_whatever_is_wrong_in_one_record_all_others_that_have_a_checksum_are_saved(
+    parts: list[tuple[int, bytes]], chance: random.Random
+) -> None:
+    """Its length, type, options, flags, or anything else: the next one is found."""
+    records = [_salvaged_record(kind, body, _FIRST_LSN + n) for n, (kind, body) in enumerate(parts)]
+    hit = chance.randrange(len(records))
+    begin = sum(map(len, records[:hit]))
+    data = bytearray(b"".join(records))
+    for _ in range(chance.choice((1, 1, 2, 8))):
+        at = begin + chance.choice((chance.randrange(12), chance.randrange(len(records[hit]))))
+        data[at] = chance.choice((data[at] ^ 1 << chance.randrange(8), chance.randrange(256), 0))
+    seen = {lsn: (at, record) for lsn, at, record in salvage(bytes(data), _FIRST_LSN)}
+    place = 0
+    for number, record in enumerate(records):
+        if number != hit and _is_checked(record):
+            assert seen[_FIRST_LSN + number] == (place, record)
+        place += len(record)
+    assert set(seen) <= set(range(_FIRST_LSN, _FIRST_LSN + len(records)))
+
+
+def test_records_of_frames_behind_one_whose_header_is_lost_are_saved_too() -> None:
+    first = b"".join(_enqueued(b"%d" % n, n) for n in range(5, 9))
+    second = b"".join(_enqueued(b"%d" % n, n) for n in range(9, 12))
+    data = first + bytes(3) + b"a lost header of fifty-six bytes".ljust(56, b"!") + second
+    assert [lsn for lsn, _, _ in salvage(data, 5)] == list(range(5, 12))
+
+
+def test_a_record_of_another_place_in_a_payload_is_never_taken_for_one() -> None:
+    inner = b"".join(_enqueued(b"stranger", lsn) for lsn in (1, 4, 500))
+    data = bytearray(_enqueued(inner, 5) + _enqueued(b"next", 6))
+    data[1] ^= 0x7F
+    seen = [(lsn, record) for lsn, _, record in salvage(bytes(data), 5)]
+    assert seen == [(6, _enqueued(b"next", 6))]
+
+
+@pytest.mark.parametrize("size", [60, 5_000, 160_000])
+def test_bytes_that_look_like_records_everywhere_do_not_make_the_work_grow_faster_than_they(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = 0
+
+    def counted(data: Buffer, seed: int = 0) -> int:
+        nonlocal taken
+        taken += memoryview(data).nbytes
+        return zlib.crc32(data, seed)
+
+    data = codec.PREFIX.pack(size, Kind.ENQUEUED, 0, 0, 1) * (200_000 // 12)
+    monkeypatch.setattr(codec, "crc32", counted)
+    assert not list(salvage(data, 1))
+    assert taken < 100 * len(data)

@@ -226,32 +226,6 @@ def test_a_moment_has_an_hour_of_its_own(tmp_path: Path) -> None:
         assert total(reader)["succeeded"] == 2
 
 
-def test_after_a_night_what_is_older_than_an_hour_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A page that was left open, or is opened again, has its last hour at once."""
-    fill(tmp_path, 1, 0)
-    with LogReader.open(str(tmp_path)) as reader:
-        clock = FakeClock(reader.journal.time_ns / 10**9)
-    with LogReader.open(str(tmp_path), clock) as reader:
-        reader.last_hour()
-        before = reader.extent.lsn
-        fill(tmp_path, 20, 0)
-        clock.advance(2 * 3_600)
-        looked: list[int] = []
-        places = record.places
-
-        def watched(frame: Frame) -> Iterator[tuple[int, int, int]]:
-            looked.append(frame.header.first_lsn)
-            return places(frame)
-
-        monkeypatch.setattr(gauges, "places", watched)
-        reader.refresh()
-        assert reader.extent.lsn > before
-        assert not total(reader)
-        assert not looked
-
-
 @pytest.mark.parametrize("names_max", [100_000, 0])
 def test_each_queue_and_task_has_a_pace_of_its_own(
     tmp_path: Path, names_max: int, monkeypatch: pytest.MonkeyPatch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -10,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from taskq.core.model import SECOND_NS, Durability, Extras
+from taskq.core.model import SECOND_NS, Extras
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.format.frames import Cursor, segment_lsn, segment_name
 from taskq.log.requests import ClaimRequest, Op
@@ -25,7 +24,7 @@ from taskq.log.state.snapshot import (
 )
 from taskq.log.upkeep import snapshots
 from taskq.log.upkeep.snapshots import SnapshotPolicy, Snapshots
-from tests.effort import every, grows, some
+from tests.effort import every, grows
 from tests.log.world import (
     PATH,
     PLAIN,
@@ -159,31 +158,6 @@ def test_one_that_is_whole_but_wrong_does_not_stop_the_log_for_good(
 
 
 # -- which are refused -----------------------------------------------------------------------------
-
-
-def test_a_snapshot_that_is_ahead_of_the_log_is_refused(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As if one had got its name before the log was synced: never written, but never used too."""
-    monkeypatch.setattr(Snapshots, "_is_true", lambda *_: True)
-    refused = 0
-    for seed in range(some(5, 15)):
-        world = World(seed, LogConfig(durability=Durability.OS, segment_bytes=SEGMENT_BYTES_MIN))
-        process = world.process()
-        process.enqueue(b"synced")
-        process.committer.sync()
-        fill(process)
-        before = process.journal.next_lsn
-        write(process)
-        world.lose_power()
-        world.is_whole = False  # a snapshot says that there was more, as none ever should
-        survivor = world.process()
-        check_same(world)
-        fill(survivor)
-        check_same(world)
-        refused += survivor.journal.recovered != [] or survivor.journal.next_lsn < before
-    assert refused
-    assert all(record.levelno <= logging.WARNING for record in caplog.records)
 
 
 def test_what_is_moved_while_a_snapshot_is_written_keeps_it_from_its_name() -> None:
