@@ -440,7 +440,7 @@ def meaning(facets: Facets, now_ns: int) -> Meaning:
         for chunk, at in agenda.table
     }
     keys = {
-        (number, job): (_until(dedup.until_ns(number, job), now_ns), until < 0)
+        (number, job): _held(dedup.until_ns(number, job), until < 0, now_ns)
         for page in dedup._pages
         for number, job, until in zip(page.hashes, page.jobs, page.untils, strict=True)
         if until < 0 or until > now_ns - dedup.shift_ns
@@ -474,9 +474,9 @@ def meaning(facets: Facets, now_ns: int) -> Meaning:
     }
 
 
-def _until(until_ns: int, now_ns: int) -> int:
+def _held(until_ns: int, also_lives: bool, now_ns: int) -> tuple[int, bool]:
     """A window that is over adds nothing to a key that is held until the job ends."""
-    return until_ns if until_ns > now_ns else UNTIL_SETTLED
+    return (until_ns, also_lives) if until_ns > now_ns else (UNTIL_SETTLED, False)
 
 
 def _told(meta: int) -> int:
