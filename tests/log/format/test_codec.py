@@ -392,26 +392,18 @@ def test_a_frame_that_asks_for_a_huge_window_is_refused() -> None:
         back(struct.pack("<Q", len(TEXT)) + frame, Flag.ZSTD)
 
 
-def _shorter(stored: bytes) -> bytes:
-    return stored[:-10]
-
-
-def _changed(stored: bytes) -> bytes:
-    return stored[:20] + bytes((stored[20] ^ 255,)) + stored[21:]
-
-
-def _claims_more(stored: bytes) -> bytes:
-    return struct.pack("<Q", len(TEXT) + 1) + stored[8:]
-
-
-def _claims_less(stored: bytes) -> bytes:
-    return struct.pack("<Q", len(TEXT) - 1) + stored[8:]
+HARMS: list[Callable[[bytes], bytes]] = [
+    lambda stored: stored[:-10],
+    lambda stored: stored[:20] + bytes((stored[20] ^ 255,)) + stored[21:],
+    lambda stored: struct.pack("<Q", len(TEXT) + 1) + stored[8:],
+    lambda stored: struct.pack("<Q", len(TEXT) - 1) + stored[8:],
+    lambda _: b"",
+    lambda _: b"abc",
+]
 
 
 @ways
-@pytest.mark.parametrize(
-    "harm", [_shorter, _changed, _claims_more, _claims_less, lambda _: b"", lambda _: b"abc"]
-)
+@pytest.mark.parametrize("harm", HARMS)
 def test_a_damaged_body_is_an_error_that_names_it(
     way: Compression, flag: int, harm: Callable[[bytes], bytes]
 ) -> None:

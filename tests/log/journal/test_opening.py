@@ -20,12 +20,12 @@ from taskq.core.errors import FormatError, LogError
 from taskq.core.model import Extras
 from taskq.log.config import LogConfig
 from taskq.log.format import codec
-from taskq.log.journal.lock import WriterLock
+from taskq.log.journal.lock import LockWatch, WriterLock
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.reader import LogReader
 from taskq.log.segments.identity import REPLICA
 from taskq.log.store.store import open_store
-from tests.effort import some
+from tests.effort import ended, some
 from tests.log.world import PATH, World
 from tests.machine.crashable import CrashableDisk, ProcessKilled
 
@@ -294,3 +294,16 @@ def test_who_was_alone_sees_that_another_came_though_both_have_the_same_number(
     first.acquire()
     first.release()
     assert not first.is_alone
+
+
+def test_a_watch_that_is_ended_looks_no_more(make: Callable[[], WriterLock]) -> None:
+    """Its thread would otherwise look for ten waits more, at a log that is closed."""
+    lock, late = make(), list[float]()
+    watch = LockWatch(lock, 0.001, late.append)
+    lock.waiting_since = 1.0
+    assert lock.on_wait is not None
+    lock.on_wait()
+    thread = watch._thread
+    assert thread is not None
+    watch.stop()
+    ended(thread)

@@ -140,6 +140,34 @@ def test_a_sync_point_that_was_in_the_air_is_not_left_behind() -> None:
         assert world.view(kept) is not None
 
 
+def test_a_late_error_of_a_failure_that_was_repaired_does_not_fail_the_log_again() -> None:
+    """Linux reports a lost page to each descriptor once, however long after."""
+    failed = Failed()
+    third = failed.world.process()
+    failed.second.sync()
+    assert isinstance(failed.other.exception(0), OutcomeUnknown)
+    assert third.enqueue() > 0
+    assert failed.second.enqueue() > 0
+
+
+def test_a_segment_that_is_written_again_as_a_whole_begins_as_it_began() -> None:
+    world = World()
+    first = world.process()
+    first.enqueue(b"one")
+    world.clock.advance(60)
+    world.lose_power()
+    second = world.process()
+    world.clock.advance(60)
+    second.send(Op.ENQUEUE, (PLAIN, b"in the air", None))
+    segment, header = second.journal.segment, second.journal.files.header(second.journal.segment)
+    world.machine.fail_next_syncs()
+    second.sync()
+    second.kill()
+    third = world.process()
+    assert third.journal.recovered == ["wrote 1 frames again after a failed fsync"]
+    assert third.journal.files.header(segment) == header
+
+
 def test_a_failed_sync_of_a_full_segment_refuses_the_batch_that_needed_the_next() -> None:
     world = World()
     first, second = world.process(), world.process()

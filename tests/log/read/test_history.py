@@ -18,6 +18,7 @@ from taskq import TaskLog, TaskQ
 from taskq.core.errors import LogDamaged
 from taskq.engine import LogReader
 from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.log.machine.ports import read_file
 from taskq.log.read.history import (
     ACTS_MAX,
     CAUSES_MAX,
@@ -25,6 +26,7 @@ from taskq.log.read.history import (
     HOUR_NS,
     TASKS_MAX,
     History,
+    _drop,
     class_of,
     middle_of,
 )
@@ -263,3 +265,43 @@ async def test_a_clock_that_was_wrong_for_a_moment_takes_no_counts(
         assert getattr(before, name).keys() <= getattr(known, name).keys()
     assert known.tasks["task0"].hours.keys() > before.tasks["task0"].hours.keys()
     assert set(known.hours) >= set(range(BEGIN // 3_600 + 1, BEGIN // 3_600 + 8))
+
+
+def test_a_file_that_the_disk_refused_is_written_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = World(0, keeping()).process()
+    through = fill_segment(process)
+    known = History(process.journal)
+    with monkeypatch.context() as patch:
+        full = OSError(errno.ENOSPC, "full")
+        patch.setattr("taskq.log.read.history.replace_file", Mock(side_effect=full))
+        with pytest.raises(OSError, match="full"):
+            list(known.steps(through))
+    assert known.has(through)
+    list(known.steps(through))
+    after = History(process.journal)
+    after.load()
+    assert counts(after) == counts(known)
+
+
+def test_a_clock_that_jumps_about_leaves_few_counts() -> None:
+    known = dict.fromkeys(range(100))
+    _drop(known, 10, 20)
+    assert list(known) == list(range(40))
+
+
+def test_a_fold_reads_the_file_again_only_after_another_process_wrote_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process = World(0, keeping()).process()
+    segments = [fill_segment(process) for _ in range(4)]
+    first, second = History(process.journal), History(process.journal)
+    for through in segments[:2]:
+        list(first.steps(through))
+    read = Mock(wraps=read_file)
+    monkeypatch.setattr("taskq.log.read.history.read_file", read)
+    list(first.steps(segments[2]))
+    assert not read.called
+    list(second.steps(segments[3]))
+    assert not list(first.steps(segments[3]))
+    assert read.call_count == 2
+    assert counts(first) == counts(second)

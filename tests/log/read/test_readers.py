@@ -109,26 +109,20 @@ def test_what_does_not_read_back_is_an_error_that_says_what_to_do(tmp_path: Path
         file.write_bytes(junk)
         with pytest.raises(LogDamaged, match=r"billing\.place.*does not read back.*seek\(\)"):
             found(tmp_path)
+    # Files that were copied, or that a file system takes for the same ("Billing", "billing").
+    file.write_bytes(whole)
+    file.with_name("Billing.place").write_bytes(whole)
+    for name, log_id in (("Billing", LOG_ID), ("billing", uuid.UUID(int=8))):
+        with pytest.raises(LogDamaged):
+            found(tmp_path, name, log_id)
     # A move writes a whole file again.
+    file.write_bytes(bad)
     again = take(tmp_path)
     with pytest.raises(LogDamaged):
         again.load()
     again.save(THERE)
     again.release()
     assert found(tmp_path) == THERE
-
-
-def test_a_position_of_another_log_or_another_reader_is_none(tmp_path: Path) -> None:
-    """Files that were copied, or that a file system takes for the same ("Billing", "billing")."""
-    reader = take(tmp_path)
-    reader.save(HERE)
-    reader.release()
-    folder = tmp_path / "readers"
-    (folder / "Billing.place").write_bytes((folder / "billing.place").read_bytes())
-    with pytest.raises(LogDamaged):
-        found(tmp_path, "Billing")
-    with pytest.raises(LogDamaged):
-        found(tmp_path, log_id=uuid.UUID(int=8))
 
 
 def test_a_name_is_read_by_one_at_a_time(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from taskq.core.errors import JobNotFound, TaskqError
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.log.config import KEEP_PARTS, SEGMENT_BYTES_MIN, LogConfig, QueuePolicy
+from taskq.log.format import frames as segment
 from taskq.log.journal.lock import TailHint
 from taskq.log.read.readers import NamedReader, ReaderPosition
 from taskq.log.read.selection import letters
@@ -286,6 +287,30 @@ def test_whoever_waits_for_a_job_that_is_kept_gets_its_result_from_where_it_stan
     assert first not in world.segments()
     process.journal.files.refresh()
     assert process.ask(Op.OUTCOME, job).body == b"result"
+
+
+def test_a_segment_that_is_read_in_the_midst_of_many_others_is_no_damaged_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Files that were not used for the longest time are closed, and their numbers used again."""
+    monkeypatch.setattr(segment, "READ_SIZE", 4_096)
+    world = World(config=keeping(keep_segments=60, keep_seconds=None))
+    process = world.process()
+    job = process.enqueue(b"retried", Extras(due_ns=DAY * SECOND_NS))
+    world.clock.advance(DAY + 1)
+    for _ in range(61):
+        (delivery,) = process.claim()
+        assert delivery.job == job
+        process.settle(delivery, Kind.RETRIED, delay_ns=SECOND_NS, body=b"again")
+        fill_segment(process)
+        world.clock.advance(2)
+    first = world.segments()[0]
+    before = meaning(process.catch_up(), world.clock.wall_ns())
+    for _ in steps(process):
+        for lsn in process.journal.files.lsns:
+            process.journal.files.descriptor(lsn)
+    assert first not in world.segments()
+    assert meaning(world.fold(), world.clock.wall_ns()) == before
 
 
 def test_what_nobody_thought_of_does_not_end_the_process(

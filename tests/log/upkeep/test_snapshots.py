@@ -5,7 +5,9 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any, Final
+from unittest.mock import Mock
 
 import pytest
 
@@ -103,15 +105,24 @@ def test_at_close_one_is_written_if_the_tail_is_long(monkeypatch: pytest.MonkeyP
     assert not list(keeper.close_steps()), "there is nothing new"
 
 
-def test_no_step_writes_more_than_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_step_writes_more_than_a_block_or_syncs_more_than_a_piece(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sync of a large one would hold up the log."""
     monkeypatch.setattr(snapshotfile, "BLOCK_BYTES", 4_096)
-    world = World()
+    monkeypatch.setattr(snapshots, "_SYNC_BYTES", 10_000)
     process = world.process()
     for number in range(1_000):
         process.send(Op.ENQUEUE, (PLAIN, b"%d" % number, None))
     process.sync()
     process.catch_up()
-    written: list[int] = []
+    written, synced = list[int](), [0]
+
+    def on_step(operation: str, path: str) -> None:
+        if operation == "sync" and path.endswith(".tmp"):
+            synced.append(len(world.machine.content(path)))
+
+    world.machine.on_step = on_step
     write_to_disk = process.disk.write
 
     def note(descriptor: int, data: bytes, offset: int) -> int:
@@ -129,6 +140,7 @@ def test_no_step_writes_more_than_a_block(monkeypatch: pytest.MonkeyPatch) -> No
         process.send(Op.ENQUEUE, (PLAIN, b"meanwhile", None))
     assert sum(written) > 20_000
     assert max(written) <= 4_096 + 4
+    assert 4_096 < max(end - begin for begin, end in pairwise(synced)) < 10_000 + 2 * 4_100
     assert check_same(world).behind
 
 
@@ -259,6 +271,23 @@ def test_a_disk_that_refuses_leaves_no_snapshot_and_a_warning(
         write(process)
         assert check_same(world).behind == 0
     assert left > 0
+
+
+def test_a_directory_that_cannot_be_read_is_no_reason_to_stop(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = world.process()
+    fill(process)
+    keeper = Snapshots(process.committer, SnapshotPolicy(log_bytes_min=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(process.disk, "names", Mock(side_effect=OSError(5, "Input/output error")))
+        assert not keeper.due()
+        for steps in (keeper.steps(), keeper.close_steps(), keeper.write_steps()):
+            exhaust(steps)
+    assert caplog.text.count("no snapshot was written: [Errno 5]") == 3
+    process.enqueue(bytes(2**20))
+    process.catch_up()
+    assert keeper.due()
 
 
 def test_there_is_none_when_the_disk_is_short() -> None:
