@@ -43,6 +43,9 @@ COLLECTS_AT: Final = gc.get_threshold()
 #: Slow tests have no limit but this one, which ends a hang.
 SLOW_SECONDS: Final = 1_800
 
+#: Set on a quiet machine (.ci/run): a longer test is red unless its mark ``long`` says why.
+LONG_SECONDS: Final = float(os.environ.get("TASKQ_TESTS_LONG") or "inf")
+
 #: Longer values give no test its name.
 LONG_ID: Final = 1_000
 
@@ -104,6 +107,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             own = item.get_closest_marker("timeout")
             seconds = max([SLOW_SECONDS, *(own.args if own is not None else ())])
             item.add_marker(pytest.mark.timeout(seconds), append=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    reasons = [*item.iter_markers("long"), *item.iter_markers("slow")]
+    if report.when == "call" and report.passed and call.duration > LONG_SECONDS and not reasons:
+        report.outcome = "failed"
+        report.longrepr = f"it took {call.duration:.1f} s: shorten it, or mark why it is long"
+    return report
 
 
 #: Threads of logs that tests left open, each of them reported.

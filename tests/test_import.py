@@ -10,7 +10,6 @@ import subprocess
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,20 +41,11 @@ print(json.dumps({"seconds": seconds, "rss": rss, "modules": sorted(sys.modules)
 """
 
 
-@pytest.fixture(scope="module")
-def report() -> dict[str, Any]:
-    """Return the report of a fresh interpreter after ``import taskq``, without its byte code."""
-    done = run_python("-B", "-c", PROBE, check=True)
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
-
-
-def test_a_cold_import_takes_under_200_ms_of_a_cpu_and_40_mib(report: dict[str, Any]) -> None:
+def test_a_cold_import_takes_under_200_ms_of_a_cpu_and_40_mib_and_no_slow_library() -> None:
+    """In a fresh interpreter, without its byte code."""
+    report = json.loads(run_python("-B", "-c", PROBE, check=True).stdout)
     assert report["seconds"] < SECONDS_MAX
     assert report["rss"] < RSS_BYTES_MAX
-
-
-def test_an_import_brings_no_slow_library_along(report: dict[str, Any]) -> None:
     modules = set(report["modules"])
     slow = {"pydantic", "pydantic_core", "pydantic_settings", "asyncio", "click", "rich", "ctypes"}
     assert not modules & slow
@@ -341,10 +331,7 @@ def test_whatever_is_imported_first_can_be(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ("sql", "SELECT 1", "-d", "data"),
-        ("export", "data", "-o", "jobs.parquet"),
-    ],
+    [("sql", "SELECT 1", "-d", "data"), ("export", "data", "-o", "jobs.parquet")],
     ids=lambda words: words[0],
 )
 def test_commands_that_have_no_use_for_pandas_leave_it_alone(

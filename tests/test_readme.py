@@ -38,7 +38,7 @@ TUTORIALS: Final = ("shop", "desktop", "fleet")
 FRONT_BYTES_MAX: Final = 8_192
 MAP: Final = ".github/CONTRIBUTING.md"
 #: Needs a Spark session: tests/pipeline/test_pipeline_spark.py; tutorials are played by
-#: tests/examples/test_tutorials.py.
+#: tests/examples/test_examples.py.
 ELSEWHERE: Final = {"plugins/README.md", *(f"examples/{name}/README.md" for name in TUTORIALS)}
 TEXTS: Final = {name: (ROOT / name).read_text(encoding="utf-8") for name in DOCUMENTS}
 _FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

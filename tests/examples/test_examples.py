@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import hashlib
+import inspect
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import pytest
@@ -27,13 +28,18 @@ from examples.agent.__main__ import main as agent_main
 from examples.agent.app import app as agent_app
 from examples.dead_mirror import mirror as example
 from examples.fastapi_app import web as fastapi_example
+from examples.from_celery.world import Order, world
 from examples.hub.__main__ import main as hub_main
 from examples.hub.line import HubProcess, free_port
-from taskq import TaskLog, TaskQ, retry, telemetry
+from taskq import State, TaskLog, TaskQ, retry, telemetry
 from taskq.engine import LogReader
+from taskq.testing import Sandbox
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub.registry import Registry
 from tests.programs import run_forked
+from tests.tables import ROOT
+from tests.terminal import Shell, steps
+from tests.test_readme import TUTORIALS, is_shown
 
 
 async def test_an_agent_that_is_killed_goes_on_and_pays_each_answer_once(
@@ -122,7 +128,6 @@ async def test_each_letter_is_mirrored_once_also_one_that_nobody_told(tmp_path: 
     assert json.loads(letters[0]["payload"]) == {"to": "a@b.c"}
 
 
-ROOT = Path(__file__).parents[2]
 DJANGO = ROOT / "examples" / "django_app"
 
 #: Requests as lines of (method, path, data), answers as lines of JSON, through the frameworks' own
@@ -354,3 +359,156 @@ def _order_all(device: Device, hub: HubProcess, queue: str) -> None:
     device.run("taskq", "sync", queue, **settings)
     assert job.result_sync(timeout=5) == 1
     programs.close_sync()
+
+
+# -- from Celery -----------------------------------------------------------------------------------
+
+_ORDER = Order(customer="ann", email="ann@example.com", articles=("tea", "coffee"))
+_CHARGES = [("ann", 900)]
+_MAILS = [("ann@example.com", "paid: ann 900")]
+_LIMIT_SECONDS = 40
+
+
+@pytest.fixture
+def new_world() -> Iterator[None]:
+    world.clear()
+    yield
+    world.clear()
+
+
+def _no_logging(**_: object) -> None: ...
+
+
+@pytest.mark.usefixtures("new_world")
+async def test_the_port_retries_adds_up_charges_and_mails() -> None:
+    """Two prices and the charge fail once each: their retries are waited for in fake time."""
+    from examples.from_celery import taskq_app  # noqa: PLC0415 - both apps name the same tasks
+
+    async with Sandbox(taskq_app.app) as box:
+        handle = await asyncio.to_thread(taskq_app.buy, _ORDER)
+        report = await box.drain(with_scheduled=True, raises=False)
+        assert report.outcomes == {"retried": 3, "succeeded": 5}
+        assert (await handle.progress()).succeeded == 5
+    assert (world.charges, world.mails) == (_CHARGES, _MAILS)
+
+
+@pytest.mark.usefixtures("new_world")
+async def test_the_port_reminds_once_a_day() -> None:
+    from examples.from_celery import taskq_app  # noqa: PLC0415
+
+    async with Sandbox(taskq_app.app) as box:
+        for _ in range(2):
+            await asyncio.to_thread(taskq_app.remind, "ann", "ann@example.com")
+        (job,) = box.enqueued(taskq_app.mail)
+        assert job.view.state is State.SCHEDULED
+        box.advance("1h")
+        await box.drain()
+    assert world.mails == [("ann@example.com", "paid: your basket waits")]
+
+
+def test_the_port_has_a_function_of_the_same_kind_for_each_of_the_original() -> None:
+    pytest.importorskip("celery", reason="Celery is not installed: pip install celery")
+    from examples.from_celery import celery_app, taskq_app  # noqa: PLC0415
+
+    names = ["price", "charge", "mail", "total", "report", "check_stock", "buy", "remind"]
+    for name in names:
+        kinds = {
+            inspect.iscoroutinefunction(inspect.unwrap(getattr(app, name)))
+            for app in (celery_app, taskq_app)
+        }
+        assert kinds == {False}, name
+
+
+@pytest.mark.slow  # of what is ours here the port's tests say more
+@pytest.mark.usefixtures("new_world")
+def test_the_original_does_the_same() -> None:
+    pytest.importorskip("celery", reason="Celery is not installed: pip install celery")
+    from celery import signals  # noqa: PLC0415
+    from celery.contrib.testing.worker import start_worker  # noqa: PLC0415
+
+    from examples.from_celery import celery_app  # noqa: PLC0415
+
+    # Who listens here has Celery leave the logging of this process alone.
+    signals.setup_logging.connect(_no_logging, weak=False)
+    celery_app.app.conf.result_chord_retry_interval = 0.1
+    celery_app.app.conf.broker_transport_options = {"polling_interval": 0.05}
+    options = {"perform_ping_check": False, "pool": "solo", "loglevel": "ERROR"}
+    with start_worker(celery_app.app, queues=["default", "mail"], **options):
+        celery_app.buy(_ORDER)
+        assert world.mailed.wait(_LIMIT_SECONDS)
+    assert (world.charges, world.mails) == (_CHARGES, _MAILS)
+
+
+# -- tutorials -------------------------------------------------------------------------------------
+
+_FENCE: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+#: tkinter without a screen: buttons are clicked twice at once, and the window closes in the midst
+#: of the work; the second one stays until it is done.
+_WINDOW: Final = """
+import time
+from pathlib import Path
+
+widgets, timers = [], []
+
+class Tk:
+    def title(self, text):
+        pass
+
+    def after(self, milliseconds, call):
+        timers.append((time.monotonic() + milliseconds / 1000, call))
+
+    def mainloop(self):
+        again = Path("closed")
+        last = "smaller" if again.exists() else " of 20"
+        again.touch()
+        for widget in widgets * 2:
+            widget.get("command", bool)()
+        while not any(last in str(widget.get("text")) for widget in widgets):
+            time.sleep(0.05)
+            for timer in [timer for timer in timers if timer[0] <= time.monotonic()]:
+                timers.remove(timer)
+                timer[1]()
+
+class Widget(dict):
+    def __init__(self, root, **options):
+        super().__init__(options)
+        widgets.append(self)
+
+    def pack(self, **how):
+        pass
+
+class ttk:
+    Label = Progressbar = Button = Widget
+"""
+_FILE: Final = re.compile(r"# ([\w/]+\.py)( goes on)?\n")
+
+
+@pytest.mark.long("the shop's 25 commands each start Python")
+@pytest.mark.parametrize(
+    "tutorial",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name != TUTORIALS[0])) for name in TUTORIALS],
+)
+def test_a_tutorial_does_what_it_shows(tmp_path: Path, tutorial: str) -> None:
+    """With ``-s`` it prints how long each command takes."""
+    folder = ROOT / "examples" / tutorial
+    (tmp_path / "tkinter.py").write_text(_WINDOW)
+    port = str(free_port())
+    took: list[tuple[float, str]] = []
+    shell = Shell(tmp_path)
+    try:
+        for language, code in _FENCE.findall((folder / "README.md").read_text(encoding="utf-8")):
+            if language == "python" and (named := _FILE.match(code)):
+                with (tmp_path / named[1]).open("a" if named[2] else "w") as file:
+                    file.write(code.partition("\n")[2] if named[2] else code)
+                whole = (tmp_path / named[1]).read_text()
+                assert (folder / named[1]).read_text().startswith(whole)
+            if language == "console":
+                for step in steps(f"```console\n{code}```"):
+                    began = time.perf_counter()
+                    shown = shell.run(step.typed.replace("8470", port))
+                    shown = shown.replace(str(tmp_path), "/home/you")
+                    took.append((time.perf_counter() - began, step.typed))
+                    assert is_shown(shown, step.shown), f"$ {step.typed}\n{shown}"
+    finally:
+        shell.close()
+    print("\n".join(f"{seconds:6.2f} s  {line}" for seconds, line in took))  # noqa: T201

@@ -301,14 +301,10 @@ def test_what_ends_is_seen_at_the_next_look_and_drawn_as_a_bar(path: Path) -> No
 
     before, after = asyncio.run(live())
     assert after.sparks["mail"] == (0, 1)
+    assert [spark(row, 6) for row in ((0, 1, 4, 8), ())] == ["   ▁▄█", " " * 6]
+    assert spark((8, 0, 0), 2) == "  "
     assert after.ended[0].lsn > before.ended[0].lsn
     assert after.ended[0].state is State.SUCCEEDED
-
-
-def test_a_spark_is_as_high_as_its_highest_and_as_wide_as_asked() -> None:
-    assert spark((0, 1, 4, 8), 6) == "   ▁▄█"
-    assert spark((8, 0, 0), 2) == "  "
-    assert spark((), 3) == "   "
 
 
 # -- keys -----------------------------------------------------------------------------------------

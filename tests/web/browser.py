@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +18,8 @@ from taskq_plugins.web.mount import make_site
 HOST: Final = "127.0.0.1:8321"
 ORIGIN: Final = f"http://{HOST}"
 SECRET: Final = "s" * 43
+#: A real browser, for the tests that need one.
+CHROMIUM: Final = os.environ.get("TASKQ_CHROMIUM") or shutil.which("chromium") or ""
 
 
 @contextlib.asynccontextmanager

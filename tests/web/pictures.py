@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tests.processes.harness import Child
-from tests.web.visit import CHROMIUM
+from tests.web.browser import CHROMIUM
 
 if TYPE_CHECKING:
     from collections.abc import Callable

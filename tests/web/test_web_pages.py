@@ -135,47 +135,6 @@ def ids(page: str) -> list[str]:
     return re.findall(r'<a class="id" href="/jobs/([^"]+)"', page)
 
 
-async def test_pages_go_on_to_older_jobs(data: Path) -> None:
-    async with browser(data) as client:
-        result, path = [], "/jobs?limit=2"
-        page = await shown(client, path)
-        result += ids(page)
-        older = re.search(r'rel="next" href="([^"]+)"', page)
-        assert older is not None
-        rest = await shown(client, html.unescape(older[1]))
-        result += ids(rest)
-        every = ids(await shown(client, "/jobs"))
-    assert len(every) > 2
-    assert result == every
-
-
-async def test_what_names_call_secret_is_not_shown(tmp_path: Path) -> None:
-    app = TaskQ(tmp_path, durability="os")
-
-    @app.task(name="log_in", retry=1)
-    async def log_in(user: str, options: dict[str, Any]) -> dict[str, str]:
-        return {"access_token": "lovelace", "greeting": f"hello {user} with {len(options)}"}
-
-    hidden = {"password": "lovelace", "apiKey": "lovelace", "tries": [{"secret": ["lovelace"]}]}
-    shown_too = {"max_tokens": 7, "object_key": "a/b", "url": "https://ada:lovelace@host/x"}
-    async with app:
-        call = log_in.options(headers={"authorization": "lovelace", "origin": "shop"})
-        large = {"password": "lovelace", "text": "x" * 100_000}
-        jobs = [await call.enqueue("ada", hidden | shown_too), await call.enqueue("ada", large)]
-        async with app.worker(burst=True) as worker:
-            await worker.stopped.wait()
-        async with browser(tmp_path) as client:
-            pages = [html.unescape(await shown(client, f"/jobs/{job.id}")) for job in jobs]
-    for page in pages:
-        assert "lovelace" not in page
-        assert "hello ada" in page
-        assert ">shop<" in page
-    assert '"max_tokens": 7' in pages[0]
-    assert '"object_key": "a/b"' in pages[0]
-    assert '"url": "https://…@host/x"' in pages[0]
-    assert "x… (100" in pages[1]
-
-
 async def test_what_was_written_by_others_is_inert_on_every_page(tmp_path: Path) -> None:
     app = TaskQ(tmp_path, durability="os", name=NAME)
 
@@ -319,34 +278,6 @@ async def test_every_page_tells_of_the_log_as_it_was(data: Path) -> None:
             assert answer.status_code == status, answer.text
 
 
-async def test_many_jobs_are_counted_before_anything_is_done_to_them(data: Path) -> None:
-    async with browser(data, allow_actions=True) as client:
-        page = await shown(client, "/jobs", q="state:dead")
-        requeue, purge = (html.unescape(item) for item in re.findall(r'href="(/many[^"]+)"', page))
-        asked = await shown(client, requeue)
-        assert "Requeue 2 jobs?" in asked
-        assert "Purge 2 jobs?" in await shown(client, purge)
-        (form,) = forms(asked)
-        assert (await send_form(client, form)).status_code == 303
-        assert "No dead letters" in await shown(client, "/failures")
-        (form,) = forms(await shown(client, "/many", act="cancel", q="queue:mail"))
-        assert (await send_form(client, form)).status_code == 303
-        assert "Cancel 0 jobs?" in await shown(client, "/many", act="cancel", q="queue:mail")
-        assert (await client.get("/many?act=erase&q=x")).status_code == 422
-    async with browser(data) as client:
-        assert "/many" not in await shown(client, "/jobs", q="state:dead")
-
-
-async def test_a_schedule_is_paused_and_resumed(data: Path) -> None:
-    async with browser(data, allow_actions=True) as client:
-        for said, action in (("active", "pause_schedule"), ("paused", "resume_schedule")):
-            page = await shown(client, "/schedules")
-            assert f">{said}</span>" in page
-            form = forms(page)[0]
-            assert form["action"] == f"/act/{action}"
-            await send_form(client, form)
-
-
 async def test_limits_and_what_workers_wait_for_are_shown(tmp_path: Path) -> None:
     app = TaskQ(tmp_path, upkeep=False)
     running, done = anyio.Event(), anyio.Event()
@@ -402,11 +333,7 @@ async def test_a_flow_is_drawn(tmp_path: Path) -> None:
     ["//evil.example", "https://evil.example", "/\\evil.example", "", "x", "/\n/evil", "/\t"],
 )
 def test_a_form_leads_back_to_no_other_page(back: str) -> None:
-    assert _inside(back) == "/"
-
-
-def test_a_form_leads_back_to_where_it_was() -> None:
-    assert _inside("/jobs?q=a//b") == "/jobs?q=a//b"
+    assert (_inside(back), _inside("/jobs?q=a//b")) == ("/", "/jobs?q=a//b")
 
 
 @pytest.mark.parametrize(
@@ -464,9 +391,9 @@ _PARTS = ("schedules", "dead", "compacted", "waiting", "paused")
 
 
 @pytest.mark.parametrize(
-    # All 32 states take half a minute; by default those of none, one, and all but one at most.
+    # All 32 states take half a minute; by default those of none, one, and all.
     "count",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n in {2, 3})) for n in range(len(_PARTS) + 1)],
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in {2, 3, 4})) for n in range(len(_PARTS) + 1)],
 )
 async def test_every_page_and_endpoint_answers_in_every_state_of_the_log(
     tmp_path: Path, count: int

@@ -205,23 +205,6 @@ async def test_an_act_on_all_is_for_all_that_fit_and_tells_what_was_done(
         assert (await app.stats()).queues[0].scheduled == len(others)
 
 
-async def test_a_purge_asks_once_and_leads_to_the_list(tmp_path: Path) -> None:
-    app = TaskQ(tmp_path, upkeep=False, name="taskq web")
-
-    @app.task(name="fail", retry=retry.fixed(1))
-    async def fail() -> None:
-        raise ValueError
-
-    async with app, browser(tmp_path, allow_actions=True) as client:
-        job = await fail.enqueue()
-        await _fail(app, [job])
-        page = await shown(client, f"/jobs/{job.id}")
-        assert "<details><summary>Purge…</summary>It is forgotten for good." in page
-        (purge,) = [form for form in forms(page) if form["action"] == "/act/purge"]
-        answer = await send_form(client, purge)
-        assert "Purged 1 job." in await shown(client, answer.headers["location"])
-
-
 async def test_a_cancel_of_all_tells_which_were_cancelled_and_which_are_asked_to_stop(
     tmp_path: Path,
 ) -> None:
