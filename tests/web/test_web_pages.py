@@ -17,7 +17,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from taskq import Put, TaskLog, TaskQ, chord, progress
+from taskq import Put, TaskLog, TaskQ, chord
 from taskq.cli.main import main
 from taskq.conditions import condition
 from taskq.core.errors import JobFailed, command
@@ -212,31 +212,6 @@ async def test_a_job_is_seen_to_fail_is_requeued_and_seen_to_succeed(tmp_path: P
         assert '<small class="state succeeded">succeeded</small>' in await shown(
             client, f"/jobs/{job.id}"
         )
-
-
-async def test_jobs_that_nobody_knows_and_how_far_others_are_is_seen_at_once(
-    tmp_path: Path,
-) -> None:
-    app = TaskQ(tmp_path, upkeep=False)
-    was_told, done = anyio.Event(), anyio.Event()
-
-    @app.task(name="resize")
-    async def resize() -> None:
-        await progress(0.25, "row 1 of 4")
-        was_told.set()
-        await done.wait()
-
-    async with app, app.worker(), browser(tmp_path) as client:
-        job = await resize.enqueue()
-        await app.enqueue_by_name("invoices.print")
-        await was_told.wait()
-        while await job.progress() is None:  # a thread of its own writes it down
-            pass
-        page = await shown(client, "/")
-        assert "1 job waits that no worker knows: invoices.print (1)" in page
-        assert "task%3A%3Dinvoices.print" in page
-        assert re.search(r'<progress max="1" value="0.25" .*row 1 of 4', page)
-        done.set()
 
 
 async def test_a_form_without_its_token_or_from_elsewhere_changes_nothing(data: Path) -> None:
