@@ -49,27 +49,20 @@ def fill(path: Path, size: int, frame_bytes: int) -> None:
         store.close()
 
 
-def serve(hub: Path, port: int) -> subprocess.Popen[bytes]:
-    """Return a hub in a process of its own, once it answers."""
-    (hub / "devices").mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "taskq", "hub", "serve", str(hub)]
-    process = subprocess.Popen([*command, "--bind", f"127.0.0.1:{port}"], stderr=subprocess.DEVNULL)
-    while True:
-        try:
-            httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False)
-        except httpx.HTTPError:
-            assert process.poll() is None
-            time.sleep(0.05)
-            continue
-        return process
-
-
 @contextlib.contextmanager
 def served(hub: Path) -> Iterator[tuple[str, int]]:
-    """Yield the address of a hub and its process id."""
+    """Yield the address of a hub, once it answers, and its process id."""
+    (hub / "devices").mkdir(parents=True, exist_ok=True)
     port = free_port()
-    process = serve(hub, port)
+    command = [sys.executable, "-m", "taskq", "hub", "serve", str(hub)]
+    process = subprocess.Popen([*command, "--bind", f"127.0.0.1:{port}"], stderr=subprocess.DEVNULL)
+    answers = False
     try:
+        while not answers:
+            time.sleep(0.05)
+            assert process.poll() is None
+            with contextlib.suppress(httpx.HTTPError):
+                answers = httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False).is_success
         yield f"http://127.0.0.1:{port}", process.pid
     finally:
         process.terminate()

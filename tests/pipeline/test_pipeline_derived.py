@@ -90,6 +90,7 @@ class Lives:
         return row | sizes | {"modified_ns": times[0], "last_record_ns": times[1]}
 
 
+@pytest.mark.long("Spark compiles and runs each of the queries")
 def test_rows_of_each_query_are_those_of_a_plain_loop(spark: SparkSession) -> None:
     for seed in range(3):
         check_lives(spark, Lives(seed))
