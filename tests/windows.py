@@ -6,10 +6,15 @@ the product asks for in vain fails its test. The end counts each reason.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import re
+import signal
+import subprocess
 import sys
+import threading
+import weakref
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -18,19 +23,27 @@ from typing import Any, Final
 
 import pytest
 
+from taskq import JobHandle
+
 _ROOT: Final = f"{Path(__file__).parents[1]}{os.sep}"
 _MODULES: Final = re.compile(r"^\s*(?:import|from) (termios|pty|tty)\b", re.MULTILINE)
 #: In their place stands what skips a test that calls or replaces something of them.
 _STUBS: Final = ("fcntl", "pwd", "grp", "resource", "taskq.log.machine.posix")
 _LACKING: Final = re.compile(
     r"module '(?:os|signal|select|socket|time)'(?: \(\w+\)>)? has no attribute '(\w+)'"
+    r"|'module' object at (?:os|signal|select|socket|time) has no attribute '(\w+)'"
+    r"|needs the package (numpy)"  # it calls what the C library of Wine 8 lacks
     r"|No module named '(fcntl|pwd|grp|resource|termios|pty|tty)'"
     r"|Path not found: '\\\\(dev|proc)\\"
     r"|\[WinError 2\] (File not found)$"
 )
 _SKIPPED: Final = pytest.StashKey[Any]()
 #: A second of Linux is so many under Wine, whose processes take longer than that to start.
-_STRETCH: Final = 10
+_STRETCH: Final = 5
+#: Names of limits in modules of tests.
+_LIMITS: Final = ("SECONDS", "_SECONDS", "RESULT_SECONDS")
+#: How long a test that is out of time has to end once its processes are gone.
+_GRACE_SECONDS: Final = 60
 
 
 class _Posix(pytest.Module):
@@ -73,6 +86,12 @@ class _Stub(ModuleType):
 
 
 _symlink: Final = Path.symlink_to
+_result: Final = JobHandle.result
+
+
+async def _wait(job: Any, timeout: Any = None) -> Any:  # noqa: ASYNC109 - as that
+    is_number = isinstance(timeout, int | float)
+    return await _result(job, timeout * _STRETCH if is_number else timeout)
 
 
 def _link(path: Path, *args: Any, **options: Any) -> None:
@@ -82,7 +101,55 @@ def _link(path: Path, *args: Any, **options: Any) -> None:
         pytest.skip("Wine shows no links")
 
 
+class _Process(subprocess.Popen):  # type: ignore[type-arg]
+    """Ends with the test that fails beside it; it would be waited for."""
+
+    alive: Final[weakref.WeakSet[_Process]] = weakref.WeakSet()
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.alive.add(self)
+
+    def __exit__(self, *error: Any) -> None:  # noqa: PYI036 - as they come
+        if error[0] is not None:
+            self.kill()
+        super().__exit__(*error)
+
+    def send_signal(self, sig: int) -> None:
+        if sig in (signal.SIGINT, signal.SIGABRT):
+            self.kill()
+        if sig == signal.SIGINT:
+            pytest.skip("sends SIGINT")
+        super().send_signal(sig)
+
+
+def pytest_timeout_set_timer(item: Any, settings: Any) -> bool:
+    """Fail a test that is out of time without ending the run, if it ends with its processes."""
+    main = threading.get_ident()
+
+    def fail() -> None:
+        for process in [*_Process.alive]:
+            process.kill()
+        error = ctypes.py_object(TimeoutError)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), error)
+        last.start()
+
+    timer = threading.Timer(settings.timeout, fail)
+    last = threading.Timer(_GRACE_SECONDS, os._exit, (1,))
+    timer.daemon = last.daemon = True
+    timer.start()
+
+    def cancel() -> None:
+        timer.cancel()
+        last.cancel()
+
+    item.cancel_timeout = cancel
+    return True
+
+
 def pytest_configure() -> None:
+    subprocess.Popen = _Process  # type: ignore[misc]
+    JobHandle.result = _wait  # type: ignore[method-assign,assignment]
     Path.symlink_to = _link  # type: ignore[method-assign,assignment]
     os.mkfifo = _Lacking("os.mkfifo")  # type: ignore[attr-defined,assignment,unused-ignore]
     for name in _STUBS:
@@ -109,23 +176,39 @@ def pytest_runtest_makereport(
         item.stash[_SKIPPED] = report.longrepr
     elif report.failed and call.when == "teardown" and _SKIPPED in item.stash:
         report.outcome, report.longrepr = "skipped", item.stash[_SKIPPED]  # left in its midst
-    if call.excinfo is not None and report.failed:
-        paths = [str(entry.path) for entry in call.excinfo.traceback]
-        ours = [path for path in paths if path.startswith(_ROOT)]
-        lacks = _LACKING.search(str(call.excinfo.value))
-        is_task = f'File "{_ROOT}tests{os.sep}' in str(call.excinfo.value)  # of a failed job
-        is_tests = is_task or (bool(ours) and ours[-1].startswith(f"{_ROOT}tests{os.sep}"))
-        if lacks and is_tests:
-            report.outcome = "skipped"
-            name = next(filter(None, lacks.groups())).replace(
-                "File not found", "a program of POSIX"
-            )
-            report.longrepr = (item.nodeid, 0, f"Skipped: asks for {name}")
+    _skip_if_lacking(report, call)
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Skip a module that asks for it when it is imported."""
+    report = yield
+    _skip_if_lacking(report, getattr(report, "call", None))
+    return report
+
+
+def _skip_if_lacking(
+    report: pytest.TestReport | pytest.CollectReport, call: pytest.CallInfo[Any] | None
+) -> None:
+    if call is None or call.excinfo is None or not report.failed:
+        return
+    paths = [str(entry.path) for entry in call.excinfo.traceback]
+    ours = [path for path in paths if path.startswith(_ROOT)]
+    lacks = _LACKING.search(str(call.excinfo.value))
+    is_task = f'File "{_ROOT}tests{os.sep}' in str(call.excinfo.value)  # of a failed job
+    is_tests = is_task or (bool(ours) and ours[-1].startswith(f"{_ROOT}tests{os.sep}"))
+    if lacks and is_tests:
+        report.outcome = "skipped"
+        name = next(filter(None, lacks.groups())).replace("File not found", "a program of POSIX")
+        report.longrepr = (report.nodeid, 0, f"Skipped: asks for {name}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Stretch the limits; skip what POSIX does alone."""
+    for module in {getattr(item, "module", None) for item in items}:
+        for name in vars(module).keys() & {*_LIMITS} if module else ():
+            setattr(module, name, getattr(module, name) * _STRETCH)
     for item in items:
         if (posix := item.get_closest_marker("posix")) is not None:
             item.add_marker(pytest.mark.skip(reason=posix.args[0]))

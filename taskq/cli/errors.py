@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -18,14 +19,14 @@ import click
 from click.exceptions import Exit
 
 from taskq.errors import TaskqError, UsageError
-from taskq.log.machine.forks import fill_standard
+from taskq.log.machine.forks import READER_GONE, fill_standard
 
 
 @contextlib.contextmanager
 def whole_streams() -> Iterator[None]:
-    """Let missing streams lead nowhere; and what cannot be written to its end fails no exit.
+    """Let missing streams lead nowhere, and escape what an output has no sign for.
 
-    Nor does a task that has put something else in their place.
+    What cannot be written to its end, or a task that replaced a stream, fails no exit.
     """
     fill_standard()
     for name in ("stdin", "stdout", "stderr"):
@@ -34,6 +35,9 @@ def whole_streams() -> Iterator[None]:
             mode = "r" if name == "stdin" else "w"
             setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8"))
     streams = sys.stdout, sys.stderr
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")  # a name that cp1252 lacks is no error
     try:
         yield
     finally:
@@ -127,10 +131,12 @@ def _refused(error: OSError | RuntimeError) -> Exception:
         return Failure(f"{name}: {error.strerror}. {advice}")
     if error.errno == errno.ENOENT:  # only the working directory has no name
         return Failure("the working directory is gone: go to another one")
-    if error.errno not in _NOT_WRITTEN:
+    if error.errno not in _NOT_WRITTEN | READER_GONE:
         return error
     silence(sys.stdout)
-    return Failure(f"the output cannot be written ({error.strerror})")
+    is_gone = error.errno in READER_GONE
+    written = Failure(f"the output cannot be written ({error.strerror})")
+    return Exit(EXIT_PIPE_CLOSED) if is_gone else written
 
 
 def _short(error: click.UsageError) -> WrongUsage:

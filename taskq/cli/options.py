@@ -201,7 +201,9 @@ def moment_of(name: str, text: str | None) -> str | datetime | None:
 def resolve(data_dir: Path | None) -> Path:
     """Return the directory that was named, or the one of the settings."""
     if data_dir is not None:
-        return data_dir
+        from taskq.engine import system  # noqa: PLC0415 - help must not import the log
+
+        return Path(system.named(data_dir))
     from taskq.connection.settings import load_settings  # noqa: PLC0415 - loads pydantic; -d saves that
 
     return load_settings(None).data_dir

@@ -232,6 +232,10 @@ LOG_LEVEL_DEFAULT: Final = "warning"
 LOG_FORMAT_DEFAULT: Final = "text"
 
 
+#: A shorter path is one for every system.
+_LONG: Final = 150
+
+
 def user_data_dir(name: str) -> Path:
     """Return where this user's system keeps the data of a desktop program of that name."""
     if not name.strip(" .") or "/" in name or "\\" in name or "\0" in name:
@@ -243,15 +247,19 @@ def user_data_dir(name: str) -> Path:
 
 def checked_data_dir(data_dir: object) -> str | Path | None:
     """Return the directory as text or a path; None for none."""
-    if data_dir is None or isinstance(data_dir, str | Path):
-        return data_dir
+    if data_dir is None or data_dir == "":
+        return None if data_dir is None else ""
     path = os.fspath(data_dir) if isinstance(data_dir, os.PathLike) else data_dir
     if not isinstance(path, str):
         raise errors.UsageError(
             f"the log's directory is {data_dir!r:.60}: give its path as text or a Path, "
             f'such as TaskQ("./data")'
         )
-    return Path(path)
+    if len(path) < _LONG:
+        return Path(path)
+    from taskq.log.machine.system import system  # noqa: PLC0415 - few paths are as long
+
+    return Path(system.named(path))
 
 
 def absolute_path(path: str) -> str:

@@ -38,6 +38,7 @@ from taskq.core.model import Mode
 from taskq.log import config
 from taskq.log.format.bodies import Compression
 from taskq.log.machine.access import geteuid
+from taskq.log.machine.system import system
 
 
 def _seconds(value: durations.Duration) -> float:
@@ -60,7 +61,7 @@ def _seconds_or_always(value: durations.Duration) -> float:
 def _named(value: object) -> object:
     if value == "":
         raise ValueError("name a directory, or leave it out")
-    return value
+    return system.named(value) if isinstance(value, str | Path) else value
 
 
 def _names(value: object) -> object:

@@ -171,7 +171,7 @@ def completed(*words: object) -> list[str]:
     line = ["taskq", *map(str, words)]
     variables = {
         "_TASKQ_COMPLETE": "bash_complete",
-        "COMP_WORDS": " ".join(line),
+        "COMP_WORDS": " ".join(line).replace(os.sep, "/"),
         "COMP_CWORD": str(len(line) - 1),
     }
     result = CliRunner().invoke(main, env=variables, prog_name="taskq")
@@ -275,8 +275,8 @@ def test_of_several_logs_nearby_the_first_three_are_offered(
         shutil.copytree(sample.path, tmp_path / name)
     monkeypatch.chdir(tmp_path)
     lines = taskq("ls", "nothing").stderr.splitlines()
-    assert lines[0] == f"taskq: {tmp_path}/nothing is not a task log; these are nearby:"
-    assert lines[1:] == [f"  -d {tmp_path}/{name}" for name in "abc"]
+    assert lines[0] == f"taskq: {tmp_path / 'nothing'} is not a task log; these are nearby:"
+    assert lines[1:] == [f"  -d {tmp_path / name}" for name in "abc"]
 
 
 def test_a_person_is_asked_with_the_number_of_jobs(

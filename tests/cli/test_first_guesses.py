@@ -70,13 +70,17 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("shop", None)
 
 
+def at_home(output: str, home: Path) -> str:
+    return output.replace(str(home), "/home/you").replace(os.sep, "/")
+
+
 @pytest.mark.parametrize(("typed", "shown"), ALL, ids=[typed for typed, _ in ALL])
 def test_a_first_guess_is_answered_as_it_is_written(
     home: Path, monkeypatch: pytest.MonkeyPatch, typed: str, shown: str
 ) -> None:
     with read_only(home, wanted=_READ_ONLY in typed):
         output = command(typed[2:], monkeypatch) if typed.startswith("$") else call(typed[4:])
-    output = output.replace(str(home), "/home/you")
+    output = at_home(output, home)
     assert matches(output, shown), output
 
 
@@ -85,7 +89,7 @@ def test_wrong_usage_is_a_line_or_two_with_the_remedy_and_writes_nothing(
     home: Path, monkeypatch: pytest.MonkeyPatch, typed: str, shown: str
 ) -> None:
     before = sorted(home.rglob("*"))
-    output = command(typed[2:], monkeypatch).replace(str(home), "/home/you")
+    output = at_home(command(typed[2:], monkeypatch), home)
     assert matches(output, shown), output
     assert len(shown.splitlines()) <= 3
     assert sorted(home.rglob("*")) == before

@@ -239,6 +239,25 @@ COLUMNS = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("charset", ["cp437", "cp1252"])
+def test_an_output_without_a_sign_for_it_gets_it_escaped(tmp_path: Path, charset: str) -> None:
+    """As a console of Windows, whose output is a pipe or has an old code page."""
+    name = GOOD["unicode"]
+
+    async def fill() -> str:
+        async with TaskLog.open(tmp_path, durability="os", name=name) as log:
+            job = await log.put(name.encode(), queue=name, attempts=1)
+            await log.nack((await log.claim(1, queues=[name]))[0], name)
+            return job
+
+    job = asyncio.run(fill())
+    commands = f"ls|peek|show {job}|why {job}|timeline {job}|dead ls|tail -n 9|stats|top --once"
+    for command in commands.split("|"):
+        done = CliRunner(charset=charset).invoke(main, [*command.split(), "-d", str(tmp_path)])
+        assert done.exception is None, command
+        assert r"\u043f" in done.output or command == "peek"
+
+
 @given(COLUMNS, st.data(), st.integers(40, 120))
 @grows
 @settings(

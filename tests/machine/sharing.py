@@ -94,7 +94,13 @@ class Kernel:
         own = SimpleNamespace(
             open_osfhandle=lambda handle, _: handle, get_osfhandle=lambda number: number
         )
-        calls |= {"msvcrt": own, "_PAUSE_SECONDS": 0.0, "boot_mark": lambda: b"one"}
+        calls |= {
+            "msvcrt": own,
+            "_PAUSE_SECONDS": 0.0,
+            "boot_mark": lambda: b"one",
+            "named": str,
+            "resolved": os.path.realpath,
+        }
         for name, value in calls.items():
             setattr(windows, name, value)
         for module, name in ((os, "replace"), (os, "unlink"), (os, "link"), (os, "open")):

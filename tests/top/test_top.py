@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pyte
 import pytest
@@ -22,7 +22,7 @@ from rich.console import Console
 
 from taskq import State, TaskLog, TaskQ, progress
 from taskq.log.read.reader import LogReader
-from taskq_plugins.top.screen import Act, Picture, Screen, Watcher, draw, spark
+from taskq_plugins.top.screen import Act, ConsoleKeyboard, Picture, Screen, Watcher, draw, spark
 from tests.cli.helpers import taskq
 from tests.processes.harness import is_readable
 
@@ -120,6 +120,38 @@ def terminal(columns: int, *words: object) -> Iterator[Terminal]:
         yield terminal
     finally:
         terminal.close()
+
+
+class WindowsConsole:
+    """The keys of Windows' console: each arrow comes in two parts."""
+
+    def __init__(self, keys: str) -> None:
+        self._keys = list[str](keys)
+
+    def kbhit(self) -> bool:
+        if self._keys[:1] == ["\x03"]:
+            raise KeyboardInterrupt
+        return bool(self._keys)
+
+    def getwch(self) -> str:
+        return self._keys.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("typed", "keys"),
+    [
+        ("", []),
+        ("jé\xe0", ["j", "é", "\xe0"]),  # a letter of French
+        ("\xe0H\0P\xe0Kq", ["up", "down", "left", "q"]),
+        ("\xe0Sx\r\x1b\x08", ["x", "enter", "escape", "backspace"]),
+        ("\x03", ["q"]),
+    ],
+)
+def test_keys_of_a_windows_console_have_the_same_names(
+    monkeypatch: pytest.MonkeyPatch, typed: str, keys: list[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "msvcrt", cast("Any", WindowsConsole(typed)))
+    assert ConsoleKeyboard(0).wait(0) == keys
 
 
 # -- on a terminal --------------------------------------------------------------------------------

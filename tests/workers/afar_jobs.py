@@ -6,8 +6,8 @@ import asyncio
 import ctypes
 import logging
 import os
-import signal
 import threading
+import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 from taskq import Discard, Retry, Snooze, SoftTimeout, TaskQ, current_job, retry
 from taskq.core.exceptions import NO_TEXT
+from taskq_workers.runs import system
 
 app = TaskQ("unused", durability="os")
 ONCE = retry.fixed(attempts=2, delay=0)
@@ -98,7 +99,7 @@ def dies(how: str) -> str:
     if how == "null":
         ctypes.string_at(0)
     elif how == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), system.SIGKILL)
     os._exit(3)
 
 
@@ -114,14 +115,14 @@ def waits_for(path: str) -> int:
 def lasts(path: str) -> None:
     """Prints its process, and never ends."""
     Path(path).write_text(str(os.getpid()), encoding="ascii")
-    signal.pause()
+    threading.Event().wait()
 
 
 @app.task(runs_in="process", timeout=0.3, retry=1)
 def hangs(path: str) -> None:
     Path(path).write_text(str(os.getpid()), encoding="ascii")
     while True:
-        signal.pause()
+        threading.Event().wait()
 
 
 def one() -> int:
@@ -145,7 +146,7 @@ BRIEF = {
 def cleans_up() -> str:
     try:
         while True:
-            signal.pause()
+            time.sleep(1_000)  # noqa: TID251 - Windows interrupts that alone
     except SoftTimeout as error:
         return f"cleaned up: {error}"
 

@@ -152,6 +152,7 @@ async def test_a_program_that_fills_the_threads_of_its_loop_keeps_no_worker_from
         is_over.set()
 
 
+@pytest.mark.posix("a directory with open files stays")
 async def test_a_worker_that_sleeps_stops_when_its_directory_is_removed(tmp_path: Path) -> None:
     app = TaskQ(tmp_path / "data")
     app.task(name="idle")(lambda: None)
@@ -196,6 +197,7 @@ def census() -> tuple[int, list[str], int, int]:
     return len(os.listdir("/dev/fd")), threads, len(children), len(asyncio.all_tasks())  # noqa: PTH208
 
 
+@pytest.mark.posix("counts descriptors")
 @pytest.mark.parametrize("cycles", [3, pytest.param(50, marks=pytest.mark.slow)])
 async def test_descriptors_threads_children_and_tasks_end_with_their_worker(
     tmp_path: Path, cycles: int

@@ -339,14 +339,18 @@ class ConsoleKeyboard(Keyboard):
         """Return pressed keys, as ``Keyboard`` does."""
         console: Any = importlib.import_module("msvcrt")
         until = time.monotonic() + seconds
-        while not console.kbhit():
-            if time.monotonic() >= until:
-                return []
-            time.sleep(_LOOK_SECONDS)
+        try:
+            while not console.kbhit():
+                if time.monotonic() >= until:
+                    return []
+                time.sleep(_LOOK_SECONDS)
+        except KeyboardInterrupt:  # Ctrl-C is a key, too, as elsewhere
+            return ["q"]
         keys = []
         while console.kbhit():
             key = console.getwch()
-            keys.append(_SCANNED.get(console.getwch(), "") if key in _PREFIXES else key)
+            is_half = key in _PREFIXES and console.kbhit()
+            keys.append(_SCANNED.get(console.getwch(), "") if is_half else key)
         names = (_NAMES.get(key, key) for key in keys)
         return [key for key in names if key and key.isprintable()]
 

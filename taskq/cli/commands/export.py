@@ -151,7 +151,7 @@ def _whole(path: Path) -> Iterator[Path]:
     temporary.touch(_PRIVATE, exist_ok=False)
     try:
         yield temporary
-        with temporary.open("rb") as written:
+        with temporary.open("r+b") as written:  # Windows flushes none that is read only
             os.fsync(written.fileno())
         temporary.replace(path)
     finally:

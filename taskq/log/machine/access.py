@@ -144,7 +144,7 @@ def refuse_links(path: str) -> None:
         LogError: one is a symbolic link.
     """
     for name in _DIRECTORIES:
-        if os.path.islink(f"{path}/{name}"):  # noqa: PTH114 - text, maybe no UTF-8
+        if os.path.islink(system.named(f"{path}/{name}")):  # noqa: PTH114 - text, maybe no UTF-8
             raise errors.LogError(
                 f"{path}/{name} is a symbolic link, and nothing inside a task log may be one: "
                 f"move it back, or put all of {path} elsewhere and link that"

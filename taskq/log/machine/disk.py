@@ -86,7 +86,7 @@ class LocalDisk(system.Pace):
     def names(self, path: str) -> list[str]:
         """Return sorted names in a directory; empty for a missing one."""
         try:
-            return sorted(os.listdir(path))  # noqa: PTH208 - names are all that is wanted
+            return sorted(os.listdir(system.named(path)))  # noqa: PTH208 - names are all that is wanted
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -103,7 +103,7 @@ class LocalDisk(system.Pace):
     def modified_ns(self, path: str) -> int | None:
         """Return when a file was last written or touched; None when it is missing."""
         try:
-            return os.stat(path).st_mtime_ns  # noqa: PTH116 - no object for a path that is text
+            return os.stat(system.named(path)).st_mtime_ns  # noqa: PTH116 - no object for a path that is text
         except FileNotFoundError:
             return None
 

@@ -11,6 +11,9 @@ from typing import Final, ParamSpec
 
 P = ParamSpec("P")
 
+#: What a write to a pipe fails with whose reader went away; a system without forks has another.
+READER_GONE: Final = frozenset({errno.EPIPE if hasattr(os, "fork") else errno.EINVAL})
+
 _actions: list[Callable[[], object]] = []
 _unshared: set[int] = set()
 _guard = threading.RLock()

@@ -659,6 +659,16 @@ _DIRECTORY_ABOVE: Final = 0o755
 _SYMLINK: Final = "it is a symbolic link, and nothing inside a task log may be one"
 
 
+def named(path: str | Path) -> str:
+    """Return the path as text."""
+    return str(path)
+
+
+def resolved(path: str | Path) -> str:
+    """Return the path with its links followed."""
+    return os.path.realpath(path)
+
+
 def open_file(path: str | Path, flags: int = os.O_RDONLY) -> int:
     """Open a regular file that no executed child inherits; with ``O_CREAT`` a missing one is made.
 

@@ -13,6 +13,7 @@ import errno
 import functools
 import getpass
 import importlib
+import ntpath
 import os
 import shutil
 import sys
@@ -90,6 +91,9 @@ _END_OF_FILE, _NOT_LOCKED = 38, 158
 #: long as SQLite's: each is longer than the one before by as much.
 _BUSY: Final = frozenset({_DENIED, _SHARING, _LOCKED})
 _TRIES, _PAUSE_SECONDS = 10, 0.025
+#: What a path of any length begins with, and from where on a path gets it: the names below a log's
+#: directory are shorter than what is left of Windows' 260.
+_ANY_LENGTH, _ON_A_SERVER, _LONG = "\\\\?\\", "\\\\?\\UNC\\", 150
 #: No file is as long.
 _LOCK_PLACE: Final = 1 << 62
 _U64_MAX: Final = 2**64 - 1
@@ -127,6 +131,27 @@ def _tried(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
 # Files.
 
 
+def named(path: str | Path) -> str:
+    """Return a path as every call of Windows takes it, however long it is."""
+    path = str(path)
+    if path.startswith(_ANY_LENGTH):
+        return _ANY_LENGTH + ntpath.normpath(path[4:])  # which Windows does for others alone
+    whole = path if ntpath.isabs(path) else ntpath.abspath(path)
+    if len(whole) < _LONG:
+        return path
+    whole = ntpath.normpath(whole)
+    return _ON_A_SERVER + whole[2:] if whole.startswith("\\\\") else _ANY_LENGTH + whole
+
+
+def resolved(path: str | Path) -> str:
+    """Return the path with its links followed, where the system says what they lead to."""
+    path = named(path)
+    try:
+        return named(os.path.realpath(path))
+    except OSError:  # some virtual drives, and Wine for long paths
+        return named(os.path.abspath(path))  # noqa: PTH100 - text
+
+
 def open_file(path: str | Path, flags: int = os.O_RDONLY) -> int:
     """Open a regular file that no child inherits; with ``O_CREAT`` a missing one is made.
 
@@ -134,7 +159,7 @@ def open_file(path: str | Path, flags: int = os.O_RDONLY) -> int:
         NotAFile: it is a link or a directory.
         OSError: the system refuses.
     """
-    path = str(path)
+    path = named(path)
     if os.path.isdir(path):  # noqa: PTH112 - text, maybe no UTF-8
         raise NotAFile(errno.EINVAL, "it is no regular file", path)
     access = _READ | (_WRITE if flags & (os.O_RDWR | os.O_WRONLY) else 0)
@@ -219,7 +244,7 @@ class StatusReader:
     def status(self, file: str | int) -> tuple[int, int, int] | None:
         """Return (device, inode, size) of the file; None if it is missing."""
         try:
-            status = _tried(os.stat, file)
+            status = _tried(os.stat, named(file) if isinstance(file, str) else file)
         except (FileNotFoundError, NotADirectoryError):
             return None
         return status.st_dev & _U64_MAX, status.st_ino & _U64_MAX, status.st_size
@@ -240,7 +265,7 @@ def size(pace: Pace, descriptor: int) -> int:
 def touch(pace: Pace, path: str) -> None:
     """Do what ``os.utime`` does."""
     del pace
-    _tried(os.utime, path)
+    _tried(os.utime, named(path))
 
 
 def sync(pace: Pace, descriptor: int) -> None:
@@ -263,7 +288,7 @@ def sync(pace: Pace, descriptor: int) -> None:
 
 def sync_directory(path: str) -> None:
     """Make the directory's entries durable, where this user may."""
-    handle = _tried(_open, path, _READ | _WRITE, _OPEN_EXISTING, _BACKUP_SEMANTICS)
+    handle = _tried(_open, named(path), _READ | _WRITE, _OPEN_EXISTING, _BACKUP_SEMANTICS)
     _flush_file(handle)  # NTFS has them in its journal, and some users may not ask for more
     _close_handle(handle)
 
@@ -276,6 +301,7 @@ def allocate(descriptor: int, size: int) -> bool:
 
 def rename(source: str | Path, target: str | Path, *, waits: bool = True) -> None:
     """Replace ``target`` in one step; with ``waits`` for other programs that hold the file."""
+    source, target = named(source), named(target)
     if waits:
         _tried(os.replace, source, target)
     else:
@@ -284,17 +310,18 @@ def rename(source: str | Path, target: str | Path, *, waits: bool = True) -> Non
 
 def link(source: str, target: str) -> None:
     """Give a file a second name."""
-    _tried(os.link, source, target)
+    _tried(os.link, named(source), named(target))
 
 
 def remove(path: str | Path) -> None:
     """Remove a file if it is there."""
     with contextlib.suppress(FileNotFoundError):
-        _tried(os.unlink, path)
+        _tried(os.unlink, named(path))
 
 
 def room(path: str | Path) -> tuple[int, int, tuple[int, int] | None]:
     """Return bytes free and in all; files have no limit."""
+    path = named(path)
     usage = shutil.disk_usage(path if os.path.isdir(path) else os.path.dirname(path))  # noqa: PTH112, PTH120 - as above
     return usage.free, usage.total, None
 
@@ -475,9 +502,10 @@ def end_with_us(process: Any) -> None:
 
 #: SYSTEM_POWER_STATUS, which begins with the state of the line.
 _POWER_BYTES, _LINE_OFF, _LINE_ON = 12, 0, 1
-#: Its window was closed, the user logs off, the machine shuts down; and for how long that waits,
-#: if the system has that patience.
-_CONSOLE_CLOSES, _CLOSE_SECONDS = 2, 20.0
+#: Ctrl-C and Ctrl-Break, which are signals, and that some user logs off, which services alone hear;
+#: the others: its window was closed, the machine shuts down. And for how long that waits, if the
+#: system has that patience.
+_CONTROL_KEYS, _LOGS_OFF, _CLOSE_SECONDS = (0, 1), 5, 20.0
 _Leaver: Final = getattr(ctypes, "WINFUNCTYPE", ctypes.CFUNCTYPE)(_BOOL, _DWORD)
 _leavers: Final[list[Any]] = []
 
@@ -491,10 +519,11 @@ def watch_stop(action: Callable[[], object]) -> None:
             action()
 
     def leave(event: int) -> bool:
-        if event < _CONSOLE_CLOSES:  # Ctrl-C, Ctrl-Break: signals
+        if event in _CONTROL_KEYS:
             return False
-        action()
-        time.sleep(_CLOSE_SECONDS)  # with the return of this the process ends
+        if event != _LOGS_OFF:
+            action()
+            time.sleep(_CLOSE_SECONDS)  # with the return of this the process ends
         return True
 
     threading.Thread(target=watch, name="taskq-stop", daemon=True).start()
@@ -575,7 +604,8 @@ def make_directory(path: str | Path) -> None:
     Raises:
         OSError: the system refuses, or something else has the name, be it a link to a directory.
     """
-    if not make_private(Path(path)) and (Path(path).is_symlink() or not Path(path).is_dir()):
+    place = Path(named(path))
+    if not make_private(place) and (place.is_symlink() or not place.is_dir()):
         raise NotAFile(errno.ENOTDIR, "it is no directory", str(path))
 
 
@@ -585,6 +615,7 @@ def make_private(path: Path) -> bool:
     Raises:
         OSError: the system refuses.
     """
+    path = Path(named(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         path.mkdir()

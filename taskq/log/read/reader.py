@@ -36,6 +36,7 @@ from taskq.log.journal import lock, recovery
 from taskq.log.journal.journal import Journal
 from taskq.log.machine import access, owners, ports
 from taskq.log.machine.disk import LocalDisk, SystemClock
+from taskq.log.machine.system import system
 from taskq.log.read import diagnosis, follow, gauges, history, jobs, selection, timetravel
 from taskq.log.read.timeline import (
     JobEvent,
@@ -707,7 +708,7 @@ def _oldest(journal: Journal) -> int:
 def open_journal(path: str, clock: ports.Clock | None = None) -> Journal:
     """Return a journal for reading the log in a directory, by this clock or the machine's."""
     disk = LocalDisk()
-    directory = str(Path(path).absolute())
+    directory = system.named(Path(path).absolute())
     try:
         access.refuse_links(directory)
         journal = Journal(disk, clock or SystemClock(), directory, LogConfig(), None)

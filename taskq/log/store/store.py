@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -318,7 +317,7 @@ def open_store(path: str, config: config.LogConfig) -> Store:
     """
     fill_standard()
     # The directory may be named by a link; what is inside may be none.
-    directory = os.path.realpath(path)
+    directory = system.resolved(path)
     status = enter(directory, config.mode)
     key = (status.st_dev, status.st_ino)
     with _registry_guard:

@@ -26,6 +26,7 @@ from taskq.log.journal.journal import Journal
 from taskq.log.machine import access, peers, ports
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.machine.owners import owner_view
+from taskq.log.machine.system import system
 from taskq.log.read.reader import LogReader, concerned_jobs, describe_damage, everything
 from taskq.log.segments.identity import (
     BACKUP,
@@ -108,7 +109,7 @@ def back_up(path: str, target: str) -> BackupReport:
         LogError: the log lacks segments or failed, or the target is something else.
     """
     disk = LocalDisk()
-    source, target = os.path.realpath(path), os.path.realpath(target)
+    source, target = map(system.resolved, (path, target))
     if os.path.commonpath([source, target]) in {source, target}:
         raise errors.LogError(
             f"{target} and {path} lie within each other: back up to another place"
@@ -141,7 +142,7 @@ def restore(path: str, target: str, copier: type[Copier] | None = None) -> Backu
         LogError: there is no backup, or something is in the target.
     """
     disk = LocalDisk()
-    source, target = os.path.realpath(path), os.path.realpath(target)
+    source, target = map(system.resolved, (path, target))
     if Path(target).exists() and any(Path(target).iterdir()):
         raise errors.LogError(f"{target} is not empty: restore to a new directory")
     try:
@@ -194,7 +195,7 @@ def fork(path: str, at: int) -> Identity:
         LogError: the log does not reach from before ``at`` to there, or the disk refused.
     """
     try:
-        with _written(LocalDisk(), os.path.realpath(path)) as journal:
+        with _written(LocalDisk(), system.resolved(path)) as journal:
             return fork_journal(journal, at)
     except OSError as error:
         raise errors.refusal(path, error) from error
@@ -647,7 +648,7 @@ def repair_directory(path: str, target: str | None = None) -> RepairReport:
     Raises:
         LogError: a process has the log open, or something is in the target.
     """
-    directory = os.path.realpath(path)
+    directory = system.resolved(path)
     if target is not None:
         _refuse_if_open(directory)
     with LogReader.open(directory) as reader:

@@ -369,6 +369,7 @@ def test_a_case_file_is_looked_at_before_it_is_unpacked(
     assert "Traceback" not in failed.output
 
 
+@pytest.mark.posix("a file has the rights of its folder")
 @pytest.mark.parametrize("words", [("report", "data", "-o"), ("export", "-d", "data", "-o")])
 def test_what_is_taken_out_of_a_log_is_its_users_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
@@ -451,11 +452,11 @@ def test_the_settings_that_it_obeys_are_named_before_anything_goes(
     assert "settings" not in taskq("compact", "-d", path, "--dry-run").stderr
     (here / "taskq.toml").write_text(f"keep_segments = 9\ndata_dir = '{path}'\n")
     output = taskq("compact", "--dry-run")
-    assert output.stderr == f"taskq: with the settings of {here}/.env, {here}/taskq.toml\n"
+    assert output.stderr == f"taskq: with the settings of {here / '.env'}, {here / 'taskq.toml'}\n"
     assert "would go" in output.stdout
     (path / "taskq.toml").write_text("keep = '0s'\n")
     as_json = taskq_json("compact", "-d", path, "--dry-run")
-    assert as_json["settings_files"] == [f"{path}/taskq.toml"]
+    assert as_json["settings_files"] == [str(path / "taskq.toml")]
 
 
 @pytest.mark.parametrize("name", [".env", "taskq.toml", "pyproject.toml"])

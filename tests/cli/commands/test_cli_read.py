@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.exceptions import Exit
 
 from taskq import JobHandle, Put, TaskLog, TaskQ
 from taskq.core.model import PAYLOAD_BYTES_MAX
@@ -218,6 +220,7 @@ def test_tail_of_a_log_that_was_just_made_waits_for_its_first_record(tmp_path: P
         process.kill()
 
 
+@pytest.mark.posix("shows the end of a reader at the next line")
 def test_tail_f_ends_when_nobody_reads_it_any_more(tmp_path: Path) -> None:
     put(tmp_path / "q", b"1")
     read, write = os.pipe()

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from taskq.log.machine.ports import Disk
 
 _SEEDS: Final = range(60)
+#: a folder's name, too long for Windows beside others
+_DEEP: Final = "d" * 200
 
 
 @pytest.fixture(params=["local", "simulated"])
@@ -676,6 +678,51 @@ def test_a_file_that_a_scanner_holds_is_tried_again_for_a_second(
         with pytest.raises(Held):
             call()
         assert not slept
+
+
+@pytest.mark.parametrize(
+    ("event", "answer"),
+    [
+        pytest.param(0, [False], id="Ctrl-C, a signal"),
+        pytest.param(1, [False], id="Ctrl-Break, another"),
+        pytest.param(2, ["asked", 20.0, True], id="the console is closed"),
+        pytest.param(5, [True], id="some user logs off"),
+        pytest.param(6, ["asked", 20.0, True], id="the machine shuts down"),
+    ],
+)
+def test_a_closing_console_of_windows_asks_a_worker_to_stop(
+    monkeypatch: pytest.MonkeyPatch, event: int, answer: list[object]
+) -> None:
+    """The process ends when the handler returns; Wine closes no console."""
+    seen = list[object]()
+    monkeypatch.setattr(windows, "_create_event", lambda *_: 0)
+    monkeypatch.setattr(windows, "_wait_for", lambda *_: 1)
+    monkeypatch.setattr(windows, "_function", lambda *_: lambda *_: True)
+    monkeypatch.setattr(time, "sleep", seen.append)
+    windows.watch_stop(lambda: seen.append("asked"))
+    seen.append(bool(windows._leavers.pop()(event)))
+    assert seen == answer
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("C:\\log", "C:\\log"),
+        (f"C:\\{_DEEP}/a/../log", f"\\\\?\\C:\\{_DEEP}\\log"),
+        (f"\\\\host\\all\\{_DEEP}", f"\\\\?\\UNC\\host\\all\\{_DEEP}"),
+        (f"\\\\?\\C:\\{_DEEP}/log/.", f"\\\\?\\C:\\{_DEEP}\\log"),
+    ],
+)
+def test_a_long_path_gets_the_name_that_windows_takes(path: str, name: str) -> None:
+    assert windows.named(path) == windows.named(Path(path)) == name
+
+
+def test_a_drive_that_resolves_no_links_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> str:
+        raise Held(234)
+
+    monkeypatch.setattr(os.path, "realpath", refuse)
+    assert windows.resolved("/log/../data") == "/data"
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks for the names of open files")

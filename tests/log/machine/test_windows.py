@@ -1,6 +1,7 @@
 """Facts of Windows about files, locks and processes, which ``machine.windows`` needs.
 
-``WINE`` names the facts in which Wine 8 differs: what stands on these was tried on no Windows.
+``WINE`` names the facts in which Wine 8 differs: what stands on these was tried on no Windows. The
+log needs no facts of appended files, of start times of processes, and of watched folders.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ FACTS: Final[dict[str, tuple[Fact, object]]] = {}
 WINE: Final[dict[str, object]] = {
     "a folder with an open file is renamed": "done",
     "a locked range is read by another handle": "done",
+    "a name is free at once while its removed file is open": 80,
+    "a path over 260 characters is refused without a prefix": "done",
     "a locked range is written by another handle": "done",
     "st ctime stays when a file is written": False,
 }
@@ -119,6 +122,24 @@ def a_file_of_ours_is_removed_and_made_anew_while_open(folder: Path) -> object:
 
 
 @fact("done")
+def a_name_is_free_at_once_while_its_removed_file_is_open(folder: Path) -> object:
+    with shared(made(folder)):
+        (folder / "a").unlink()
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+        return said(lambda: os.close(windows.open_file(folder / "a", flags)))
+
+
+@fact([32, "done"])
+def a_file_is_removed_after_the_death_of_the_process_that_had_it_open(folder: Path) -> object:
+    code = "import sys, time; f = open(sys.argv[1]); print(flush=True); time.sleep(100)"
+    with child(code, made(folder)) as process:
+        before = said((folder / "a").unlink)
+        process.kill()
+        process.wait()
+        return [before, said((folder / "a").unlink)]
+
+
+@fact("done")
 def a_file_of_ours_is_renamed_while_open(folder: Path) -> object:
     with shared(made(folder)):
         return said(lambda: (folder / "a").rename(folder / "b"))
@@ -188,6 +209,14 @@ def owners_are_seen_by_sharing_their_lock(folder: Path) -> object:
         return [*answers, windows.is_owned(other), windows.is_owned(owner)]
 
 
+@fact([True, True, False])
+def shared_locks_keep_an_exclusive_one_out(folder: Path) -> object:
+    path = made(folder)
+    with shared(path) as first, shared(path) as second, shared(path) as third:
+        shares = [windows._lock(each, windows._LOCK_AT_ONCE) for each in (first, second)]
+        return [*shares, windows.try_flock(windows.Pace(), third)]
+
+
 @fact([False, True])
 def a_lock_ends_with_its_process(folder: Path) -> object:
     code = (
@@ -240,6 +269,27 @@ def files_and_folders_are_flushed(folder: Path) -> object:
     return [*files, said(lambda: windows.sync_directory(str(folder)))]
 
 
+@fact([False, 5])
+def a_handle_for_reading_is_flushed(folder: Path) -> object:
+    """Which is why ``sync`` opens another."""
+    with shared(made(folder), os.O_RDONLY) as file:
+        done = windows._flush_file(windows.msvcrt.get_osfhandle(file))
+        return [bool(done), windows._last_error()]
+
+
+@fact([True, True, None])
+def the_room_of_a_disk_is_known(folder: Path) -> object:
+    free, total, files = windows.room(folder / "missing")
+    return [0 < free < total, (free, total, files)[:2] == windows.room(folder)[:2], files]
+
+
+@fact(True)
+def times_of_files_have_steps_of_100_ns(folder: Path) -> object:
+    time_ns = 1_700_000_000_123_456_789
+    os.utime(made(folder), ns=(time_ns, time_ns))
+    return 0 <= time_ns - (folder / "a").stat().st_mtime_ns < 200
+
+
 @fact([True, True, True])
 def files_have_numbers_and_second_names(folder: Path) -> object:
     first, other = made(folder).stat(), made(folder, "b").stat()
@@ -266,6 +316,17 @@ def names_have_no_case_and_some_are_not_to_be_had(folder: Path) -> object:
             made(folder, name)
     names = [path.name for path in folder.iterdir()]
     return [(folder / "cASE").exists(), "nul.txt" in names, "a:b" in names, "dot" in names]
+
+
+@fact("errno 22")
+def a_name_with_a_question_mark_is_refused(folder: Path) -> object:
+    return said(lambda: made(folder, "a?b"))
+
+
+@fact("errno 2")
+def a_path_over_260_characters_is_refused_without_a_prefix(folder: Path) -> object:
+    windows.make_directory(folder / ("k" * 200))
+    return said(lambda: made(folder / ("k" * 200), "v" * 100))
 
 
 @fact(["done", "done"])

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
-import signal
 import threading
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, PlainSerializer
 
 from taskq import TaskQ, current_job
+from taskq_workers.runs import system
 
 app = TaskQ("unused", durability="os")
 _LOOK_AGAIN_SECONDS = 0.002
@@ -33,9 +33,9 @@ def strike() -> None:
     """Kill the worker: this very process, or the one whose child this is."""
     tell(f"strike {time.monotonic()}")
     worker = os.getppid() if current_job().task.endswith("process") else os.getpid()
-    os.kill(worker, signal.SIGKILL)
+    os.kill(worker, system.SIGKILL)
     while True:
-        signal.pause()
+        threading.Event().wait()
 
 
 def before(moment: str) -> str:
@@ -90,7 +90,7 @@ def in_process(moment: Moment) -> Attempt:
 def last_for_ever() -> None:
     tell(f"orphan {os.getpid()}")
     while True:
-        signal.pause()
+        threading.Event().wait()
 
 
 @app.task

@@ -285,6 +285,7 @@ async def test_workers_that_take_turns_on_a_loop_leave_nothing_on_it(app: TaskQ)
     assert not guard.runs
 
 
+@pytest.mark.posix("forks")
 def test_a_forked_child_that_comes_back_ends_and_says_so(tmp_path: Path) -> None:
     tasks = ["on_loop", "plain", "that_waits", "plain", "in_thread", "plain", "in_process", "plain"]
     names = [f"{forking_jobs.__name__}.{task}" for task in tasks]
