@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import shutil
@@ -116,6 +117,15 @@ def test_errors_of_a_command_become_a_message_and_an_exit_code(
 
     result = CliRunner().invoke(group_with("extra", run), ["extra"])
     assert (result.exit_code, result.stderr) == (code, message)
+
+
+def test_the_end_of_a_reader_has_another_number_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr("taskq.cli.errors.READER_GONE", {errno.EINVAL})
+    result = CliRunner().invoke(group_with("extra", run), ["extra"])
+    assert (result.exit_code, result.stderr) == (141, "")
 
 
 def test_a_bug_keeps_its_traceback() -> None:

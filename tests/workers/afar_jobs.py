@@ -54,7 +54,7 @@ def square(items: list[int]) -> list[tuple[int, int, int]]:
 @app.task(runs_in="process", keep_log="1KB", retry=1)
 def logs_and_dies() -> None:
     logging.getLogger("shop").error("alas")
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), system.SIGKILL)
 
 
 @app.task(runs_in="process", keep_log="1KB")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import os
 import shutil
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.exceptions import Exit
 
 from taskq import JobHandle, Put, TaskLog, TaskQ
 from taskq.core.model import PAYLOAD_BYTES_MAX
