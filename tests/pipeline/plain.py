@@ -35,8 +35,6 @@ _STATES: Final = {
 _ENDS: Final = frozenset({"succeeded", "dead", "cancelled", "expired"})
 _OVER: Final = _ENDS - {"dead"}
 _EVENTS: Final = frozenset({*_STATES, *_ENDS, "purged"})
-_ATTEMPT: Final = ("number", "owner", "started_ns", "ended_ns", "outcome", "reason", "wait_ns",
-                   "run_ns")  # fmt: skip
 _CALLS: Final = (b"", b"{}", b"[]", b"null")
 
 

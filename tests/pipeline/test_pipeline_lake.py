@@ -371,30 +371,39 @@ def test_as_json_there_are_times_maps_and_bytes(lake_asked: Lake) -> None:
     ]
 
 
+@pytest.mark.parametrize("command", ["erase", "replay"])
 @pytest.mark.parametrize(
     ("where", "message"),
     [
         ("stat = 1", "The columns of jobs are: job_id, device"),
+        ("state =", "--where 'state =': Parser Error"),
         ("1 = 1) UNION SELECT (1", "--where"),
-        ("true); SET threads = 1; SELECT (1", "--where"),
-        ("true) OR (true", "--where"),
+        ("true); SET threads = 1; SELECT (1", "Parser Error"),
+        ("true; DROP TABLE jobs", "Parser Error"),
+        ("true) OR (true", "Parser Error"),
         ("job_id IN (SELECT * FROM '/etc/passwd')", "--where"),
+        ("queue", "--where 'queue'"),
     ],
 )
 def test_a_condition_that_is_more_than_one_is_refused(
-    lake_asked: Lake, where: str, message: str
+    lake_asked: Lake, tmp_path: Path, command: str, where: str, message: str
 ) -> None:
-    result = call("erase", "--where", where, "--lake", str(lake_asked.path))
-    assert result.exit_code == 2
-    assert message in result.output
+    to = ["--to", str(tmp_path / "data"), "--yes"] if command == "replay" else []
+    result = call(command, "--where", where, "--lake", str(lake_asked.path), *to)
+    assert (result.exit_code, message in result.output) == (2, True), result.output
     assert "Traceback" not in result.output
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_lake_that_is_not_there_is_named(tmp_path: Path) -> None:
-    result = call("status", "--lake", str(tmp_path / "nowhere"))
-    assert (result.exit_code, "is not a lake" in result.output) == (1, True)
-    result = taskq("sql", "--lake", tmp_path, "FROM jobs")
-    assert (result.exit_code, "is not a lake" in result.output) == (1, True)
+    lake = ("--lake", tmp_path / "nowhere")
+    for words in (
+        ("pipeline", "status", *lake),
+        ("pipeline", "replay", "--where", "true", "--to", tmp_path / "data", *lake),
+        ("sql", "--lake", tmp_path, "FROM jobs"),
+    ):
+        result = taskq(*words)
+        assert (result.exit_code, "is not a lake" in result.output) == (1, True)
 
 
 def test_status_tells_tables_and_what_is_left(tmp_path: Path) -> None:

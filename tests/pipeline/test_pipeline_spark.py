@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
@@ -365,42 +364,6 @@ def test_a_fleet_is_a_program_of_its_own(tmp_path: Path) -> None:
 
 def save(frame: DataFrame, data_dir: Path, mode: str = "append", **options: str) -> None:
     frame.write.format("taskq").mode(mode).options(path=str(data_dir), **options).save()
-
-
-@pytest.mark.slow
-def test_a_worker_runs_the_jobs_while_they_are_written(spark: SparkSession, tmp_path: Path) -> None:
-    app = TaskQ(tmp_path)
-    ran: list[int] = []
-    begun, done = threading.Event(), threading.Event()
-
-    @app.task(name="count")
-    async def count(n: int) -> None:
-        ran.append(n)
-        if len(ran) == 600:
-            done.set()
-
-    async def work() -> None:
-        async with app, app.worker(concurrency=50):
-            begun.set()
-            await asyncio.to_thread(done.wait, 50)
-
-    frame = spark.range(0, 640, 1, 4).selectExpr(
-        "id AS n",
-        # 40 rows come with a key that an earlier one of their partition holds for an hour
-        "CASE WHEN id % 160 < 10 THEN concat('a', id) WHEN id % 160 < 20 "
-        "THEN concat('a', id - 10) END AS key",
-        "CASE WHEN id % 2 = 0 THEN 9 END AS priority",
-    )
-    worker = threading.Thread(target=asyncio.run, args=(work(),))
-    worker.start()
-    assert begun.wait(10)
-    try:
-        save(frame, tmp_path, task="count", window="1h")
-        assert done.wait(30)
-    finally:
-        done.set()
-        worker.join()
-    assert sorted(ran) == sorted(n for n in range(640) if not 10 <= n % 160 < 20)
 
 
 @pytest.mark.slow

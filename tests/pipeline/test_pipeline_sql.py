@@ -128,36 +128,39 @@ async def test_attempts_are_asked_for_in_seconds_and_by_their_state(data: Path) 
 
 
 @pytest.mark.parametrize(
-    "query",
+    "queries",
     [
-        "SELECT * FROM read_csv('{secret}')",
-        "SELECT * FROM read_text('{secret}')",
-        "SELECT * FROM '{secret}'",
-        "SELECT * FROM glob('/*')",
-        "SELECT * FROM tables",
-        "SELECT getenv('HOME')",
-        "COPY records TO '{secret}.csv'",
-        "ATTACH '{secret}.db'",
-        "INSTALL httpfs",
-        "LOAD httpfs",
-        "SET enable_external_access = true",
-        "SELECT 1; SELECT * FROM read_text('{secret}')",
-        "CREATE TABLE other AS SELECT 1",
-        "PRAGMA database_list; SELECT 1",
-        "",
-        "SELECT nothing FROM jobs",
+        [
+            "SELECT * FROM read_csv('{secret}')",
+            "SELECT * FROM read_text('{secret}')",
+            "SELECT * FROM '{secret}'",
+            "SELECT * FROM glob('/*')",
+            "SELECT * FROM tables",
+            "SELECT getenv('HOME')",
+            "COPY records TO '{secret}.csv'",
+            "ATTACH '{secret}.db'",
+            "INSTALL httpfs",
+            "LOAD httpfs",
+            "SET enable_external_access = true",
+            "SELECT 1; SELECT * FROM read_text('{secret}')",
+            "CREATE TABLE other AS SELECT 1",
+            "PRAGMA database_list; SELECT 1",
+            "",
+            "SELECT nothing FROM jobs",
+        ]
     ],
 )
 async def test_a_question_reads_the_tables_and_nothing_else(
-    data: Path, tmp_path: Path, query: str
+    data: Path, tmp_path: Path, queries: list[str]
 ) -> None:
     secret = tmp_path / "secret.csv"
     secret.write_text("word\nhunter2\n")
     before = files(tmp_path)
-    shown = ask(data, query.format(secret=secret), code=2)
-    assert shown.startswith("taskq: ")
-    assert "hunter2" not in shown
-    assert files(tmp_path) == before
+    for query in queries:
+        shown = ask(data, query.format(secret=secret), code=2)
+        assert shown.startswith("taskq: ")
+        assert "hunter2" not in shown
+        assert files(tmp_path) == before
 
 
 async def test_a_case_file_answers_too(data: Path, tmp_path: Path) -> None:
