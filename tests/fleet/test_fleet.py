@@ -46,16 +46,11 @@ def mark_after(log: MadeLog, number: int = -1) -> Mark:
     return Mark(place.segment, place.end, place.next_lsn, log.epoch)
 
 
-def test_a_directory_that_is_a_log_is_one_device(tmp_path: Path) -> None:
-    made = MadeLog(tmp_path / "edge-7")
-    log = only(tmp_path / "edge-7")
-    assert (log.device, log.path, log.log_id) == ("edge-7", str(made.path), str(made.log_id))
-    assert (log.tag, log.identity.created_ns) == (made.log_id.hex[:8], 1)
-
-
 def test_logs_are_found_beside_other_things_and_below_devices(tmp_path: Path) -> None:
-    """Flat and as on a hub, in one directory; hidden ones and files are passed over."""
-    MadeLog(tmp_path / "b")
+    """Flat and as on a hub, in one directory; hidden ones, files and links are passed over."""
+    outside = MadeLog(tmp_path / ".outside" / "secret")
+    (tmp_path / "link").symlink_to(outside.path)
+    made = MadeLog(tmp_path / "b")
     old, new = uuid.uuid4(), uuid.uuid4()
     MadeLog(tmp_path / "a" / str(new), new, created_ns=2)
     MadeLog(tmp_path / "a" / str(old), old, created_ns=1)
@@ -66,20 +61,11 @@ def test_logs_are_found_beside_other_things_and_below_devices(tmp_path: Path) ->
     result = places.find_logs(tmp_path)
     assert [(log.device, log.log_id) for log in result[:2]] == [("a", str(old)), ("a", str(new))]
     assert [log.device for log in result] == ["a", "a", "b"]
-
-
-def test_devices_are_chosen_by_name_or_log_id(tmp_path: Path) -> None:
-    made = [MadeLog(tmp_path / name) for name in ("a", "b", "c")]
-    chosen = frozenset({"b", str(made[2].log_id)})
-    assert [log.device for log in places.find_logs(tmp_path, chosen)] == ["b", "c"]
-
-
-def test_links_are_not_followed_so_that_nothing_outside_is_read(tmp_path: Path) -> None:
-    outside = MadeLog(tmp_path / "outside" / "secret")
-    inside = tmp_path / "hub"
-    MadeLog(inside / "a")
-    (inside / "b").symlink_to(outside.path)
-    assert [log.device for log in places.find_logs(inside)] == ["a"]
+    chosen = frozenset({"b", str(new)})
+    assert [log.device for log in places.find_logs(tmp_path, chosen)] == ["a", "b"]
+    log = only(tmp_path / "b")
+    assert (log.device, log.path, log.log_id) == ("b", str(made.path), str(made.log_id))
+    assert (log.tag, log.identity.created_ns) == (made.log_id.hex[:8], 1)
 
 
 def test_a_name_that_is_no_text_is_shown_by_its_bytes_and_still_read(tmp_path: Path) -> None:

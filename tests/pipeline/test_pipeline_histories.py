@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import shutil
 import uuid
-from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
@@ -262,38 +261,6 @@ def test_each_table_that_spark_fills_is_that_of_a_plain_fold(
         assert not run(spark, tmp_path / "hub", tmp_path / "lake", max_bytes=size).problems
     check_records(tmp_path / "lake", fleet.records())
     check_tables(tmp_path / "lake", tmp_path / "hub", "jobs", "attempts", "steps", *DERIVED)
-
-
-def test_what_two_logs_share_is_counted_once(tmp_path: Path) -> None:
-    """A job that ran and died before the fork has its attempt in the parent's rows alone."""
-    made = MadeLog(tmp_path / "hub" / "dev")
-    made.enqueue(3)
-    made.frame(claimed(1))
-    made.frame(succeeded(1, 4, 5))
-    made.frame(claimed(2))
-    child = made.child(tmp_path / "hub" / "clone")
-    child.frame(succeeded(2, 6, 7))
-    drain(tmp_path, tmp_path / "lake", UNLIMITED)
-    jobs = Lake.open(tmp_path / "lake").dataset("jobs").to_table().to_pylist()
-    ids = [str(made.log_id), str(child.log_id)]
-    names = ("enqueued_in", "settled_in", "continued_in")
-    rows = {
-        (ids.index(row["log_id"]), row["job"]): (
-            row["state"],
-            *(None if row[name] is None else ids.index(row[name]) for name in names),
-        )
-        for row in jobs
-    }
-    assert rows == {
-        (0, 1): ("succeeded", 0, 0, None),
-        (0, 2): ("running", 0, None, 1),
-        (0, 3): ("ready", 0, None, 1),
-        (1, 2): ("succeeded", 0, 1, None),
-        (1, 3): ("ready", 0, None, None),
-    }
-    attempts = Lake.open(tmp_path / "lake").dataset("attempts").to_table().to_pylist()
-    ended = Counter((ids.index(row["log_id"]), row["job"]) for row in attempts if row["ended_ns"])
-    assert ended == {(0, 1): 1, (1, 2): 1}
 
 
 # -- a batch that was begun is finished from the lake alone ----------------------------------------

@@ -244,25 +244,10 @@ def test_one_device_never_stops_the_run_of_the_fleet(
         assert shown in result.stdout
         assert "1 log held back, all others were read:" in result.stderr
         assert said in result.stderr
-    for _ in range(2):
-        assert (pipeline(tmp_path, "--ignore-data-loss").exit_code == 0) is passes
-
-
-def test_a_box_that_was_replaced_under_a_new_name_is_read_on(tmp_path: Path) -> None:
-    old, other = MadeLog(tmp_path / "logs" / "box-a"), MadeLog(tmp_path / "logs" / "box-b")
-    old.enqueue(2)
-    other.enqueue(1)
-    assert pipeline(tmp_path).exit_code == 0
-    backup = old.file.read_bytes()
-    old.path.rename(tmp_path / "logs" / "box-c")
-    new = old
-    new.path = tmp_path / "logs" / "box-c"
-    new.file = new.path / "log" / new.file.name
-    MadeLog(tmp_path / "logs" / "box-a", new.log_id).file.write_bytes(backup)
-    new.enqueue(3)
-    result = pipeline(tmp_path)
-    assert result.exit_code == 0, result.stderr
-    assert "3 records in 1 batch" in result.stdout
+    goes_on = ["2 records in 1 batch"] if change is cut else []  # one of them is the break
+    for shown in [*goes_on, "nothing new", "nothing new"] if passes else []:
+        result = pipeline(tmp_path, "--ignore-data-loss")
+        assert (result.exit_code, shown in result.stdout) == (0, True), result.output
 
 
 def cut_off(root: Path) -> MadeLog:
@@ -280,18 +265,6 @@ def cut_off(root: Path) -> MadeLog:
 def states(tmp_path: Path) -> dict[int, str]:
     rows = Lake.open(tmp_path / "lake").dataset("jobs").to_table().to_pylist()
     return {row["job"]: row["state"] for row in rows}
-
-
-def test_a_single_held_log_goes_on_when_it_may(tmp_path: Path) -> None:
-    edge = cut_off(tmp_path / "logs")
-    edge.enqueue(1)
-    for _ in range(2):
-        assert "--ignore-data-loss" in pipeline(tmp_path).stderr
-    for shown in ("2 records in 1 batch", "nothing new"):
-        result = pipeline(tmp_path, "--ignore-data-loss")
-        assert (result.exit_code, shown in result.stdout) == (0, True), result.output
-    assert "nothing new" in pipeline(tmp_path).stdout
-    assert states(tmp_path) == {1: "ready", 2: "ready", 3: "ready", 6: "ready"}
 
 
 @pytest.mark.parametrize(("floor", "gone"), [(6, "lost"), (4, "ready")])

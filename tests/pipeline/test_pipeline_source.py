@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -141,32 +140,17 @@ def test_large_segments_are_cut_at_borders_of_frames_into_even_parts(tmp_path: P
     assert lsns(read_batch(tmp_path, targetPartitionBytes="64k")) == all_lsns(made)
 
 
-@pytest.mark.parametrize("mode", ["fail", "skip"])
-@pytest.mark.parametrize("what", ["directory", "version"])
-def test_a_segment_that_cannot_be_used_is_an_error_or_left_out(
-    tmp_path: Path, mode: str, what: str
-) -> None:
-    made = MadeLog(tmp_path / "edge")
+def test_a_segment_that_cannot_be_used_is_an_error_or_left_out(tmp_path: Path) -> None:
+    made, other = MadeLog(tmp_path / "edge"), MadeLog(tmp_path / "whole")
     for _ in range(3):
         made.enqueue(2)
         made.rotate()
-    other = MadeLog(tmp_path / "whole")
     other.enqueue(1)
-    path = made.frames[1].path
-    if what == "directory":
-        path.unlink()
-        path.mkdir()
-    else:
-        data = bytearray(path.read_bytes())
-        data[8] = 7  # of a newer taskq: a header that is whole
-        link_crc = int.from_bytes(data[60:64], "little")
-        data[56:60] = zlib.crc32(data[:56], link_crc).to_bytes(4, "little")
-        path.write_bytes(data)
-    if mode == "fail":
-        with pytest.raises(Unreadable, match=r"0003\.log.*corruptMode=skip"):
-            read_batch(tmp_path)
-        return
-    rows = read_batch(tmp_path, corruptMode=mode)
+    made.frames[1].path.unlink()
+    made.frames[1].path.mkdir()
+    with pytest.raises(Unreadable, match=r"0003\.log.*corruptMode=skip"):
+        read_batch(tmp_path)
+    rows = read_batch(tmp_path, corruptMode="skip")
     assert lsns(rows, "edge") == [1, 2, 5, 6]
     assert lsns(rows, "whole") == [1]
 
