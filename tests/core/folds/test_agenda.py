@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -118,58 +117,6 @@ def test_successes_side_by_side_are_those_of_one_after_another(
     for job in jobs:
         assert in_turn.apply_ended(Kind.SUCCEEDED, job)
     assert picture(together) == picture(in_turn)
-
-
-# -- nothing grows without bound -------------------------------------------------------------------
-
-
-JOBS = range(1, 20_001)
-
-
-def run_before_they_expire(agenda: Agenda, lane: Lane, is_wall: bool) -> None:
-    for job in JOBS:
-        enqueue(agenda, lane, job, meta=META_EXPIRES)
-        agenda.apply_expiry(job, NOW + 86_400 * SECOND + job, is_wall)
-        assert claim(agenda, 1) == [job]
-        agenda.apply_ended(Kind.SUCCEEDED, job)
-
-
-def cancel_before_they_are_due(agenda: Agenda, lane: Lane, is_wall: bool) -> None:
-    for job in JOBS:
-        agenda.apply_scheduled(job, 0, lane, 0, NOW + job * SECOND, is_wall=is_wall)
-        if job > 3:
-            agenda.apply_ended(Kind.CANCELLED, job - 3)
-
-
-def cancel_in_turn(agenda: Agenda, lane: Lane, backwards: bool) -> None:
-    enqueue(agenda, lane, *JOBS)
-    for job in JOBS[::-1] if backwards else JOBS:
-        if job not in (7, 70, 19_999):
-            agenda.apply_ended(Kind.CANCELLED, job)
-
-
-def claim_elsewhere(agenda: Agenda, lane: Lane, succeed: bool) -> None:
-    """This process only reads along while others claim from everywhere."""
-    enqueue(agenda, lane, *JOBS)
-    for job in sorted(JOBS, key=lambda job: job * 7_919 % 30_011)[3:]:
-        agenda.apply_claimed(job, 1, 1, 7, 1)
-        agenda.apply_ended(Kind.SUCCEEDED if succeed else Kind.CANCELLED, job)
-
-
-@pytest.mark.parametrize("option", [False, True])
-@pytest.mark.parametrize(
-    "story",
-    [run_before_they_expire, cancel_before_they_are_due, cancel_in_turn, claim_elsewhere],
-)
-def test_ended_jobs_leave_little(story: Callable[[Agenda, Lane, bool], None], option: bool) -> None:
-    agenda = Agenda()
-    lane = lane_of(agenda)
-    story(agenda, lane, option)
-    assert agenda.table.live == lane.ready + lane.scheduled <= 3
-    assert len(claim(agenda)) == lane.running
-    times = agenda.times
-    entries = times._expiries_shifted.size + times._expiries_wall.size + lane.entries
-    assert times._shifted.size + times._wall.size + entries < 12_000
 
 
 # -- dead letters ----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import sys
 from array import array
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from random import Random
 
@@ -77,12 +78,44 @@ def retried(agenda: Agenda, dedup: Dedup, lane: Lane) -> None:
     agenda.promote(NOW + 1, JOBS)
 
 
-def left_over_of_many(agenda: Agenda, dedup: Dedup, lane: Lane) -> None:
+def left_over_of_many(agenda: Agenda, dedup: Dedup, lane: Lane, *, backwards: bool) -> None:
+    """Nine in ten are ended by another process, in the midst of the others."""
     ready(agenda, dedup, lane)
-    for job in range(1, JOBS + 1):
+    for job in sorted(range(1, JOBS + 1), key=lambda job: job * 7_919 % 30_011 * (not backwards)):
         if job % 10:
             agenda.apply_claimed(job, 1, 1, 7, 1)
             agenda.apply_ended(Kind.SUCCEEDED, job)
+
+
+def cancelled(agenda: Agenda, dedup: Dedup, lane: Lane, *, backwards: bool) -> None:
+    ready(agenda, dedup, lane)
+    for job in range(1, JOBS + 1)[:: -1 if backwards else 1]:
+        agenda.apply_ended(Kind.CANCELLED, job)
+
+
+def cancelled_before_they_are_due(
+    agenda: Agenda, dedup: Dedup, lane: Lane, *, backwards: bool
+) -> None:
+    """Reminders set a year ahead and taken back."""
+    for job in range(1, JOBS + 1):
+        agenda.apply_scheduled(job, job << 8, lane, 0, NOW + job * 10**9, is_wall=backwards)
+        agenda.apply_ended(Kind.CANCELLED, max(job - 9, 1))
+    for job in range(JOBS - 8, JOBS + 1):
+        agenda.apply_ended(Kind.CANCELLED, job)
+
+
+def succeeded_with_keys(agenda: Agenda, dedup: Dedup, lane: Lane, *, backwards: bool) -> None:
+    """Jobs with a key that expire tomorrow run at once, a thousand at a time."""
+    hashes = Random(1)
+    known = [hashes.getrandbits(64) or 1 for _ in range(1_000)]
+    for first in range(1, JOBS // 2, 1_000):
+        for job, hashed in enumerate(known, first):
+            agenda.apply_enqueued(job, job << 8, lane, META_EXPIRES)
+            agenda.apply_expiry(job, NOW + DAY, is_wall=backwards)
+            dedup.apply_taken(hashed, job, job << 8, 0, NOW)
+        for job, *_ in agenda.order.take(1_000, None, None):
+            agenda.apply_ended(Kind.SUCCEEDED, job)
+            dedup.apply_free(known[job - first], job, NOW)
 
 
 def keys(_: Agenda, dedup: Dedup, __: Lane) -> None:
@@ -156,26 +189,11 @@ def test_growing_never_takes_room_for_a_second_copy() -> None:
     assert max(after - before for before, after in pairwise(sizes)) <= 200_000
 
 
-def test_what_is_left_of_many_jobs_costs_few_bytes() -> None:
-    """After nine in ten were settled by another process, in the midst of the others."""
-    size, agenda, _ = measured(left_over_of_many)
-    assert agenda.table.live == JOBS // 10
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize(
+    "fill", [left_over_of_many, cancelled, cancelled_before_they_are_due, succeeded_with_keys]
+)
+def test_ended_jobs_leave_little(fill: Callable[..., None], backwards: bool) -> None:
+    size, agenda, dedup = measured(partial(fill, backwards=backwards))
+    assert (agenda.table.live in {0, JOBS // 10}, dedup.size) == (True, 0)
     assert size <= 64 * agenda.table.live + 420_000
-
-
-def test_settled_jobs_cost_nothing() -> None:
-    def fill(agenda: Agenda, dedup: Dedup, lane: Lane) -> None:
-        hashes = Random(1)
-        known = [hashes.getrandbits(64) or 1 for _ in range(1_000)]
-        for first in range(1, JOBS // 2, 1_000):
-            for job, hashed in enumerate(known, first):
-                agenda.apply_enqueued(job, job << 8, lane, META_EXPIRES)
-                agenda.apply_expiry(job, NOW + DAY, is_wall=False)
-                dedup.apply_taken(hashed, job, job << 8, 0, NOW)
-            for job, *_ in agenda.order.take(1_000, None, None):
-                agenda.apply_ended(Kind.SUCCEEDED, job)
-                dedup.apply_free(known[job - first], job, NOW)
-
-    size, agenda, dedup = measured(fill)
-    assert (agenda.table.live, dedup.size) == (0, 0)
-    assert size <= 400_000

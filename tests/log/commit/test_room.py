@@ -34,7 +34,6 @@ from taskq.log.requests import (
     EnqueueSpec,
     Item,
     Op,
-    Request,
     Settlement,
 )
 from taskq.log.state.job_history import job_not_found
@@ -54,11 +53,6 @@ RESERVE_PATH: Final = f"{PATH}/reserve"
 CONFIG: Final = LogConfig(
     segment_bytes=SEGMENT_BYTES_MIN, min_free_bytes=MIN_FREE, reserve_bytes=RESERVE
 )
-
-
-def request(op: Op, operand: Any) -> tuple[Request, Future[Any]]:
-    future: Future[Any] = Future()
-    return (op, None, future, operand), future
 
 
 def reserve_size(world: World) -> int:
@@ -236,17 +230,6 @@ _PLENTY: Final = 10_000
 _CONFIG: Final = LogConfig(segment_bytes=SEGMENT_BYTES_MIN, min_free_bytes=1, reserve_bytes=0)
 
 
-def _state(world: World, job: int) -> State:
-    view = world.view(job)
-    assert view is not None
-    return view.state
-
-
-def _enqueue_until_refused(process: Process) -> None:
-    for _ in range(99):
-        process.enqueue(b"x" * 5_000)
-
-
 def test_without_an_inode_everything_that_was_enqueued_can_still_be_settled() -> None:
     world = World(config=_CONFIG)
     first, second = world.process(), world.process()
@@ -256,13 +239,13 @@ def test_without_an_inode_everything_that_was_enqueued_can_still_be_settled() ->
     for process in (first, second) * 50:
         (delivery,) = process.claim()
         process.settle(delivery, body=b"y" * 2_000)
-    assert {_state(world, job) for job in jobs} == {State.SUCCEEDED}
+    assert {state(world, job) for job in jobs} == {State.SUCCEEDED}
     assert len(world.segments()) == 1
     assert len(world.machine.content(world.segments()[0])) > SEGMENT_BYTES_MIN
     world.lose_power()
     world.machine.files = None
     world.process()
-    assert {_state(world, job) for job in jobs} == {State.SUCCEEDED}
+    assert {state(world, job) for job in jobs} == {State.SUCCEEDED}
 
 
 def test_the_next_segment_is_tried_for_once_a_second_and_warned_of_once(
@@ -298,7 +281,7 @@ def test_a_segment_does_not_grow_beyond_what_readers_accept(
     process = world.process()
     world.machine.files = (0, _PLENTY)
     with pytest.raises(AppendFailed, match="No space left"):
-        _enqueue_until_refused(process)
+        list(map(process.enqueue, [bytes(5_000)] * 99))
     size = len(world.machine.content(world.segments()[0]))
     assert 2 * SEGMENT_BYTES_MIN <= size < 3 * SEGMENT_BYTES_MIN
 
@@ -335,85 +318,16 @@ def test_health_looks_at_the_files_that_may_still_be_made(
 # -- disk refuses ----------------------------------------------------------------------------------
 
 
-_ROOM: int = 10_000_000
-
-
-def _request(op: Op, operand: Any) -> tuple[Request, Future[Any]]:
-    future: Future[Any] = Future()
-    return (op, None, future, operand), future
-
-
-def _fill(world: World) -> None:
-    world.machine.free = 0
-
-
-@pytest.mark.parametrize("room", [0, 1, 57, 100, 200])
-def test_every_waiter_of_a_batch_that_does_not_fit_is_told_and_nothing_of_it_is_visible(
-    room: int,
-) -> None:
-    world = World()
-    first, second = world.process(), world.process()
-    kept = first.enqueue(b"kept")
-    job = first.claim()[0]
-    before = [world.machine.content(path) for path in world.segments()]
-    world.machine.free = room
-    requests = [
-        _request(Op.ENQUEUE, (PLAIN, b"x" * 300, None)),
-        _request(Op.ENQUEUE, (PLAIN, b"y", Extras(key=b"k"))),
-        _request(Op.ENQUEUE_MANY, [(PLAIN, b"1", None), (PLAIN, b"2", None)]),
-        _request(Op.SETTLE, [Settlement(Kind.SUCCEEDED, job)]),
-        _request(Op.CANCEL, kept),
-    ]
-    first.commit([request for request, _ in requests])
-    for _, future in requests:
-        error = future.exception(0)
-        assert isinstance(error, AppendFailed)
-        assert error.errno == errno.ENOSPC
-        assert "No space left on device" in str(error)
-    assert [world.machine.content(path) for path in world.segments()] == before
-    assert second.claim() == []
-    world.machine.free = _ROOM
-    first.settle(job)
-    assert first.enqueue(b"after") == world.records()[-1].lsn
-    assert [delivery.payload for delivery in second.claim(9)] == [b"after"]
-    assert not first.catch_up().damage
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
-def test_a_write_that_fails_in_the_middle_is_cut_back(code: int) -> None:
-    world = World()
-    first, second = world.process(), world.process()
-    kept = first.enqueue(b"kept")
-    size = len(world.machine.content(world.segments()[0]))
-    writes = 0
-
-    def on_step(operation: str, path: str) -> None:
-        nonlocal writes
-        if operation == "write" and path.endswith(".log"):
-            writes += 1
-            if writes == 3:
-                raise OSError(code, "no")
-
-    world.machine.shorten = lambda size: max(size // 4, 1)
-    world.machine.on_step = on_step
-    with pytest.raises(AppendFailed) as caught:
-        first.enqueue(b"x" * 500)
-    assert caught.value.errno == code
-    assert len(world.machine.content(world.segments()[0])) == size
-    assert [delivery.job for delivery in second.claim(9)] == [kept]
-
-
-def test_claims_and_watchers_wait_until_there_is_room() -> None:
+def test_claims_and_watchers_wait_until_there_is_room(world: World) -> None:
     """They ask for nothing that a full disk could refuse for good."""
-    world = World()
     first = world.process()
     job = first.enqueue()
-    _fill(world)
+    world.machine.free = 0
     claim = first.send(Op.CLAIM, ClaimRequest(1))
     outcome = first.send(Op.OUTCOME, job)
     assert not claim.done()
     assert not outcome.done()
-    world.machine.free = _ROOM
+    world.machine.free = 10_000_000
     first.commit([])
     first.settle(claim.result(0)[0], body=b"42")
     assert outcome.result(0).body == b"42"
@@ -427,11 +341,6 @@ _NO_MIN_FREE: Final = LogConfig(
 )
 
 
-def _fill_disk(world: World) -> None:
-    world.machine.free = 0
-    world.clock.advance(1)
-
-
 @pytest.mark.parametrize("config", [CONFIG, _NO_MIN_FREE])
 def test_while_the_reserve_is_gone_no_process_enqueues_what_was_freed_for_others(
     config: LogConfig,
@@ -440,7 +349,8 @@ def test_while_the_reserve_is_gone_no_process_enqueues_what_was_freed_for_others
     world.machine.free = 2_000_000
     first, second = world.process(), world.process()
     jobs = [first.enqueue(), second.enqueue()]
-    _fill_disk(world)
+    world.machine.free = 0
+    world.clock.advance(1)
     first.settle(first.claim()[0])
     assert reserve_size(world) == 0
     assert world.machine.free
@@ -459,46 +369,6 @@ def test_while_the_reserve_is_gone_no_process_enqueues_what_was_freed_for_others
     assert reserve_size(world) == RESERVE
     assert first.enqueue() > max(jobs)
     assert not first.committer.room.pressed
-
-
-@pytest.mark.parametrize("config", [CONFIG, _NO_MIN_FREE])
-@pytest.mark.parametrize("room", [0, 1, 60, 200, 500, 1_000, 5_000])
-def test_a_mixed_batch_on_a_full_disk_loses_nothing_and_writes_nothing_twice(
-    config: LogConfig, room: int
-) -> None:
-    world = World(config=config)
-    first = world.process()
-    jobs = [first.enqueue() for _ in range(4)]
-    item, two = first.claim(2)
-    world.machine.free = room  # since the last look, and nobody knows
-    errors: list[object] = []
-    requests = [
-        request(Op.ENQUEUE, (PLAIN, b"x" * 6_000, None)),
-        request(Op.SETTLE, [Settlement(Kind.SUCCEEDED, item, b"42")]),
-        request(Op.ENQUEUE_MANY, [(PLAIN, b"1" * 6_000, None), (PLAIN, b"2", None)]),
-        request(Op.CANCEL, jobs[2]),
-        request(Op.OUTCOME, jobs[0]),
-        request(Op.CLAIM, ClaimRequest(1, wait_until_ns=0)),
-    ]
-    soon = (Op.SETTLE_NOWAIT, None, None, ([Settlement(Kind.SUCCEEDED, two)], errors.append))
-    first.commit([*(request for request, _ in requests), soon])
-    first.sync()
-    enqueued, settled, many, cancelled, outcome, claimed = (future for _, future in requests)
-    assert isinstance(enqueued.exception(0), DiskFull)
-    assert isinstance(many.exception(0), DiskFull)
-    assert settled.result(0) == [None]
-    assert cancelled.result(0) == Cancel.WITHDRAWN
-    assert outcome.result(0).body == b"42"
-    assert [delivery.job for delivery in claimed.result(0)] == [jobs[3]]
-    assert not errors
-    kinds = world.kinds()
-    assert kinds.count(Kind.ENQUEUED) == 4
-    assert kinds.count(Kind.SUCCEEDED) == 2
-    assert kinds.count(Kind.CANCELLED) == 1
-    assert kinds.count(Kind.CLAIMED) == 3
-    facets = first.catch_up()
-    assert facets.agenda is not None
-    assert facets.agenda.queues.stats() == world.fold().need_agenda().queues.stats()
 
 
 def test_a_quota_that_the_free_bytes_do_not_show_is_a_full_disk_too() -> None:
@@ -590,12 +460,6 @@ def test_a_reserve_that_is_too_small_is_made_whole() -> None:
 _BIG: Final = bytes(PAYLOAD_BYTES_MAX)
 
 
-def _requests(op: Op, operands: list[Any]) -> tuple[list[Request], list[Future[Any]]]:
-    futures: list[Future[Any]] = [Future() for _ in operands]
-    pairs = zip(operands, futures, strict=True)
-    return [(op, None, future, operand) for operand, future in pairs], futures
-
-
 def _claimed(process: Process, count: int) -> list[Delivery]:
     items = [(PLAIN, b"", None)] * count
     process.ask(Op.ENQUEUE_MANY, items)
@@ -617,9 +481,8 @@ def _frames(world: World) -> int:
         (PLAIN, b"x" * 900, Extras(key=b"k" * 900, headers={"a" * 400: "b" * 400}, keep_ns=7)),
     ],
 )
-def test_a_request_counts_for_about_the_room_that_it_takes(item: Item) -> None:
+def test_a_request_counts_for_about_the_room_that_it_takes(item: Item, process: Process) -> None:
     """However it brings the job: alone, among many, as a child or in a transaction."""
-    process = World().process()
     process.enqueue()
     process.claim()
     parent, other = _claimed(process, 2)
@@ -637,21 +500,17 @@ def test_a_request_counts_for_about_the_room_that_it_takes(item: Item) -> None:
         assert taken - 64 <= counted <= taken + 256
 
 
-def test_a_batch_that_is_too_large_for_a_frame_is_parted() -> None:
+def test_a_batch_that_is_too_large_for_a_frame_is_parted(world: World, process: Process) -> None:
     """However the requests came together, each is answered as if it had come alone."""
-    world = World()
-    process = world.process()
-    requests, futures = _requests(Op.ENQUEUE, [(PLAIN, _BIG, None)] * 3)
-    process.commit(requests)
+    futures = [Future[Any]() for _ in range(3)]
+    process.commit([(Op.ENQUEUE, None, future, (PLAIN, _BIG, None)) for future in futures])
     process.sync()
     assert [future.result(0) for future in futures] == [1, 2, 3]
     assert _frames(world) > 1
     assert len(world.process().claim(9)) == 3
 
 
-def test_a_single_request_that_no_frame_holds_is_refused_alone() -> None:
-    world = World()
-    process = world.process()
+def test_a_single_request_that_no_frame_holds_is_refused_alone(process: Process) -> None:
     deliveries = _claimed(process, 3)
     items = [Settlement(Kind.SUCCEEDED, delivery, _BIG) for delivery in deliveries]
     large: Future[Any] = Future()
@@ -669,9 +528,7 @@ def test_a_single_request_that_no_frame_holds_is_refused_alone() -> None:
     process.settle(deliveries[0], body=_BIG)
 
 
-def test_a_claim_of_any_count_fits_a_frame() -> None:
-    world = World()
-    process = world.process()
+def test_a_claim_of_any_count_fits_a_frame(process: Process) -> None:
     for _ in range(4):
         process.ask(Op.ENQUEUE_MANY, [(PLAIN, b"", None)] * 2_500)
     claimed = process.claim(10**9)
@@ -679,22 +536,6 @@ def test_a_claim_of_any_count_fits_a_frame() -> None:
     more = [delivery for _ in range(2) for delivery in process.claim(10**9)]
     assert [item.job for item in (*claimed, *more)] == [item.job for item in claimed + more]
     assert len(claimed) + len(more) == 10_000
-
-
-def test_the_jobs_of_a_dead_owner_are_taken_back_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A million running jobs do not hold the writer lock, nor make a frame that nobody can read."""
-    monkeypatch.setattr("taskq.log.decide.claim.TAKEN_BACK_MAX", 10)
-    world = World()
-    first, second = world.process(), world.process()
-    deliveries = _claimed(first, 35)
-    first.kill()
-    world.clock.advance(1)
-    jobs: list[int] = []
-    for _ in range(4):
-        jobs += [delivery.job for delivery in second.claim(99)]
-    assert jobs == [delivery.job for delivery in deliveries]
-    assert second.committer.taken_back == 35
-    assert second.peers.forgotten == [first.peers.owner]
 
 
 # -- durability ------------------------------------------------------------------------------------
@@ -756,8 +597,9 @@ def test_a_job_with_a_durable_claim_runs_only_once_that_is_on_disk_in_every_mode
 
 
 @pytest.mark.parametrize("durability", [Durability.OS, Durability.INTERVAL])
-def test_other_modes_wait_for_nothing_and_survive_the_process(durability: Durability) -> None:
-    world = World()
+def test_other_modes_wait_for_nothing_and_survive_the_process(
+    durability: Durability, world: World
+) -> None:
     config = LogConfig(durability=durability, segment_bytes=SEGMENT_BYTES_MIN)
     first = world.process(config)
     future = first.send(Op.ENQUEUE, (PLAIN, b"x", None))

@@ -42,8 +42,9 @@ def claimed(process: Process, count: int = 99, **wanted: Any) -> list[tuple[int,
     ]
 
 
-def test_a_job_that_waits_is_due_now_later_or_at_a_date_whatever_it_waited_for() -> None:
-    world = World()
+def test_a_job_that_waits_is_due_now_later_or_at_a_date_whatever_it_waited_for(
+    world: World,
+) -> None:
     first, second = world.process(), world.process()
     hour, date = first.enqueue(extras=Extras(due_ns=HOUR)), world.clock.wall_ns() + 2 * HOUR
     tried = first.enqueue(spec=URGENT)
@@ -60,8 +61,9 @@ def test_a_job_that_waits_is_due_now_later_or_at_a_date_whatever_it_waited_for()
     assert claimed(first) == [(tried, "mail", 9)]
 
 
-def test_a_job_that_somebody_claimed_or_ended_meanwhile_is_refused_and_nothing_is_written() -> None:
-    world = World()
+def test_a_job_that_somebody_claimed_or_ended_meanwhile_is_refused_and_nothing_is_written(
+    world: World,
+) -> None:
     first, second = world.process(), world.process()
     jobs = [first.enqueue() for _ in range(2)]
     wishes = [found(second, job, priority=9) for job in jobs]
@@ -80,8 +82,7 @@ def test_a_job_that_somebody_claimed_or_ended_meanwhile_is_refused_and_nothing_i
     first.settle(delivery)
 
 
-def test_a_job_that_changed_since_it_was_looked_at_is_looked_at_again() -> None:
-    world = World()
+def test_a_job_that_changed_since_it_was_looked_at_is_looked_at_again(world: World) -> None:
     first, second = world.process(), world.process()
     job = first.enqueue(extras=Extras(due_ns=HOUR))
     wish = found(first, job, priority=9)
@@ -94,17 +95,14 @@ def test_a_job_that_changed_since_it_was_looked_at_is_looked_at_again() -> None:
     assert view.due_ns == world.clock.wall_ns() + 2 * HOUR
 
 
-def test_an_edit_that_changes_nothing_writes_nothing() -> None:
-    world = World()
-    process = world.process()
+def test_an_edit_that_changes_nothing_writes_nothing(world: World, process: Process) -> None:
     job = process.enqueue(spec=SEND)
     assert edit(process, job, due=NOW) is False
     assert edit(process, job, priority=5, queue=b"mail") is False
     assert world.kinds() == [Kind.ENQUEUED]
 
 
-def test_limits_of_a_task_count_its_jobs_wherever_they_wait() -> None:
-    process = World().process()
+def test_limits_of_a_task_count_its_jobs_wherever_they_wait(process: Process) -> None:
     keyed = Extras(concurrency_key=b"ada")
     jobs = [process.enqueue(extras=keyed, spec=SEND) for _ in range(3)]
     limits = {"send": Limit(concurrency=1)}
@@ -115,9 +113,9 @@ def test_limits_of_a_task_count_its_jobs_wherever_they_wait() -> None:
     assert process.catch_up().need_agenda().queues.stats()[0].ready == 1
 
 
-def test_a_job_that_waits_for_others_may_move_and_is_given_no_moment() -> None:
-    world = World()
-    process = world.process()
+def test_a_job_that_waits_for_others_may_move_and_is_given_no_moment(
+    world: World, process: Process
+) -> None:
     last = process.ask(Op.ENQUEUE_MANY, items_of(chord(2)))[0]
     with pytest.raises(UsageError, match="waits for other jobs"):
         edit(process, last, due=NOW)
@@ -156,8 +154,7 @@ def success(delivery: Delivery) -> Settlement:
     return Settlement(Kind.SUCCEEDED, delivery)
 
 
-def test_a_request_wakes_the_sleepers_that_it_concerns_and_no_others() -> None:
-    process = World().process()
+def test_a_request_wakes_the_sleepers_that_it_concerns_and_no_others(process: Process) -> None:
     for op, operand, interest in waking(process):
         process.committer.take_interest()
         future = None if op is Op.SETTLE_NOWAIT else Future[Any]()
@@ -166,8 +163,7 @@ def test_a_request_wakes_the_sleepers_that_it_concerns_and_no_others() -> None:
         assert seen == interest, op
 
 
-def test_a_resume_answers_claims_that_wait_here() -> None:
-    process = World().process()
+def test_a_resume_answers_claims_that_wait_here(process: Process) -> None:
     process.ask(Op.PAUSE, "mail")
     job = process.enqueue(spec=SEND)
     claim = process.send(Op.CLAIM, ClaimRequest(1))
@@ -188,9 +184,9 @@ def waiting(process: Process, **wanted: Any) -> list[int]:
     return waiting_page(process.committer.sight, JobFilter(**wanted), 0, ALL, 10_000).items
 
 
-def test_withdrawing_many_cancels_those_that_wait_and_leaves_the_others() -> None:
-    world = World()
-    process = world.process()
+def test_withdrawing_many_cancels_those_that_wait_and_leaves_the_others(
+    world: World, process: Process
+) -> None:
     jobs = [process.enqueue(spec=SEND) for _ in range(4)]
     late = process.enqueue(spec=SEND, extras=Extras(due_ns=60 * SECOND_NS))
     (running,) = process.claim()
@@ -204,9 +200,7 @@ def test_withdrawing_many_cancels_those_that_wait_and_leaves_the_others() -> Non
     process.settle(running)
 
 
-def test_waiting_jobs_are_found_by_queue_task_state_and_age() -> None:
-    world = World()
-    process = world.process()
+def test_waiting_jobs_are_found_by_queue_task_state_and_age(world: World, process: Process) -> None:
     old = process.enqueue(spec=SEND)
     world.clock.advance(100)
     moment = world.clock.wall_ns()
@@ -233,8 +227,7 @@ def test_waiting_jobs_are_found_by_queue_task_state_and_age() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
-def test_pages_together_find_every_waiting_job_once(limit: int) -> None:
-    process = World().process()
+def test_pages_together_find_every_waiting_job_once(limit: int, process: Process) -> None:
     jobs = [process.enqueue(spec=SEND) for _ in range(9)]
     process.catch_up()
     seen: list[int] = []

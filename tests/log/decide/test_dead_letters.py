@@ -70,9 +70,9 @@ def outcome(process: Process, job: int) -> Outcome:
     return answer
 
 
-def test_a_requeued_job_keeps_its_id_and_counts_its_attempts_anew() -> None:
-    world = World()
-    process = world.process()
+def test_a_requeued_job_keeps_its_id_and_counts_its_attempts_anew(
+    world: World, process: Process
+) -> None:
     extras = Extras(headers={"trace": "abc"}, key=b"k", window_ns=60 * SECOND_NS)
     job = dead_letter(process, b"payload", extras, MAIL, b"first reason")
     assert requeue(process, job) == [None]
@@ -95,8 +95,7 @@ def test_a_requeued_job_keeps_its_id_and_counts_its_attempts_anew() -> None:
     assert view.attempts[0].reason == "first reason"
 
 
-def test_a_second_requeue_of_the_same_is_refused_naming_its_state() -> None:
-    process = World().process()
+def test_a_second_requeue_of_the_same_is_refused_naming_its_state(process: Process) -> None:
     job = dead_letter(process)
     result = letters(process.committer.sight, [job]).items
     assert process.ask(Op.REQUEUE, result) == [None]
@@ -115,8 +114,7 @@ def test_a_second_requeue_of_the_same_is_refused_naming_its_state() -> None:
         requeue(process, job + 1_000_000)
 
 
-def test_who_waits_for_a_requeued_job_gets_its_new_end() -> None:
-    world = World()
+def test_who_waits_for_a_requeued_job_gets_its_new_end(world: World) -> None:
     first, second, third = world.process(), world.process(), world.process()
     job = dead_letter(first, reason=b"the first end")
     second.catch_up()
@@ -140,11 +138,9 @@ def expiring(world: World, *, is_wall: bool, due_ns: int = 0) -> Extras:
 
 @pytest.mark.parametrize("is_wall", [False, True])
 def test_the_due_time_of_the_first_life_is_over_and_an_expiry_that_has_passed(
-    is_wall: bool,
+    is_wall: bool, world: World, process: Process
 ) -> None:
     """Who requeues a job wants it run: it does not end at once for having waited too long."""
-    world = World()
-    process = world.process()
     job = process.enqueue(b"x", expiring(world, is_wall=is_wall, due_ns=SECOND_NS))
     world.clock.advance(2)
     kill(process, job)
@@ -172,10 +168,10 @@ def test_flags_of_the_job_survive_a_requeue() -> None:
     assert [item.job for item in future.result(0)] == [job]
 
 
-def test_a_key_that_another_live_job_holds_keeps_a_letter_dead() -> None:
+def test_a_key_that_another_live_job_holds_keeps_a_letter_dead(
+    world: World, process: Process
+) -> None:
     """Named with its holder; once that is settled, the requeue goes, and holds the key again."""
-    world = World()
-    process = world.process()
     job = dead_letter(process, extras=Extras(key=b"k"))
     holder = process.enqueue(extras=Extras(key=b"k"))
     (refusal,) = requeue(process, job)
@@ -202,8 +198,7 @@ def test_a_requeue_respects_the_limit_of_keys() -> None:
     assert "keys_max is 1" in str(refusal)
 
 
-def test_a_purged_job_is_unknown_and_in_no_count() -> None:
-    world = World()
+def test_a_purged_job_is_unknown_and_in_no_count(world: World) -> None:
     first, second = world.process(), world.process()
     job, kept = dead_letter(first), dead_letter(first)
     second.catch_up()
@@ -225,9 +220,7 @@ def test_a_purged_job_is_unknown_and_in_no_count() -> None:
 # -- finding them ---------------------------------------------------------------------------------
 
 
-def test_letters_are_listed_by_the_latest_death() -> None:
-    world = World()
-    process = world.process()
+def test_letters_are_listed_by_the_latest_death(world: World, process: Process) -> None:
     jobs = [process.enqueue(spec=MAIL) for _ in range(3)]
     deliveries = {delivery.job: delivery for delivery in process.claim(3)}
     for number in (1, 0, 2):
@@ -246,9 +239,7 @@ def test_letters_are_listed_by_the_latest_death() -> None:
     assert [view.lsn for view in views] == [jobs[1]]
 
 
-def test_letters_are_found_by_queue_task_reason_and_time() -> None:
-    world = World()
-    process = world.process()
+def test_letters_are_found_by_queue_task_reason_and_time(world: World, process: Process) -> None:
     start = world.clock.wall_ns()
     first = dead_letter(process, spec=MAIL, reason=b"TimeoutError: slow")
     world.clock.advance(100)
@@ -272,8 +263,7 @@ def test_letters_are_found_by_queue_task_reason_and_time() -> None:
             assert count_dead(process.committer.sight, wanted) == len(expected)
 
 
-def test_pages_together_find_every_letter_once() -> None:
-    process = World().process()
+def test_pages_together_find_every_letter_once(process: Process) -> None:
     jobs = [dead_letter(process) for _ in range(7)]
     numbers: list[int] = []
     start = 0
@@ -286,8 +276,7 @@ def test_pages_together_find_every_letter_once() -> None:
     assert numbers == jobs[:6]
 
 
-def test_large_letters_are_requeued_in_slices() -> None:
-    process = World().process()
+def test_large_letters_are_requeued_in_slices(process: Process) -> None:
     jobs = [dead_letter(process, bytes(100_000)) for _ in range(7)]
     rest, sizes = jobs, []
     while rest:
@@ -299,9 +288,9 @@ def test_large_letters_are_requeued_in_slices() -> None:
     assert [delivery.payload for delivery in process.claim(9)] == [bytes(100_000)] * 7
 
 
-def test_a_letter_that_does_not_read_back_is_refused_and_the_others_are_not() -> None:
-    world = World()
-    process = world.process()
+def test_a_letter_that_does_not_read_back_is_refused_and_the_others_are_not(
+    world: World, process: Process
+) -> None:
     jobs = [dead_letter(process, b"payload of %d" % number) for number in range(2)]
     path = world.segments()[0]
     at = world.machine.content(path).index(b"payload of 0")
@@ -379,9 +368,8 @@ def of_its_record(world: World, process: Process, job: int) -> None:
 
 @pytest.mark.parametrize("die", [of_its_task, of_its_worker, of_its_lease, of_its_record])
 def test_each_death_is_told_once_in_its_own_frame(
-    die: Callable[[World, Process, int], None],
+    die: Callable[[World, Process, int], None], world: World
 ) -> None:
-    world = World()
     process = telling(world.process())
     job = process.enqueue(b"payload", spec=ONCE)
     world.clock.advance(1)
@@ -391,8 +379,7 @@ def test_each_death_is_told_once_in_its_own_frame(
     assert told(world) == [b"%d" % job]
 
 
-def test_the_claim_of_a_batch_gets_what_tells_of_its_deaths() -> None:
-    world = World()
+def test_the_claim_of_a_batch_gets_what_tells_of_its_deaths(world: World) -> None:
     process = telling(world.process())
     process.enqueue(spec=ONCE)
     (delivery,) = process.claim()
@@ -405,8 +392,7 @@ def test_the_claim_of_a_batch_gets_what_tells_of_its_deaths() -> None:
     assert [taken.task for taken in claimed.result(0)] == ["tell"]
 
 
-def test_a_death_in_a_batch_that_broke_is_told_once() -> None:
-    world = World()
+def test_a_death_in_a_batch_that_broke_is_told_once(world: World) -> None:
     process = telling(world.process())
     job = process.enqueue(spec=ONCE)
     (delivery,) = process.claim()
@@ -422,9 +408,8 @@ def test_a_death_in_a_batch_that_broke_is_told_once() -> None:
 
 
 def test_what_fails_to_tell_of_a_death_does_not_keep_it_from_the_log(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, world: World
 ) -> None:
-    world = World()
     process = telling(world.process())
 
     def fail(letter: DeadLetter) -> list[Any]:

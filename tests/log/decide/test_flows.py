@@ -36,9 +36,7 @@ def states(process: Process, jobs: list[int]) -> list[State]:
     return [State.DEAD if agenda.dead.find(job) else agenda.table.state(job) for job in jobs]
 
 
-def test_what_runs_whatever_fails_counts_each_input_once() -> None:
-    world = World()
-    process = world.process()
+def test_what_runs_whatever_fails_counts_each_input_once(world: World, process: Process) -> None:
     callback, *_ = put(process, chord(2, Policy.RUN))
     first, second = process.claim(2)
     process.settle(first, Kind.DEAD, body=b"no")
@@ -52,9 +50,7 @@ def test_what_runs_whatever_fails_counts_each_input_once() -> None:
 
 
 @pytest.mark.parametrize("ends", ["purge", "requeue"])
-def test_what_waits_for_a_dead_letter_goes_on_or_goes_with_it(ends: str) -> None:
-    world = World()
-    process = world.process()
+def test_what_waits_for_a_dead_letter_goes_on_or_goes_with_it(ends: str, process: Process) -> None:
     callback, _ = put(process, chord(1, Policy.WAIT))
     (delivery,) = process.claim()
     process.settle(delivery, Kind.DEAD, body=b"no")

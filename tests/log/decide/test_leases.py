@@ -9,14 +9,12 @@ from typing import Any, Final
 import pytest
 
 from taskq.core.errors import FormatError, StaleDelivery, UsageError
-from taskq.core.folds import claims
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.core.schedules import SCHEDULES_MAX, ScheduleState, TickRecord, apply_ticked
 from taskq.core.views import JobView
 from taskq.log.commit.committer import LOOK_AROUND_NS
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.decide import settle
 from taskq.log.format.notes import decode_ticked, encode_ticked
 from taskq.log.read.jobs import JobFilter, each_job, tell_jobs
 from taskq.log.read.selection import waiting_page
@@ -114,37 +112,10 @@ def _view(world: World, job: int) -> JobView:
     return view
 
 
-# -- steps ----------------------------------------------------------------------------------------
-
-
-def test_no_claimer_gets_a_job_whose_moment_has_come_however_many_expire_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A batch has room for some; who finds no others waits until the last of them is recorded."""
-    monkeypatch.setattr(settle, "EXPIRED_MAX", 1)
-    monkeypatch.setattr(claims, "PASSED_MAX", 1)
-    world = World()
-    process = world.process()
-    jobs = [process.enqueue(b"", Extras(expires_ns=_HOUR * SECOND_NS), _JOB) for _ in range(6)]
-    world.clock.advance(_HOUR)
-    claim = process.send(Op.CLAIM, ClaimRequest(1, wait_until_ns=0))
-    process.sync()
-    assert world.kinds().count(Kind.EXPIRED) == 2
-    while world.kinds().count(Kind.EXPIRED) < len(jobs):
-        assert not claim.done()
-        process.commit([])
-        process.sync()
-    process.commit([])
-    assert claim.result(0) == []
-    assert [_view(world, job).state for job in jobs] == [State.EXPIRED] * 6
-
-
 # -- what reads the log ---------------------------------------------------------------------------
 
 
-def test_every_way_to_look_at_a_job_tells_the_same_moment() -> None:
-    world = World()
-    process = world.process()
+def test_every_way_to_look_at_a_job_tells_the_same_moment(world: World, process: Process) -> None:
     jobs = [process.enqueue(b"", Extras(expires_ns=10**15), _JOB) for _ in range(4)]
     world.clock.step(_YEAR)
     (first, second) = process.claim(2)
@@ -292,8 +263,7 @@ def _claimed(process: Process) -> list[int]:
 
 
 @pytest.mark.parametrize("fall", [-0.001, -1, -4.9])
-def test_a_small_fall_is_smoothed_out(fall: float) -> None:
-    world = World()
+def test_a_small_fall_is_smoothed_out(fall: float, world: World) -> None:
     first = world.process()
     first.enqueue()
     world.clock.step(fall)
@@ -306,8 +276,9 @@ def test_a_small_fall_is_smoothed_out(fall: float) -> None:
 
 
 @pytest.mark.parametrize("step", [-_HOUR, -6, 6, _HOUR, 50 * _YEAR])
-def test_a_step_is_recorded_once_before_anything_else_in_its_frame(step: float) -> None:
-    world = World()
+def test_a_step_is_recorded_once_before_anything_else_in_its_frame(
+    step: float, world: World
+) -> None:
     first = world.process()
     first.enqueue()
     world.clock.step(step)
@@ -323,8 +294,7 @@ def _dated(process: Process, seconds: float) -> int:
     return process.enqueue(extras=Extras(expires_ns=moment, expires_is_wall=True))
 
 
-def test_nothing_expires_in_the_first_frame_after_a_step() -> None:
-    world = World()
+def test_nothing_expires_in_the_first_frame_after_a_step(world: World) -> None:
     first = world.process()
     job = _dated(first, 100)
     claimed = _dated(first, 100)
@@ -338,8 +308,7 @@ def test_nothing_expires_in_the_first_frame_after_a_step() -> None:
     first.settle(delivery)
 
 
-def test_of_a_fall_that_no_frame_told_of_what_is_left_of_it_is_recorded() -> None:
-    world = World()
+def test_of_a_fall_that_no_frame_told_of_what_is_left_of_it_is_recorded(world: World) -> None:
     job = _delayed(world.process(), _HOUR)
     world.lose_power(60)
     world.clock.step(-_2024)
@@ -427,9 +396,9 @@ def test_whatever_the_clock_does_nothing_runs_or_expires_early_and_all_comes(see
     assert clocked.world.fold().need_agenda().table.live == 0
 
 
-def test_whoever_looks_after_a_step_of_the_clock_makes_nothing_run_early() -> None:
-    world = World()
-    process = world.process()
+def test_whoever_looks_after_a_step_of_the_clock_makes_nothing_run_early(
+    world: World, process: Process
+) -> None:
     job = _delayed(process, _HOUR)
     process.catch_up()
     world.clock.step(2 * _HOUR)

@@ -80,9 +80,7 @@ def jobs(deliveries: list[Delivery]) -> list[int]:
     return [delivery.job for delivery in deliveries]
 
 
-def test_each_key_has_its_own_limit_and_a_full_one_holds_up_no_other() -> None:
-    world = World()
-    process = world.process()
+def test_each_key_has_its_own_limit_and_a_full_one_holds_up_no_other(process: Process) -> None:
     a = [process.enqueue(spec=SEND, extras=of("a")) for _ in range(5)]
     b = [process.enqueue(spec=SEND, extras=of("b")) for _ in range(5)]
     none = [process.enqueue(spec=SEND) for _ in range(5)]
@@ -129,9 +127,9 @@ def test_no_batch_of_compaction_writes_the_claims_of_more_than_a_thousand_groups
     assert max(sizes) <= 1_000
 
 
-def test_workers_of_one_process_that_differ_on_a_rate_leave_nothing_behind() -> None:
-    world = World()
-    process = world.process()
+def test_workers_of_one_process_that_differ_on_a_rate_leave_nothing_behind(
+    world: World, process: Process
+) -> None:
     slow = {"post": Limit(rate=Rate(1, 3_600 * SECOND_NS), scope="post")}
     slower = {"post": Limit(rate=Rate(1, 7_200 * SECOND_NS), scope="post")}
     for _ in range(2):
@@ -552,9 +550,8 @@ def _ask(process: Process, *queues: str, most: int = 1) -> Future[Any]:
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("fall", [_due, _leases_over, _owner_gone, _expired])
 def test_a_claim_that_does_not_wait_gets_what_the_last_part_brings(
-    fall: Callable[[World, Process], None],
+    fall: Callable[[World, Process], None], world: World
 ) -> None:
-    world = World()
     taker = world.process()
     fall(world, taker)
     claim = _ask(taker, "other")
@@ -568,9 +565,9 @@ def test_a_claim_that_does_not_wait_gets_what_the_last_part_brings(
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_a_claim_that_meets_expired_jobs_holds_up_no_other_for_longer_than_a_batch() -> None:
-    world = World()
-    process = world.process()
+def test_a_claim_that_meets_expired_jobs_holds_up_no_other_for_longer_than_a_batch(
+    world: World, process: Process
+) -> None:
     _put(process, 9, expires_ns=_HOUR_NS)
     (job,) = _put(process, 1, _OTHER)
     world.clock.advance(3_601)

@@ -67,9 +67,7 @@ def soon(world: World, seconds: float = 60) -> int:
 PAID = Wait(Form.EVENT, "paid", 1)
 
 
-def test_the_steps_of_a_job_go_with_its_end_and_stay_with_a_dead_letter() -> None:
-    world = World()
-    process = world.process()
+def test_the_steps_of_a_job_go_with_its_end_and_stay_with_a_dead_letter(process: Process) -> None:
     for kind in (Kind.SUCCEEDED, Kind.DEAD):
         job = process.enqueue()
         delivery = claim(process)
@@ -85,9 +83,9 @@ def test_the_steps_of_a_job_go_with_its_end_and_stay_with_a_dead_letter() -> Non
 # -- waits -----------------------------------------------------------------------------------------
 
 
-def test_a_job_that_waits_burns_no_attempt_and_is_due_when_the_first_wait_is_over() -> None:
-    world = World()
-    process = world.process()
+def test_a_job_that_waits_burns_no_attempt_and_is_due_when_the_first_wait_is_over(
+    world: World, process: Process
+) -> None:
     job = process.enqueue()
     wait(process, claim(process), Wait(Form.SLEEP, "sleep", 1, soon(world, 60)), PAID)
     view = world.view(job)
@@ -128,9 +126,7 @@ def test_a_wait_counts_from_when_it_began_whatever_becomes_of_the_attempt() -> N
     assert claim(world.process()).job == job
 
 
-def test_large_steps_are_read_without_their_bodies_a_part_at_a_time() -> None:
-    world = World()
-    process = world.process()
+def test_large_steps_are_read_without_their_bodies_a_part_at_a_time(process: Process) -> None:
     job = process.enqueue()
     delivery = claim(process)
     bodies = [b"%d" % number * 50_000 for number in range(40)]
@@ -152,9 +148,9 @@ def test_large_steps_are_read_without_their_bodies_a_part_at_a_time() -> None:
 
 @pytest.mark.parametrize("runs", [False, True])
 @pytest.mark.parametrize("detach", [False, True])
-def test_the_jobs_that_a_job_called_are_cancelled_with_it(runs: bool, detach: bool) -> None:
-    world = World()
-    process = world.process()
+def test_the_jobs_that_a_job_called_are_cancelled_with_it(
+    runs: bool, detach: bool, world: World, process: Process
+) -> None:
     job = process.enqueue()
     delivery = claim(process)
     extras = Extras(flow=FlowPart(parent=job))
@@ -200,23 +196,9 @@ def test_more_jobs_than_fit_into_a_frame_are_cancelled_with_their_parent(
     assert {state_of(world, step.first + at) for at in range(8)} == {State.CANCELLED}
 
 
-def test_a_signal_wakes_the_job_that_waits_for_its_name_and_no_other() -> None:
-    world = World()
-    process = world.process()
-    job = process.enqueue()
-    wait(process, claim(process), PAID)
-    assert process.ask(Op.SIGNAL, NewSignal(job, "other", b"1"))
-    assert not process.claim()
-    assert process.ask(Op.SIGNAL, NewSignal(job, "paid", b'{"sum":5}'))
-    delivery = claim(process)
-    taken = do(process, delivery, "paid", form=Form.EVENT)
-    assert (taken.form, taken.body) == (Form.EVENT, b'{"sum":5}')
-    assert do(process, delivery, "paid", 2, form=Form.EVENT) is None
-
-
-def test_a_signal_and_the_end_of_the_wait_decide_once_by_the_order_of_the_log() -> None:
-    world = World()
-    process = world.process()
+def test_a_signal_and_the_end_of_the_wait_decide_once_by_the_order_of_the_log(
+    world: World, process: Process
+) -> None:
     first, second = process.enqueue(), process.enqueue()
     for _ in range(2):
         wait(process, claim(process), Wait(Form.EVENT, "paid", 1, soon(world)))
@@ -230,8 +212,9 @@ def test_a_signal_and_the_end_of_the_wait_decide_once_by_the_order_of_the_log() 
     assert [step.form for step in known_steps(process, second)] == [Form.TIMEOUT]
 
 
-def test_a_signal_counts_once_by_what_it_is_known_by_also_after_it_was_taken() -> None:
-    process = World().process()
+def test_a_signal_counts_once_by_what_it_is_known_by_also_after_it_was_taken(
+    process: Process,
+) -> None:
     job = process.enqueue()
     event = NewSignal(job, "paid", b"1", "evt-1")
     assert process.ask(Op.SIGNAL, event)
@@ -241,8 +224,9 @@ def test_a_signal_counts_once_by_what_it_is_known_by_also_after_it_was_taken() -
     assert process.ask(Op.SIGNAL, event._replace(once="evt-2"))
 
 
-def test_a_signal_within_the_frame_of_the_step_that_takes_it_is_read_from_there() -> None:
-    process = World().process()
+def test_a_signal_within_the_frame_of_the_step_that_takes_it_is_read_from_there(
+    process: Process,
+) -> None:
     job = process.enqueue()
     delivery = claim(process)
     signal, step = NewSignal(job, "paid", b"12"), NewStep(delivery, Form.EVENT, "paid", 1)
@@ -252,8 +236,7 @@ def test_a_signal_within_the_frame_of_the_step_that_takes_it_is_read_from_there(
     assert futures[1].result(0).body == b"12"
 
 
-def test_a_settled_job_takes_no_signals() -> None:
-    process = World().process()
+def test_a_settled_job_takes_no_signals(process: Process) -> None:
     job = process.enqueue()
     process.settle(claim(process))
     with pytest.raises(JobSettled, match="takes no signals any more"):
@@ -269,10 +252,10 @@ def children(count: int, parent: int, later: int = 0) -> tuple[Any, ...]:
     return tuple((spec, b"%d" % number, extras) for number in range(count))
 
 
-def test_a_job_of_several_calls_is_woken_by_the_first_that_is_over() -> None:
+def test_a_job_of_several_calls_is_woken_by_the_first_that_is_over(
+    world: World, process: Process
+) -> None:
     """By no child of another call; and every process folds that alike."""
-    world = World()
-    process = world.process()
     job = process.enqueue()
     delivery = claim(process)
     waits = []
@@ -311,10 +294,8 @@ def test_limits_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_older_version_refuses_a_log_with_steps_by_name(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, world: World, process: Process
 ) -> None:
-    world = World()
-    process = world.process()
     process.enqueue()
     delivery = claim(process)
     assert not world.reader().identity.incompat

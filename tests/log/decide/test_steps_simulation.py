@@ -1,10 +1,8 @@
 """Jobs of many steps, as programs, on a machine that fails at random: what is recorded holds.
 
-``python -m tests.log.decide.test_steps_simulation FIRST COUNT`` plays ``COUNT`` seeds, a fifth of a
-second each, and prints a line for each hundred. Each plays compaction, snapshots, signals that race
-timeouts, cancels, leases that end, failures, children, a new version of the code, kills and power
-cuts; tries of steps that fail, the first of several waits, and jobs that are undone when they die
-or are cancelled.
+Each seed plays compaction, snapshots, signals that race timeouts, cancels, leases that end,
+failures, children, a new version of the code, kills and power cuts; tries of steps that fail, the
+first of several waits, and jobs that are undone when they die or are cancelled.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
@@ -488,9 +485,9 @@ class Play:
         return view.state in (State.SUCCEEDED, State.CANCELLED)
 
 
-def play(seeds: range) -> Counter[str]:
+def test_recorded_steps_hold_through_all_that_happens_to_a_job_and_its_log() -> None:
     counts: Counter[str] = Counter()
-    for seed in seeds:
+    for seed in range(some(1, 200)):
         history = Play(seed)
         try:
             history.run()
@@ -498,18 +495,5 @@ def play(seeds: range) -> Counter[str]:
             error.add_note(f"seed {seed}")
             raise
         counts += history.counts
-    return counts
-
-
-def test_recorded_steps_hold_through_all_that_happens_to_a_job_and_its_log() -> None:
-    counts = play(range(some(1, 200)))
     assert counts["SUCCEEDED"]
     assert counts["segments gone"]
-
-
-if __name__ == "__main__":
-    first, count = map(int, sys.argv[1:])
-    for start in range(first, first + count, 100):
-        end = min(start + 100, first + count)
-        sys.stdout.write(f"seeds {start} to {end - 1}: {dict(play(range(start, end)))}\n")
-        sys.stdout.flush()

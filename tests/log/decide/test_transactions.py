@@ -260,8 +260,7 @@ def _dead(delivery: Delivery) -> Settlement:
     return Settlement(Kind.DEAD, delivery, b"no", cause=Cause.EXHAUSTED)
 
 
-def test_a_listener_that_left_hears_of_no_death() -> None:
-    process = World().process()
+def test_a_listener_that_left_hears_of_no_death(process: Process) -> None:
     deaths = process.committer.operations.deaths
     stay, leave = [deaths.listen(port, object(), lambda *_: None) for port in ("a", "b")]
     for heard in (["a", "b"], ["a"], []):

@@ -31,7 +31,7 @@ from taskq.log.state import facets, fold
 from taskq.log.state.fold import Watch, fold_frame, fold_records
 from taskq.log.store import thread
 from taskq.log.store.mailbox import Mailbox
-from tests.log.world import PLAIN, SMALL, World
+from tests.log.world import PLAIN, SMALL, Process, World
 
 BASE: Final = 3 << 32
 EPOCH: Final = 99
@@ -121,9 +121,8 @@ async def test_whatever_needs_the_fold_is_answered_as_if_it_had_been_there(tmp_p
 @pytest.mark.parametrize("was_alone", [False, True])
 @pytest.mark.parametrize("names", ["agenda", "agenda and keys"])
 def test_what_others_wrote_meanwhile_is_caught_up_with_between_batches(
-    names: str, *, was_alone: bool
+    names: str, world: World, *, was_alone: bool
 ) -> None:
-    world = World()
     process, other = world.process(), world.process()
     process.committer.builds_in_steps = True
     job = process.enqueue()
@@ -155,8 +154,7 @@ def test_what_others_wrote_meanwhile_is_caught_up_with_between_batches(
 
 
 @pytest.mark.usefixtures("slowly")
-def test_whoever_others_write_faster_than_it_builds_still_gets_its_claim() -> None:
-    world = World()
+def test_whoever_others_write_faster_than_it_builds_still_gets_its_claim(world: World) -> None:
     process, other = world.process(), world.process()
     process.committer.builds_in_steps = True
     other.ask(Op.ENQUEUE_MANY, [(PLAIN, b"x", None)] * 200)
@@ -179,9 +177,8 @@ def test_whoever_others_write_faster_than_it_builds_still_gets_its_claim() -> No
 
 @pytest.mark.usefixtures("slowly")
 def test_what_is_refused_for_the_lock_while_a_fold_is_built_is_not_carried_out(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, world: World
 ) -> None:
-    world = World()
     process, other = world.process(), world.process()
     process.committer.builds_in_steps = True
     jobs = [process.enqueue(), process.enqueue()]
@@ -234,9 +231,9 @@ def test_what_was_refused_for_the_lock_is_not_carried_out_where_the_lock_comes_t
 
 
 @pytest.mark.usefixtures("slowly")
-def test_damage_ends_the_steps_and_what_waits_is_answered_all_the_same() -> None:
-    world = World()
-    process = world.process()
+def test_damage_ends_the_steps_and_what_waits_is_answered_all_the_same(
+    world: World, process: Process
+) -> None:
     for _ in range(3):
         process.ask(Op.ENQUEUE_MANY, [(PLAIN, b"x", None)] * 50)
     process.close()
