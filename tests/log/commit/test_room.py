@@ -60,12 +60,6 @@ def reserve_size(world: World) -> int:
     return len(world.machine.content(RESERVE_PATH)) if RESERVE_PATH in paths else 0
 
 
-def state(world: World, job: int) -> State:
-    view = world.view(job)
-    assert view is not None
-    return view.state
-
-
 def _looks(process: Process, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     asked: list[int] = []
     free_bytes = process.disk.free_bytes
@@ -107,8 +101,8 @@ def test_enqueues_are_refused_before_the_disk_is_full_and_all_else_goes_on() -> 
     first.settle(deliveries[1], Kind.RETRIED)
     first.settle(deliveries[2], Kind.RELEASED)
     assert first.ask(Op.CANCEL, jobs[5]) == Cancel.WITHDRAWN
-    assert state(world, jobs[0]) is State.SUCCEEDED
-    assert state(world, jobs[5]) is State.CANCELLED
+    assert world.job(jobs[0]).state is State.SUCCEEDED
+    assert world.job(jobs[5]).state is State.CANCELLED
     assert reserve_size(world) == RESERVE
     world.machine.free += 1_000_000
     assert first.enqueue() > jobs[-1]
@@ -239,13 +233,13 @@ def test_without_an_inode_everything_that_was_enqueued_can_still_be_settled() ->
     for process in (first, second) * 50:
         (delivery,) = process.claim()
         process.settle(delivery, body=b"y" * 2_000)
-    assert {state(world, job) for job in jobs} == {State.SUCCEEDED}
+    assert {world.job(job).state for job in jobs} == {State.SUCCEEDED}
     assert len(world.segments()) == 1
     assert len(world.machine.content(world.segments()[0])) > SEGMENT_BYTES_MIN
     world.lose_power()
     world.machine.files = None
     world.process()
-    assert {state(world, job) for job in jobs} == {State.SUCCEEDED}
+    assert {world.job(job).state for job in jobs} == {State.SUCCEEDED}
 
 
 def test_the_next_segment_is_tried_for_once_a_second_and_warned_of_once(
@@ -425,7 +419,7 @@ def test_a_log_opens_on_a_full_disk_so_that_its_jobs_can_be_settled(
     delivery = second.claim()[0]
     assert delivery.job == job
     second.settle(delivery)
-    assert state(world, job) is State.SUCCEEDED
+    assert world.job(job).state is State.SUCCEEDED
     assert reserve_size(world) == 0
 
 
@@ -591,8 +585,7 @@ def test_a_job_with_a_durable_claim_runs_only_once_that_is_on_disk_in_every_mode
         assert _waits_for(first, future)[0].job == job
         assert not first.committer.must_sync()
         world.lose_power()
-        view = world.process(config).world.view(job)
-        assert view is not None
+        view = world.process(config).world.job(job)
         assert view.attempt == 1
 
 

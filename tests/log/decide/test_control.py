@@ -89,8 +89,7 @@ def test_a_job_that_changed_since_it_was_looked_at_is_looked_at_again(world: Wor
     assert edit(second, job, due=(2 * HOUR, False))
     assert first.ask(Op.EDIT, wish) is None
     assert edit(first, job, priority=9)
-    view = world.view(job)
-    assert view is not None
+    view = world.job(job)
     assert (view.priority, view.state) == (9, State.SCHEDULED)
     assert view.due_ns == world.clock.wall_ns() + 2 * HOUR
 
@@ -292,8 +291,7 @@ def test_whatever_ends_the_claim_ends_the_job_as_cancelled(
     assert other.claim() == []
     other.follow()
     assert waiting.result(0).state is State.CANCELLED
-    view = world.view(delivery.job)
-    assert view is not None
+    view = world.job(delivery.job)
     assert (view.state, view.reason) == (State.CANCELLED, "why")
     assert [(attempt.number, attempt.outcome) for attempt in view.attempts] == [(1, "cancelled")]
 

@@ -76,8 +76,7 @@ def test_a_requeued_job_keeps_its_id_and_counts_its_attempts_anew(
     extras = Extras(headers={"trace": "abc"}, key=b"k", window_ns=60 * SECOND_NS)
     job = dead_letter(process, b"payload", extras, MAIL, b"first reason")
     assert requeue(process, job) == [None]
-    view = world.view(job)
-    assert view is not None
+    view = world.job(job)
     assert (view.state, view.attempt, view.reason, view.settled_ns) == (State.READY, 0, "", 0)
     assert (view.payload, view.headers, view.key) == (b"payload", {"trace": "abc"}, b"k")
     assert (view.queue, view.task, view.priority, view.attempts_max) == ("mail", "mail.send", 7, 2)
@@ -85,8 +84,7 @@ def test_a_requeued_job_keeps_its_id_and_counts_its_attempts_anew(
     assert (delivery.job, delivery.attempt, delivery.payload) == (job, 1, b"payload")
     assert delivery.headers == {"trace": "abc"}
     process.settle(delivery, body=b"done")
-    view = world.view(job)
-    assert view is not None
+    view = world.job(job)
     assert (view.state, view.result) == (State.SUCCEEDED, b"done")
     assert [(attempt.number, attempt.outcome) for attempt in view.attempts] == [
         (1, "dead"),
@@ -146,8 +144,7 @@ def test_the_due_time_of_the_first_life_is_over_and_an_expiry_that_has_passed(
     kill(process, job)
     world.clock.advance(3_600)
     assert requeue(process, job) == [None]
-    view = world.view(job)
-    assert view is not None
+    view = world.job(job)
     assert (view.state, view.due_ns, view.expires_ns) == (State.READY, 0, 0)
     (delivery,) = process.claim()
     assert (delivery.job, delivery.headers, delivery.extras.expires_ns) == (job, {"a": "b"}, 0)

@@ -12,7 +12,6 @@ from taskq.core.errors import FormatError, StaleDelivery, UsageError
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.core.schedules import SCHEDULES_MAX, ScheduleState, TickRecord, apply_ticked
-from taskq.core.views import JobView
 from taskq.log.commit.committer import LOOK_AROUND_NS
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format.notes import decode_ticked, encode_ticked
@@ -106,12 +105,6 @@ _JOB: Final = EnqueueSpec("jobs", "run", 9)
 _FILL: Final = EnqueueSpec("fill", "run", 1)
 
 
-def _view(world: World, job: int) -> JobView:
-    view = world.view(job)
-    assert view is not None
-    return view
-
-
 # -- what reads the log ---------------------------------------------------------------------------
 
 
@@ -127,7 +120,7 @@ def test_every_way_to_look_at_a_job_tells_the_same_moment(world: World, process:
     process.enqueue(b"", spec=_FILL)
     now_ns = world.clock.wall_ns()
     reader = world.reader()
-    one_by_one = [_view(world, job) for job in jobs]
+    one_by_one = [world.job(job) for job in jobs]
     assert len({view.expires_ns for view in one_by_one}) == 2
     assert tell_jobs(reader, jobs, now_ns) == one_by_one
     exported = {view.lsn: view for view in each_job(reader, JobFilter(queue="jobs"), now_ns)}
@@ -375,7 +368,7 @@ class Clocked:
         process.commit([])
         process.sync()
         for job, end in list(self.ends.items()):
-            if _view(self.world, job).state is State.EXPIRED:
+            if self.world.job(job).state is State.EXPIRED:
                 assert self.real >= end - 5
                 del self.ends[job]
             else:

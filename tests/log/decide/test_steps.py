@@ -54,12 +54,6 @@ def known_steps(process: Process, job: int) -> list[Stepped]:
     return list(look_at_steps(process.committer.sight, job).steps)
 
 
-def state_of(world: World, job: int) -> State:
-    view = world.view(job)
-    assert view is not None
-    return view.state
-
-
 def soon(world: World, seconds: float = 60) -> int:
     return world.clock.wall_ns() + int(seconds * SECOND_NS)
 
@@ -88,8 +82,7 @@ def test_a_job_that_waits_burns_no_attempt_and_is_due_when_the_first_wait_is_ove
 ) -> None:
     job = process.enqueue()
     wait(process, claim(process), Wait(Form.SLEEP, "sleep", 1, soon(world, 60)), PAID)
-    view = world.view(job)
-    assert view is not None
+    view = world.job(job)
     assert (view.state, view.attempt, view.due_ns) == (State.SCHEDULED, 0, soon(world, 60))
     world.clock.advance(59)
     assert not process.claim()
@@ -166,7 +159,7 @@ def test_the_jobs_that_a_job_called_are_cancelled_with_it(
         process.settle(delivery, Kind.RETRIED, delay_ns=0)
     other = world.process()
     assert not other.claim(9) or detach
-    states = [state_of(world, child) for child in children]
+    states = [world.job(child).state for child in children]
     expected = [State.CANCELLED] * 2 if not detach else [State.RUNNING] * 2
     assert states == [State.SUCCEEDED, State.RUNNING, *expected]
     process.catch_up()
@@ -193,7 +186,7 @@ def test_more_jobs_than_fit_into_a_frame_are_cancelled_with_their_parent(
     while is_behind(other.committer):
         other.commit([])
     assert other.claim(9) == []
-    assert {state_of(world, step.first + at) for at in range(8)} == {State.CANCELLED}
+    assert {world.job(step.first + at).state for at in range(8)} == {State.CANCELLED}
 
 
 def test_a_signal_and_the_end_of_the_wait_decide_once_by_the_order_of_the_log(

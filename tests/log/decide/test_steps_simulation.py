@@ -463,8 +463,7 @@ class Play:
             assert self.is_over(job), f"job {job} does not come to its end: {self.world.view(job)}"
             for title, count in known.effects.items():
                 assert count <= 1 + known.in_doubt[title], f"{title} was done {count} times"
-            view = self.world.view(job)
-            assert view is not None
+            view = self.world.job(job)
             if known.result is not None:
                 assert view.result == known.result
             self.counts[view.state.name] += 1

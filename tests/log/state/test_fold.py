@@ -147,8 +147,7 @@ def test_what_others_wrote_meanwhile_is_caught_up_with_between_batches(
     assert settled.result(0) == [None]
     assert looked.result(0) == "seen"
     assert isinstance(keyed.result(0), int if names == "agenda" else Duplicate)
-    view = world.view(job)
-    assert view is not None
+    view = world.job(job)
     assert view.state is State.SUCCEEDED
     assert len(process.claim(500)) == 202
 
@@ -225,8 +224,7 @@ def test_what_was_refused_for_the_lock_is_not_carried_out_where_the_lock_comes_t
     settled = process.send(Op.SETTLE, [Settlement(Kind.SUCCEEDED, delivery)])
     assert len(late) == 1
     assert not settled.done()
-    view = world.view(job)
-    assert view is not None
+    view = world.job(job)
     assert view.state is State.RUNNING
 
 
