@@ -11,22 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq.core import schedules
+from taskq.core import schedules, views
 from taskq.core.kinds import BY_TIME, TRANSITIONS, diagram, legal
 from taskq.core.model import LIVE_STATES, TIME_NS_MAX, State
 from taskq.core.records import Kind
 from taskq.core.schedules import ScheduleState, TickRecord, apply_ticked, jitter_ns
-from taskq.core.views import (
-    AttemptView,
-    CompactedSegment,
-    CompactReport,
-    Damage,
-    EngineStats,
-    JobView,
-    Spread,
-    body_document,
-    moment,
-)
 
 ROOT = Path(__file__).parents[2]
 #: Kinds that change a job's state, and from where. The rest of the project may rely on this.
@@ -107,7 +96,7 @@ SMALL = st.integers(0, 100)
 def test_lost_is_what_was_neither_read_nor_ever_written(
     first: int, count: int, salvaged: int, skipped: int
 ) -> None:
-    damage = Damage(
+    damage = views.Damage(
         segment="1.log", offset=0, size=9, first_lsn=first, next_lsn=first + count,
         salvaged=salvaged, skipped=skipped,
     )  # fmt: skip
@@ -117,19 +106,21 @@ def test_lost_is_what_was_neither_read_nor_ever_written(
 @given(st.lists(st.tuples(SMALL, SMALL, st.booleans()), max_size=6))
 def test_freed_is_what_went_less_what_was_written_again(parts: list[tuple[int, int, bool]]) -> None:
     segments = tuple(
-        CompactedSegment(segment="1.log", size=size, needed=needed, reason="", removed=removed)
+        views.CompactedSegment(
+            segment="1.log", size=size, needed=needed, reason="", removed=removed
+        )
         for size, needed, removed in parts
     )
     freed = sum(size for size, _, removed in parts if removed)
     written = sum(needed for _, needed, removed in parts if removed)
-    assert CompactReport(segments=segments).freed == freed - written
+    assert views.CompactReport(segments=segments).freed == freed - written
 
 
-def engine(appended: int, payload: int, upkeep: int) -> EngineStats:
-    return EngineStats(
-        batches=1, records=1, batch_records=Spread(), batch_histogram=(), appended_bytes=appended,
-        payload_bytes=payload, upkeep_bytes=upkeep, sync_seconds=Spread(), slow_syncs=0,
-        lock_wait_seconds=Spread(), lock_hold_seconds_max=0.0, caught_up_records=0,
+def engine(appended: int, payload: int, upkeep: int) -> views.EngineStats:
+    return views.EngineStats(
+        batches=1, records=1, batch_records=views.Spread(), batch_histogram=(),
+        appended_bytes=appended, payload_bytes=payload, upkeep_bytes=upkeep,
+        sync_seconds=views.Spread(), slow_syncs=0, lock_wait_seconds=views.Spread(), lock_hold_seconds_max=0.0, caught_up_records=0,
         open_seconds=0.0, free_bytes=None, is_disk_short=False,
     )  # fmt: skip
 
@@ -139,8 +130,8 @@ def test_amplification_is_all_that_was_written_for_a_byte_of_payload() -> None:
     assert engine(300, 0, 100).write_amplification is None
 
 
-def job(**changes: Any) -> JobView:
-    return JobView(
+def job(**changes: Any) -> views.JobView:
+    return views.JobView(
         lsn=1, job_id="x-1", queue="q", task="t", priority=5, state=State.READY, attempt=0,
         attempts_max=0, enqueued_ns=1_000, **changes,
     )  # fmt: skip
@@ -152,19 +143,19 @@ def test_a_moment_is_told_to_the_microsecond(micros: int, rest: int) -> None:
     expected = EPOCH + timedelta(microseconds=micros)
     view = job(due_ns=told_ns, expires_ns=told_ns, settled_ns=told_ns)
     assert view.due_at == view.expires_at == view.settled_at == expected
-    assert datetime.fromisoformat(moment(told_ns) or "") == expected
-    attempt = AttemptView(number=1, owner=1, started_ns=told_ns, ended_ns=told_ns)
+    assert datetime.fromisoformat(views.moment(told_ns) or "") == expected
+    attempt = views.AttemptView(number=1, owner=1, started_ns=told_ns, ended_ns=told_ns)
     assert attempt.started_at == attempt.ended_at == expected
 
 
 @pytest.mark.parametrize("never", [0, -1, TIME_NS_MAX, TIME_NS_MAX + 1])
 def test_never_is_no_moment(never: int) -> None:
     view = job(due_ns=never, expires_ns=never, settled_ns=never)
-    assert (view.due_at, view.expires_at, view.settled_at, moment(never)) == (None,) * 4
-    assert moment(1) == "1970-01-01T00:00:00+00:00"
-    assert moment(TIME_NS_MAX - 1) is not None
+    assert (view.due_at, view.expires_at, view.settled_at, views.moment(never)) == (None,) * 4
+    assert views.moment(1) == "1970-01-01T00:00:00+00:00"
+    assert views.moment(TIME_NS_MAX - 1) is not None
     assert job(due_ns=TIME_NS_MAX - 1).due_at is not None
-    assert AttemptView(number=1, owner=1, started_ns=1).ended_at is None
+    assert views.AttemptView(number=1, owner=1, started_ns=1).ended_at is None
 
 
 @pytest.mark.parametrize(
@@ -177,7 +168,7 @@ def test_never_is_no_moment(never: int) -> None:
     ],
 )
 def test_a_body_is_told_as_what_it_is(body: bytes | None, document: object) -> None:
-    assert body_document(body) == document
+    assert views.body_document(body) == document
 
 
 def test_a_document_of_a_job_has_null_for_what_there_is_none_of() -> None:
@@ -221,13 +212,13 @@ def test_the_last_record_rules_and_a_rule_stays_until_another_is_told(
 
 @given(name=st.text(max_size=5), moment=st.integers(-9, 2**62), most=st.integers(-2, 2**40))
 def test_jitter_lies_between_nothing_and_the_most(name: str, moment: int, most: int) -> None:
-    late = jitter_ns(name, moment, most)
+    late = jitter_ns(name, views.moment, most)
     assert 0 <= late <= max(most, 0)
-    assert late == jitter_ns(name, moment, most)
+    assert late == jitter_ns(name, views.moment, most)
 
 
 def test_jitter_reaches_both_of_its_ends_and_differs_by_name_and_moment() -> None:
-    assert {jitter_ns("a", moment, 1) for moment in range(50)} == {0, 1}
-    assert {jitter_ns("a", moment, 4) for moment in range(200)} == set(range(5))
+    assert {jitter_ns("a", views.moment, 1) for views.moment in range(50)} == {0, 1}
+    assert {jitter_ns("a", views.moment, 4) for views.moment in range(200)} == set(range(5))
     assert jitter_ns("a", 1, 2**60) != jitter_ns("b", 1, 2**60) != jitter_ns("b", 2, 2**60)
     assert schedules._HASH_RANGE == 2**64

@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from taskq.calls.habits import meant, same
-from taskq.core import values
+from taskq.core import rates, values
 from taskq.core.durations import moment_ns, nanoseconds
 from taskq.core.errors import FormatError, InvalidJobId, UsageError
 from taskq.core.fingerprints import (
@@ -30,34 +30,26 @@ from taskq.core.fingerprints import (
 from taskq.core.flows import DEPTH_MAX, ONE, depth, list_of, nested, skipping
 from taskq.core.model import SECOND_NS
 from taskq.core.parsing import nearest, rather, size_bytes, split_id, whole
-from taskq.core.rates import (
-    RATE_COUNT_MAX,
-    RATE_WINDOW_NS_MAX,
-    RATE_WINDOW_NS_MIN,
-    Rate,
-    Times,
-    rate_of,
-)
 from tests.programs import run_python
 
 
 @pytest.mark.parametrize(
     ("text", "rate", "again"),
     [
-        ("10/s", Rate(10, SECOND_NS), "10/s"),
-        ("100/min", Rate(100, 60 * SECOND_NS), "100/min"),
-        ("100/m", Rate(100, 60 * SECOND_NS), "100/min"),
-        ("1000/h", Rate(1_000, 3_600 * SECOND_NS), "1000/h"),
-        ("1/day", Rate(1, 86_400 * SECOND_NS), "1/d"),
-        (" 5 / 30s ", Rate(5, 30 * SECOND_NS), "5/30s"),
-        ("2/250ms", Rate(2, SECOND_NS // 4), "2/250ms"),
-        ("7/1.5s", Rate(7, 3 * SECOND_NS // 2), "7/1500ms"),
+        ("10/s", rates.Rate(10, SECOND_NS), "10/s"),
+        ("100/min", rates.Rate(100, 60 * SECOND_NS), "100/min"),
+        ("100/m", rates.Rate(100, 60 * SECOND_NS), "100/min"),
+        ("1000/h", rates.Rate(1_000, 3_600 * SECOND_NS), "1000/h"),
+        ("1/day", rates.Rate(1, 86_400 * SECOND_NS), "1/d"),
+        (" 5 / 30s ", rates.Rate(5, 30 * SECOND_NS), "5/30s"),
+        ("2/250ms", rates.Rate(2, SECOND_NS // 4), "2/250ms"),
+        ("7/1.5s", rates.Rate(7, 3 * SECOND_NS // 2), "7/1500ms"),
     ],
 )
 def test_a_rate_is_read_as_people_write_it_and_shown_like_that(
-    text: str, rate: Rate, again: str
+    text: str, rate: rates.Rate, again: str
 ) -> None:
-    assert rate_of(text) == rate
+    assert rates.rate_of(text) == rate
     assert str(rate) == again
 
 
@@ -66,15 +58,15 @@ def test_a_rate_is_read_as_people_write_it_and_shown_like_that(
 )
 def test_what_is_no_rate_is_refused_with_an_example(wrong: object) -> None:
     with pytest.raises(UsageError, match="rate"):
-        rate_of(wrong)
+        rates.rate_of(wrong)
 
 
 def test_the_times_of_a_hundred_thousand_claims_take_little_and_are_dropped() -> None:
-    times = Times()
+    times = rates.Times()
     for moment in range(300_000):
-        times.add(moment, 1, RATE_COUNT_MAX, 3_600 * SECOND_NS)
-    assert times.total == RATE_COUNT_MAX
-    assert len(times._moments) <= 2 * RATE_COUNT_MAX + 100
+        times.add(moment, 1, rates.RATE_COUNT_MAX, 3_600 * SECOND_NS)
+    assert times.total == rates.RATE_COUNT_MAX
+    assert len(times._moments) <= 2 * rates.RATE_COUNT_MAX + 100
     times.forget(4_000 * SECOND_NS)
     assert not times.total
     assert times.pairs() == []
@@ -88,21 +80,21 @@ CLAIMS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 3)), max_size=30)
 
 
 def test_the_largest_and_the_smallest_rate_are_rates_and_their_neighbours_are_not() -> None:
-    assert rate_of(f"{RATE_COUNT_MAX}/s").count == RATE_COUNT_MAX
-    assert rate_of("1/1ms").window_ns == RATE_WINDOW_NS_MIN
-    assert rate_of("1/24h").window_ns == RATE_WINDOW_NS_MAX
+    assert rates.rate_of(f"{rates.RATE_COUNT_MAX}/s").count == rates.RATE_COUNT_MAX
+    assert rates.rate_of("1/1ms").window_ns == rates.RATE_WINDOW_NS_MIN
+    assert rates.rate_of("1/24h").window_ns == rates.RATE_WINDOW_NS_MAX
     for count, window_ns in (
-        (RATE_COUNT_MAX + 1, SECOND_NS),
+        (rates.RATE_COUNT_MAX + 1, SECOND_NS),
         (0, SECOND_NS),
-        (1, RATE_WINDOW_NS_MIN - 1),
-        (1, RATE_WINDOW_NS_MAX + 1),
+        (1, rates.RATE_WINDOW_NS_MIN - 1),
+        (1, rates.RATE_WINDOW_NS_MAX + 1),
     ):
         with pytest.raises(UsageError):
-            Rate(count, window_ns)
+            rates.Rate(count, window_ns)
 
 
-def made(spans: list[tuple[int, int]], most: int) -> tuple[Times, list[int]]:
-    times, claims, now = Times(), [], 0
+def made(spans: list[tuple[int, int]], most: int) -> tuple[rates.Times, list[int]]:
+    times, claims, now = rates.Times(), [], 0
     for span, count in spans:
         now += span
         times.add(now, count, most, WINDOW)
@@ -118,7 +110,7 @@ def test_at_the_moment_that_is_told_a_claim_is_free_and_not_before(
     spans: list[tuple[int, int]], count: int, window: int, later: int
 ) -> None:
     times, claims = made(spans, 8)
-    rate = Rate.__new__(Rate)  # windows of a few nanoseconds, which nobody may have
+    rate = rates.Rate.__new__(rates.Rate)  # windows of a few nanoseconds, which nobody may have
     object.__setattr__(rate, "count", count)
     object.__setattr__(rate, "window_ns", window)
     now = (claims[-1] if claims else 0) + later
@@ -127,7 +119,7 @@ def test_at_the_moment_that_is_told_a_claim_is_free_and_not_before(
         return max(count - sum(claim > moment - window for claim in claims[-8:]), 0)
 
     free = times.free_at(now, rate)
-    again = Times()
+    again = rates.Times()
     again.replace(times.pairs(), times.most, times.window_ns)
     assert again.pairs() == times.pairs()
     assert times.room(now, rate) == room(now)
@@ -158,7 +150,7 @@ def test_united_times_have_what_either_has(
 
 
 def test_only_as_many_claims_are_kept_as_matter_the_latest() -> None:
-    times = Times()
+    times = rates.Times()
     for moment in (1, 2, 3):
         times.add(moment, 4, 5, WINDOW)
     assert times.pairs() == [(2, 1), (3, 4)]

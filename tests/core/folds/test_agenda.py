@@ -9,14 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq.core.folds.agenda import (
-    PROMOTE_MAX,
-    Agenda,
-    apply_carried,
-    apply_step,
-    apply_tallied,
-    forget_dead,
-)
+from taskq.core.folds import agenda as agendas
+from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.freeze import freeze_agenda, thaw_agenda
 from taskq.core.folds.jobtable import META_EXPIRES, META_FLOW, RUN_MIN
 from taskq.core.folds.lanes import Lane
@@ -54,13 +48,13 @@ def test_due_jobs_turn_ready_a_bounded_number_at_a_time() -> None:
     """A million jobs of one moment must not hold the writer lock; each batch takes some."""
     agenda = Agenda()
     lane = lane_of(agenda)
-    for job in range(1, PROMOTE_MAX + 11):
+    for job in range(1, agendas.PROMOTE_MAX + 11):
         agenda.apply_scheduled(job, 0, lane, 0, NOW, is_wall=False)
     agenda.promote(NOW)
-    assert (lane.ready, lane.scheduled) == (PROMOTE_MAX, 10)
+    assert (lane.ready, lane.scheduled) == (agendas.PROMOTE_MAX, 10)
     assert agenda.next_due_ns() == NOW
     agenda.promote(NOW)
-    assert (lane.ready, lane.scheduled) == (PROMOTE_MAX + 10, 0)
+    assert (lane.ready, lane.scheduled) == (agendas.PROMOTE_MAX + 10, 0)
     assert agenda.next_due_ns() is None
 
 
@@ -112,7 +106,7 @@ def test_successes_side_by_side_are_those_of_one_after_another(
         jobs = claim(agenda)
         assert jobs == list(range(1, 2 * count + 1))
         for job in others if of == "jobs with steps" else ():
-            apply_step(agenda, job, 1, (7 << 32) + job * 64, 0, b"")
+            agendas.apply_step(agenda, job, 1, (7 << 32) + job * 64, 0, b"")
     together.apply_succeeded(jobs)
     for job in jobs:
         assert in_turn.apply_ended(Kind.SUCCEEDED, job)
@@ -140,14 +134,14 @@ def test_dead_letters_are_counted_once_wherever_a_tally_stands_and_anew_by_a_sna
     lane = agenda.queues.lane(5, KEY)
     for number in range(4):
         if number == tallied_at:
-            apply_tallied(lane, succeeded=7, cancelled=2, expired=1)
+            agendas.apply_tallied(lane, succeeded=7, cancelled=2, expired=1)
         if number < 2:
             place = 1 + number, 8, lane, 0, State.DEAD
-            apply_carried(agenda, *place, NEVER, NEVER, (0, 0, 0), 0, NOW)
+            agendas.apply_carried(agenda, *place, NEVER, NEVER, (0, 0, 0), 0, NOW)
         elif number == 2:
             dead_letter(agenda, 3)
         else:
-            forget_dead(agenda, 1)
+            agendas.forget_dead(agenda, 1)
     counted = QueueStats(queue="mail", succeeded=7, dead=2, cancelled=2, expired=1)
     assert agenda.queues.stats() == (counted,)
     lane.dead = 9

@@ -15,15 +15,7 @@ from taskq.core.flows import Flows, needs_of
 from taskq.core.folds import agenda as agendas
 from taskq.core.folds import dedup as dedups
 from taskq.core.folds import jobtable, lanes, moments
-from taskq.core.folds.agenda import (
-    Agenda,
-    apply_begun,
-    apply_carried,
-    apply_signal,
-    apply_step,
-    apply_tallied,
-    apply_waiting,
-)
+from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.claims import GONE, LaneQueues
 from taskq.core.folds.dedup import Dedup, _Page
 from taskq.core.folds.freeze import (
@@ -263,8 +255,8 @@ class Filled:
         agenda.apply_rated(next(job for job in ran[12:] if job % 4 == 0), 5, 10**12)
         for number, state in enumerate((State.READY, State.DEAD)):
             carried = 1_000 + number, 6 << 32, self.lane(), 3 << 8, state
-            apply_carried(agenda, *carried, (0, False), (0, False), (0, 0, 0), NOW, NOW)
-        apply_tallied(self.lane(), 30, 4, 2)
+            agendas.apply_carried(agenda, *carried, (0, False), (0, False), (0, 0, 0), NOW, NOW)
+        agendas.apply_tallied(self.lane(), 30, 4, 2)
         agenda.floor_lsn = 9
 
     def step(self) -> None:
@@ -273,15 +265,15 @@ class Filled:
         agenda.apply_enqueued_run(1_101, [64] * 4, self.lane(9), 0)
         first, second, third, last = self.claimed(4)
         for job in (first, second):
-            apply_signal(agenda, job, Signal(job, b"x", b"once", 64))
-            apply_signal(agenda, job, Signal(job + 9, b"y", b"", 64))
-        apply_step(agenda, first, 3, 7 << 32, first, b"once", ("é", 1), None, Form.EVENT)
-        apply_step(agenda, second, 4, 8 << 32, 0, b"", ("é", 2), (1_101, 3), Form.CALL)
-        apply_step(agenda, second, 5, 9 << 32, 0, b"", ("é", 3), None, Form.UNDO)
-        apply_begun(agenda, first, pack_waits([Wait(Form.SLEEP, "sleep", 1, NOW + 5)]))
+            agendas.apply_signal(agenda, job, Signal(job, b"x", b"once", 64))
+            agendas.apply_signal(agenda, job, Signal(job + 9, b"y", b"", 64))
+        agendas.apply_step(agenda, first, 3, 7 << 32, first, b"once", ("é", 1), None, Form.EVENT)
+        agendas.apply_step(agenda, second, 4, 8 << 32, 0, b"", ("é", 2), (1_101, 3), Form.CALL)
+        agendas.apply_step(agenda, second, 5, 9 << 32, 0, b"", ("é", 3), None, Form.UNDO)
+        agendas.apply_begun(agenda, first, pack_waits([Wait(Form.SLEEP, "sleep", 1, NOW + 5)]))
         waits = pack_waits([Wait(Form.EVENT, "z", 1), Wait(Form.EVENT, "é", 2)])
-        apply_waiting(agenda, third, 1, 2**62, NOW, waits, needs_of(2, 1))
-        apply_step(agenda, last, 1, 7 << 32, 0, b"", ("é", 1), (1_101, 3), Form.CALL)
+        agendas.apply_waiting(agenda, third, 1, 2**62, NOW, waits, needs_of(2, 1))
+        agendas.apply_step(agenda, last, 1, 7 << 32, 0, b"", ("é", 1), (1_101, 3), Form.CALL)
         agenda.apply_ended(Kind.CANCELLED, last)
         agenda.apply_held(1_200, 64, self.lane(), META_FLOW, needs_of(2, 1, doomed=False))
 
@@ -358,7 +350,7 @@ def test_what_was_frozen_equals_what_was_not_and_shares_nothing_with_it() -> Non
     before = [[(code, [*map(bytes, parts)]) for code, parts in each.columns] for each in frozen]
     filled.wait_and_expire()
     filled.hold_keys()
-    apply_step(filled.agenda, min(filled.agenda.steps.places), 9, 7 << 32, 0, b"")
+    agendas.apply_step(filled.agenda, min(filled.agenda.steps.places), 9, 7 << 32, 0, b"")
     after = [[(code, [*map(bytes, parts)]) for code, parts in each.columns] for each in frozen]
     assert after == before
 

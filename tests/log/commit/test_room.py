@@ -14,6 +14,7 @@ import pytest
 from taskq.core.errors import AppendFailed, DiskFull, JobNotFound, PayloadTooLarge, StaleDelivery
 from taskq.core.model import PAYLOAD_BYTES_MAX, Durability, Extras, State
 from taskq.core.records import Flag, Kind
+from taskq.log import requests
 from taskq.log.config import (
     LSN_SKIP,
     MIN_FREE_BYTES,
@@ -26,16 +27,7 @@ from taskq.log.decide.context import BatchNeeds
 from taskq.log.format import codec
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.selection import letters
-from taskq.log.requests import (
-    Bundle,
-    Cancel,
-    ClaimRequest,
-    Delivery,
-    EnqueueSpec,
-    Item,
-    Op,
-    Settlement,
-)
+from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op, Settlement
 from taskq.log.state.job_history import job_not_found
 from taskq.log.upkeep.health import check_health
 from tests.effort import grows, some
@@ -100,7 +92,7 @@ def test_enqueues_are_refused_before_the_disk_is_full_and_all_else_goes_on() -> 
     first.settle(deliveries[0], children=children)
     first.settle(deliveries[1], Kind.RETRIED)
     first.settle(deliveries[2], Kind.RELEASED)
-    assert first.ask(Op.CANCEL, jobs[5]) == Cancel.WITHDRAWN
+    assert first.ask(Op.CANCEL, jobs[5]) == requests.Cancel.WITHDRAWN
     assert world.job(jobs[0]).state is State.SUCCEEDED
     assert world.job(jobs[5]).state is State.CANCELLED
     assert reserve_size(world) == RESERVE
@@ -435,19 +427,13 @@ def test_a_disk_that_is_full_for_good_is_named_at_opening() -> None:
 # -- crashes ---------------------------------------------------------------------------------------
 
 
-def test_a_probe_that_a_killed_process_left_takes_no_room() -> None:
+@pytest.mark.parametrize(("path", "size"), [(f"{PATH}/reserve.tmp", 16_384), (RESERVE_PATH, 100)])
+def test_a_reserve_that_a_killed_process_left_half_made_is_made_whole(path: str, size: int) -> None:
     world = World(config=CONFIG)
     CrashableDisk(world.machine).make_directory(PATH)
-    world.machine.put(f"{PATH}/reserve.tmp", bytes(16_384))
+    world.machine.put(path, bytes(size))
     world.process().enqueue()
     assert f"{PATH}/reserve.tmp" not in world.machine.paths()
-
-
-def test_a_reserve_that_is_too_small_is_made_whole() -> None:
-    world = World(config=CONFIG)
-    CrashableDisk(world.machine).make_directory(PATH)
-    world.machine.put(RESERVE_PATH, bytes(100))
-    world.process().enqueue()
     assert reserve_size(world) == RESERVE
 
 
@@ -475,7 +461,9 @@ def _frames(world: World) -> int:
         (PLAIN, b"x" * 900, Extras(key=b"k" * 900, headers={"a" * 400: "b" * 400}, keep_ns=7)),
     ],
 )
-def test_a_request_counts_for_about_the_room_that_it_takes(item: Item, process: Process) -> None:
+def test_a_request_counts_for_about_the_room_that_it_takes(
+    item: requests.Item, process: Process
+) -> None:
     """However it brings the job: alone, among many, as a child or in a transaction."""
     process.enqueue()
     process.claim()
@@ -484,7 +472,10 @@ def test_a_request_counts_for_about_the_room_that_it_takes(item: Item, process: 
         (Op.ENQUEUE, item),
         (Op.ENQUEUE_MANY, [item]),
         (Op.SETTLE, [Settlement(Kind.SUCCEEDED, parent, b"r" * 500, children=(item,))]),
-        (Op.TRANSACT, Bundle((Settlement(Kind.SUCCEEDED, other, b"r" * 500),), (), (item,))),
+        (
+            Op.TRANSACT,
+            requests.Bundle((Settlement(Kind.SUCCEEDED, other, b"r" * 500),), (), (item,)),
+        ),
     ]:
         before = process.journal.offset
         process.ask(op, operand)
@@ -565,7 +556,7 @@ def test_a_refusal_that_rests_on_an_unsynced_record_waits_for_it() -> None:
     _, first, second = _two()
     job = first.enqueue()
     first.send(Op.CLAIM, ClaimRequest(1))
-    assert _waits_for(second, second.send(Op.CANCEL, job)) == Cancel.ASKED
+    assert _waits_for(second, second.send(Op.CANCEL, job)) == requests.Cancel.ASKED
 
 
 @pytest.mark.parametrize("durability", list(Durability))

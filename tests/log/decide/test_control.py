@@ -13,19 +13,12 @@ from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.rates import Limit
 from taskq.core.records import Cause, Kind
 from taskq.core.views import QueueStats
+from taskq.log import requests
 from taskq.log.decide.settle import is_asked
 from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.read.jobs import JobFilter
 from taskq.log.read.selection import count_running, letters, waiting_page
-from taskq.log.requests import (
-    Cancel,
-    ClaimRequest,
-    Delivery,
-    EnqueueSpec,
-    Op,
-    Settlement,
-    Withdrawal,
-)
+from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op, Settlement
 from tests.log.world import FILLER, Process, World, chord, edit, found, items_of, keeping, tend
 
 HOUR = 3_600 * SECOND_NS
@@ -189,7 +182,7 @@ def test_withdrawing_many_cancels_those_that_wait_and_leaves_the_others(
     jobs = [process.enqueue(spec=SEND) for _ in range(4)]
     late = process.enqueue(spec=SEND, extras=Extras(due_ns=60 * SECOND_NS))
     (running,) = process.claim()
-    done = process.ask(Op.WITHDRAW, Withdrawal([*jobs[:3], late, 4_711], Cause.PURGE))
+    done = process.ask(Op.WITHDRAW, requests.Withdrawal([*jobs[:3], late, 4_711], Cause.PURGE))
     assert done == [jobs[1], jobs[2], late]
     assert running.job == jobs[0]
     stats = QueueStats(queue="mail", ready=1, running=1, cancelled=3)
@@ -249,7 +242,7 @@ TWICE = EnqueueSpec("mail", "mail.send", attempts=2)
 def asked(process: Process, spec: EnqueueSpec = TWICE, **rest: Any) -> Delivery:
     job = process.enqueue(spec=spec, **rest)
     (delivery,) = process.claim()
-    assert process.ask(Op.CANCEL, job) is Cancel.ASKED
+    assert process.ask(Op.CANCEL, job) is requests.Cancel.ASKED
     return delivery
 
 
@@ -260,12 +253,12 @@ def last(world: World) -> Any:
 def test_each_state_has_its_answer(world: World) -> None:
     process = world.process()
     waits, late = process.enqueue(), process.enqueue(extras=Extras(due_ns=9 * SECOND_NS))
-    assert process.ask(Op.CANCEL, late) is Cancel.WITHDRAWN
+    assert process.ask(Op.CANCEL, late) is requests.Cancel.WITHDRAWN
     (delivery,) = process.claim()
-    assert process.ask(Op.CANCEL, waits) is Cancel.ASKED
-    assert process.ask(Op.CANCEL, waits) is Cancel.ASKED
+    assert process.ask(Op.CANCEL, waits) is requests.Cancel.ASKED
+    assert process.ask(Op.CANCEL, waits) is requests.Cancel.ASKED
     process.settle(delivery)
-    assert process.ask(Op.CANCEL, waits) is Cancel.TOO_LATE
+    assert process.ask(Op.CANCEL, waits) is requests.Cancel.TOO_LATE
     assert world.kinds().count(Kind.CANCEL_ASKED) == 1, "one ask a claim"
 
 
@@ -302,7 +295,7 @@ def test_a_lease_that_is_over_ends_it_and_extending_tells_of_it(world: World) ->
     request = ClaimRequest(1, wait_until_ns=0, lease_ns=30 * SECOND_NS)
     (delivery,) = holder.ask(Op.CLAIM, request)
     assert not is_asked(holder.committer.facets, delivery)
-    assert other.ask(Op.CANCEL, job) is Cancel.ASKED
+    assert other.ask(Op.CANCEL, job) is requests.Cancel.ASKED
     with pytest.raises(JobCancelled):
         holder.ask(Op.EXTEND, (delivery, 30 * SECOND_NS))
     assert is_asked(holder.committer.facets, delivery)

@@ -16,16 +16,10 @@ from taskq.core.errors import JobNotFound, KeyHeld, NotDead, TaskqError, UsageEr
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.core.views import QueueStats
+from taskq.log import requests
 from taskq.log.config import LogConfig, QueuePolicy
 from taskq.log.read.selection import DeadFilter, count_dead, dead_page, letters, newest_dead
-from taskq.log.requests import (
-    LETTERS_MAX,
-    ClaimRequest,
-    EnqueueSpec,
-    Op,
-    Outcome,
-    Settlement,
-)
+from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
 from taskq.log.upkeep import retention as deadkeep
 from tests.log.world import PLAIN, SMALL, Process, World, keeping, tend
 
@@ -65,8 +59,8 @@ def purge(process: Process, *jobs: int) -> list[TaskqError | None]:
     return answers
 
 
-def outcome(process: Process, job: int) -> Outcome:
-    answer: Outcome = process.ask(Op.OUTCOME, job)
+def outcome(process: Process, job: int) -> requests.Outcome:
+    answer: requests.Outcome = process.ask(Op.OUTCOME, job)
     return answer
 
 
@@ -509,10 +503,10 @@ def test_a_queue_with_a_number_of_its_own_is_counted_by_itself() -> None:
 
 def test_thousands_go_in_slices_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """No batch holds the lock for long, and no pass remembers more than its share."""
-    monkeypatch.setattr(deadkeep, "_EXCESS_MAX", LETTERS_MAX + 30)
+    monkeypatch.setattr(deadkeep, "_EXCESS_MAX", requests.LETTERS_MAX + 30)
     monkeypatch.setattr(deadkeep, "_SCANNED", 100)
     world, process = world_with(dead_max=5)
-    jobs = dead_letters(process, 3 * LETTERS_MAX)
+    jobs = dead_letters(process, 3 * requests.LETTERS_MAX)
     before = process.journal.meters.batches
     tend(process)
     assert left(process) == jobs[-5:]

@@ -12,12 +12,23 @@ from taskq.core.errors import FormatError, StaleDelivery, UsageError
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.core.schedules import SCHEDULES_MAX, ScheduleState, TickRecord, apply_ticked
+from taskq.core.sources import checked_move
 from taskq.log.commit.committer import LOOK_AROUND_NS
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format.notes import decode_ticked, encode_ticked
 from taskq.log.read.jobs import JobFilter, each_job, tell_jobs
 from taskq.log.read.selection import waiting_page
-from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Enrolment, Item, Op, Steer, Turn
+from taskq.log.requests import (
+    ClaimRequest,
+    Delivery,
+    EnqueueSpec,
+    Enrolment,
+    Ingest,
+    Item,
+    Op,
+    Steer,
+    Turn,
+)
 from taskq.log.store.thread import seconds_until_due
 from tests.effort import grows, some
 from tests.log.world import FILLER, Process, World, fill_segment, keeping, tend
@@ -209,20 +220,25 @@ def test_schedules_of_too_many_bytes_are_refused(world: World) -> None:
     assert world.kinds() == []
 
 
-def test_compaction_carries_schedules_as_they_stand() -> None:
+def test_compaction_carries_schedules_and_positions_as_they_stand() -> None:
     world = World(config=keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None))
     process = world.process()
     process.ask(Op.ENROL, [RULE, RULE._replace(name="weekly", rule=b"every 99")])
     process.ask(Op.STEER, Steer("weekly", "pause"))
     start = _schedule_state(process).done_ns
+    for position, after in ((0, None), ({"b": 1, "a": [2]}, 0)):
+        process.ask(Op.INGEST, Ingest(checked_move("file", position, after), []))
     world.clock.advance(90)
     process.ask(Op.TICK, _turn(start, start + MINUTE_NS))
     for _ in range(8):
         fill_segment(process)
-    before = dict(process.catch_up().need_agenda().schedules)
+    seen = process.catch_up().need_agenda()
+    before, positions = dict(seen.schedules), dict(seen.sources)
     tend(process)
     assert len(world.segments()) <= 3
     assert world.fold().need_agenda().schedules == before
+    assert world.fold().need_agenda().sources == positions
+    assert positions["file"].position == b'{"a":[2],"b":1}'
     assert (before["nightly"].last_ns, before["weekly"].is_paused) == (start + MINUTE_NS, True)
     assert world.process().ask(Op.TICK, _turn(start, start + MINUTE_NS)) is None
 

@@ -17,25 +17,16 @@ from taskq.core.folds.agenda import PROMOTE_MAX, Agenda
 from taskq.core.folds.claims import GONE
 from taskq.core.folds.freeze import freeze_agenda, thaw_agenda
 from taskq.core.folds.jobtable import STATE_MASK
-from taskq.core.model import SECOND_NS, WAITING_STATES, Conflict, Extras, State
+from taskq.core.model import SECOND_NS, Conflict, Extras, State
 from taskq.core.rates import Limit, Rate, Times
-from taskq.core.records import Cause, Kind
+from taskq.core.records import Kind
 from taskq.flows.flow import Chain, Parallel
+from taskq.log import requests
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.decide import claim as claiming
 from taskq.log.decide import settle
 from taskq.log.format.notes import chunks_of, decode_rated, encode_rated
-from taskq.log.requests import (
-    ClaimRequest,
-    Delivery,
-    EnqueueSpec,
-    Enrolment,
-    Op,
-    Settlement,
-    Steer,
-    Turn,
-    Withdrawal,
-)
+from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op, Settlement
 from taskq.log.state.facets import Facets
 from taskq.log.upkeep import snapshots
 from taskq.log.upkeep import upkeep as errand
@@ -172,7 +163,7 @@ class LimitedMix(Mix):
         super().__init__(seed, CONFIGS[seed % 3], locked=locked)
         #: (task, key) -> moments of its claims
         self.claims: dict[tuple[str, bytes], list[int]] = {}
-        self.observer.ask(Op.ENROL, [Enrolment(TICKED, b"rule", b"{}")])
+        self.observer.ask(Op.ENROL, [requests.Enrolment(TICKED, b"rule", b"{}")])
 
     def join(self) -> None:
         super().join()
@@ -186,7 +177,7 @@ class LimitedMix(Mix):
                 super().act()
             return
         acts: dict[Callable[[Process], object], int] = {
-            self.put_keyed: 12, self.put_flow: 6, self.withdraw: 1, self.tick: 2, self.claim: 12,
+            self.put_keyed: 12, self.put_flow: 6, self.tick: 2, self.claim: 12,
             self.settle: 12, self.cancel: 4, self.crash: 1, self.steer: 1,
         }  # fmt: skip
         (act,) = self.random.choices(list(acts), list(acts.values()))
@@ -260,23 +251,21 @@ class LimitedMix(Mix):
             if process.journal.segment != segment:
                 return
 
-    def withdraw(self, process: Process) -> None:
-        agenda = process.catch_up().need_agenda()
-        jobs = [job for job in self.jobs if agenda.table.state(job) in WAITING_STATES]
-        some = self.random.sample(jobs, min(3, len(jobs)))
-        process.ask(Op.WITHDRAW, Withdrawal(some, Cause.PURGE))
-
     def tick(self, process: Process) -> None:
         agenda = process.catch_up().need_agenda()
         state = agenda.schedules[TICKED]
         now_ns = self.world.clock.wall_ns()
         item = (EnqueueSpec("default", "x"), b"{}", Extras(concurrency_key=b"a"))
         self.world.clock.advance(1)
-        answer = process.ask(Op.TICK, Turn(TICKED, state.done_ns, now_ns, (now_ns,), (item,)))
+        answer = process.ask(
+            Op.TICK, requests.Turn(TICKED, state.done_ns, now_ns, (now_ns,), (item,))
+        )
         self.jobs += answer or []
 
     def steer(self, process: Process) -> None:
-        process.ask(Op.STEER, Steer(TICKED, self.random.choice(["pause", "resume", "resume"])))
+        process.ask(
+            Op.STEER, requests.Steer(TICKED, self.random.choice(["pause", "resume", "resume"]))
+        )
 
     def crash(self, process: Process) -> None:
         machine = self.world.machine

@@ -299,43 +299,6 @@ def test_an_older_version_refuses_a_log_with_steps_by_name(
         world.reader()
 
 
-def busy(world: World) -> Process:
-    """Jobs that wait, run, and are dead, with steps, signals and children."""
-    process = world.process()
-    jobs = [process.enqueue() for _ in range(4)]
-    sleeps, waits, runs, dies = process.claim(4)
-    for delivery in (sleeps, waits, runs, dies):
-        for number in range(3):
-            do(process, delivery, number=number, body=b'"%d"' % number)
-    for job in jobs[1:3]:
-        process.ask(Op.SIGNAL, NewSignal(job, "sent", b"2", "evt"))
-    process.ask(Op.SIGNAL, NewSignal(jobs[2], "paid", b"1", "taken"))
-    do(process, runs, "paid", form=Form.EVENT)
-    step = do(process, waits, "call", form=Form.CALL, items=children(1, waits.job, later=9_000))
-    wait(process, sleeps, Wait(Form.SLEEP, "sleep", 1, soon(world, 9_000)))
-    wait(process, waits, Wait(Form.CALL, "call", 1, 0, step.first, step.jobs), PAID)
-    process.settle(dies, Kind.DEAD, body=b"no")
-    return process
-
-
-def test_compaction_carries_the_steps_of_jobs_that_may_run_again() -> None:
-    world = World(config=keeping(keep_seconds=1))
-    process = busy(world)
-    before = meaning(process.catch_up(), world.clock.wall_ns())
-    first = fill_segment(process)
-    fill_segment(process)
-    world.clock.step(100)
-    world.clock.advance(10)
-    tend(process)
-    assert first not in world.reader().files.lsns
-    folded = meaning(world.fold(), world.clock.wall_ns())
-    seen = meaning(process.catch_up(), world.clock.wall_ns())
-    assert folded["steps"] == seen["steps"]
-    for job, (steps, signals, taken, _) in before["steps"].items():
-        assert [step.title for step in folded["steps"][job][0]] == [step.title for step in steps]
-        assert folded["steps"][job][1:3] == (signals, taken)
-
-
 @pytest.mark.parametrize("is_told", [True, False])
 def test_a_run_finds_its_steps_where_another_process_compacts_the_log(*, is_told: bool) -> None:
     world = World(config=keeping(keep_seconds=1))

@@ -7,45 +7,16 @@ from typing import Any, Final
 
 import pytest
 
-from taskq.core.errors import (
-    DuplicateKey,
-    FormatError,
-    JobNotFound,
-    PayloadTooLarge,
-    SourceMoved,
-    StaleDelivery,
-    TaskqError,
-    UsageError,
-)
+from taskq.core import errors, sources
 from taskq.core.folds.dedup import key_hash
 from taskq.core.model import SECOND_NS, Conflict, Extras, State
 from taskq.core.records import Cause, Flag, Kind
-from taskq.core.sources import (
-    SOURCES_BYTES_MAX,
-    SOURCES_MAX,
-    Move,
-    SourceRecord,
-    SourceState,
-    checked_move,
-)
+from taskq.log import requests
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.decide.enqueue import together
 from taskq.log.format.notes import decode_moved, encode_moved
 from taskq.log.read.selection import letters
-from taskq.log.requests import (
-    Bundle,
-    Cancel,
-    Delivery,
-    Done,
-    Duplicate,
-    EnqueueSpec,
-    Ingest,
-    Item,
-    Op,
-    Plain,
-    Settlement,
-    Withdrawal,
-)
+from taskq.log.requests import Delivery, EnqueueSpec, Op, Settlement
 from tests.effort import grows, some
 from tests.log.world import (
     PATH,
@@ -53,9 +24,6 @@ from tests.log.world import (
     Process,
     World,
     cuts,
-    fill_segment,
-    keeping,
-    tend,
 )
 
 pytestmark = grows
@@ -66,9 +34,9 @@ DAY = 86_400 * SECOND_NS
 RAISE = Extras(key=b"k", on_conflict=Conflict.RAISE)
 
 
-def transact(process: Process, **parts: Any) -> Done:
-    bundle = Bundle(**{name: tuple(part) for name, part in parts.items()})
-    done: Done = process.ask(Op.TRANSACT, bundle)
+def transact(process: Process, **parts: Any) -> requests.Done:
+    bundle = requests.Bundle(**{name: tuple(part) for name, part in parts.items()})
+    done: requests.Done = process.ask(Op.TRANSACT, bundle)
     return done
 
 
@@ -95,7 +63,7 @@ class Scene:
         self.held = self.process.claim(3)
         self.before = self.states()
 
-    def change(self) -> Done:
+    def change(self) -> requests.Done:
         """Ack, retry and release the three, cancel two, and put two more."""
         return transact(
             self.process,
@@ -122,7 +90,7 @@ class Scene:
         self.process.ask(Op.PURGE, self.dead)
 
     def withdraw(self) -> None:
-        self.process.ask(Op.WITHDRAW, Withdrawal(self.jobs[3:]))
+        self.process.ask(Op.WITHDRAW, requests.Withdrawal(self.jobs[3:]))
 
     def replace(self) -> None:
         self.process.offer(b"new", Extras(key=b"k", on_conflict=Conflict.REPLACE))
@@ -156,30 +124,30 @@ def test_what_runs_is_asked_to_end_what_is_settled_is_not_cancelled_and_the_rest
     running, settled = process.enqueue(), process.enqueue()
     held = process.claim(2)
     done = transact(process, settlements=[ack(held[1])], cancels=[running, settled])
-    assert done.cancelled == [Cancel.ASKED, Cancel.TOO_LATE]
+    assert done.cancelled == [requests.Cancel.ASKED, requests.Cancel.TOO_LATE]
     assert (state(world, running), state(world, settled)) == (State.RUNNING, State.SUCCEEDED)
 
 
 # -- one bad part ----------------------------------------------------------------------------------
 
 
-def bad_parts(scene: Scene) -> dict[str, tuple[type[TaskqError], dict[str, Any]]]:
+def bad_parts(scene: Scene) -> dict[str, tuple[type[errors.TaskqError], dict[str, Any]]]:
     process, held = scene.process, scene.held
     stale = held[2]._replace(token=held[2].token + 1)
     big = b"x" * 1_000_000
     return {
-        "stale": (StaleDelivery, {"settlements": [ack(stale)]}),
-        "another log's": (StaleDelivery, {"settlements": [ack(held[2]._replace(epoch=1))]}),
-        "twice": (UsageError, {"settlements": [ack(held[0]), ack(held[0])]}),
-        "no job": (JobNotFound, {"cancels": [process.journal.next_lsn + 100]}),
-        "key": (DuplicateKey, {"items": [(PLAIN, b"x", RAISE)]}),
+        "stale": (errors.StaleDelivery, {"settlements": [ack(stale)]}),
+        "another log's": (errors.StaleDelivery, {"settlements": [ack(held[2]._replace(epoch=1))]}),
+        "twice": (errors.UsageError, {"settlements": [ack(held[0]), ack(held[0])]}),
+        "no job": (errors.JobNotFound, {"cancels": [process.journal.next_lsn + 100]}),
+        "key": (errors.DuplicateKey, {"items": [(PLAIN, b"x", RAISE)]}),
         "key twice": (
-            DuplicateKey,
+            errors.DuplicateKey,
             {"items": [(PLAIN, b"x", Extras(key=b"n")), (PLAIN, b"y", _new_key())]},
         ),
-        "bad key": (UsageError, {"items": [(PLAIN, b"x", Extras(key=bytes(2_000)))]}),
-        "header": (UsageError, {"items": [(PLAIN, b"x", Extras(headers={"a": "\ud800"}))]}),
-        "large": (PayloadTooLarge, {"items": [(PLAIN, big, None)] * 18}),
+        "bad key": (errors.UsageError, {"items": [(PLAIN, b"x", Extras(key=bytes(2_000)))]}),
+        "header": (errors.UsageError, {"items": [(PLAIN, b"x", Extras(headers={"a": "\ud800"}))]}),
+        "large": (errors.PayloadTooLarge, {"items": [(PLAIN, big, None)] * 18}),
     }
 
 
@@ -210,9 +178,11 @@ def test_one_bad_part_refuses_all_of_it(name: str) -> None:
 def test_a_bad_transaction_harms_no_other_request_of_its_batch(process: Process) -> None:
     future = process.send(Op.CANCEL, 1)
     job = process.enqueue()
-    refused = process.send(Op.TRANSACT, Bundle(cancels=(10**9,), items=((PLAIN, b"no", None),)))
+    refused = process.send(
+        Op.TRANSACT, requests.Bundle(cancels=(10**9,), items=((PLAIN, b"no", None),))
+    )
     process.sync()
-    assert isinstance(refused.exception(0), JobNotFound)
+    assert isinstance(refused.exception(0), errors.JobNotFound)
     assert future.done()
     assert [delivery.job for delivery in process.claim(9)] == [job]
 
@@ -252,7 +222,7 @@ def test_a_crash_at_any_disk_step_leaves_all_of_a_request_or_nothing(
 # -- batches ---------------------------------------------------------------------------------------
 
 
-def _never(item: Settlement, error: TaskqError) -> None:
+def _never(item: Settlement, error: errors.TaskqError) -> None:
     raise AssertionError(f"{item.delivery!r}: {error}")
 
 
@@ -275,13 +245,16 @@ def test_a_listener_that_left_hears_of_no_death(process: Process) -> None:
 
 def test_only_jobs_of_one_spec_without_options_go_together_as_columns() -> None:
     plain, packed = EnqueueSpec(task="a"), EnqueueSpec(task="a", flags=Flag.ZLIB)
-    alike: list[Item] = [(plain, b"1", None), (plain, b"2", None)]
-    assert together(alike) == Plain(plain, [b"1", b"2"])
-    others: list[Item] = [(EnqueueSpec(task="b"), b"", None), (plain, b"", Extras(key=b"k"))]
+    alike: list[requests.Item] = [(plain, b"1", None), (plain, b"2", None)]
+    assert together(alike) == requests.Plain(plain, [b"1", b"2"])
+    others: list[requests.Item] = [
+        (EnqueueSpec(task="b"), b"", None),
+        (plain, b"", Extras(key=b"k")),
+    ]
     for other in others:
         mixed = [*alike, other]
         assert together(mixed) is mixed
-    stored: list[Item] = [(packed, b"", None)]
+    stored: list[requests.Item] = [(packed, b"", None)]
     assert together(stored) is stored
     assert together([]) == []
 
@@ -317,9 +290,9 @@ def test_keys_that_hash_alike_are_told_apart(
     first = process.enqueue(extras=key("a"))
     other_key = process.enqueue(extras=key("b"))
     other_queue = process.enqueue(extras=key("a"), spec=MAIL)
-    assert process.offer(extras=key("a")) == Duplicate(first)
-    assert process.offer(extras=key("b")) == Duplicate(other_key)
-    assert process.offer(extras=key("a"), spec=MAIL) == Duplicate(other_queue)
+    assert process.offer(extras=key("a")) == requests.Duplicate(first)
+    assert process.offer(extras=key("b")) == requests.Duplicate(other_key)
+    assert process.offer(extras=key("a"), spec=MAIL) == requests.Duplicate(other_queue)
 
 
 # -- until the window, the job, or both are over ---------------------------------------------------
@@ -351,7 +324,9 @@ def test_a_held_key_raises_when_asked_to(world: World, process: Process) -> None
     """The error names the job; nothing is written; and when the key is free nothing is raised."""
     first = process.enqueue(extras=RAISES)
     before = world.kinds()
-    with pytest.raises(DuplicateKey, match=r"key 'k' of queue 'default' is held by job") as caught:
+    with pytest.raises(
+        errors.DuplicateKey, match=r"key 'k' of queue 'default' is held by job"
+    ) as caught:
         process.offer(extras=RAISES)
     assert caught.value.job_id == f"{process.journal.tag}-{first}"
     assert caught.value.key == b"k"
@@ -367,7 +342,7 @@ def test_a_child_meets_the_window_that_its_parent_holds_on(world: World) -> None
     extras = key(window_ns=MINUTE, conflict=Conflict.RAISE, both=True)
     process.enqueue(extras=extras)
     (held,) = process.claim()
-    with pytest.raises(DuplicateKey):
+    with pytest.raises(errors.DuplicateKey):
         process.settle(held, children=((PLAIN, b"child", extras),))
     world.clock.advance(60)
     process.settle(held, children=((PLAIN, b"child", extras),))
@@ -382,15 +357,15 @@ def test_held_keys_are_limited(world: World) -> None:
     process = world.process(LogConfig(segment_bytes=SEGMENT_BYTES_MIN, keys_max=3))
     for number in range(3):
         process.enqueue(extras=key(f"k{number}"))
-    with pytest.raises(UsageError, match="3 dedup keys are held, and keys_max is 3"):
+    with pytest.raises(errors.UsageError, match="3 dedup keys are held, and keys_max is 3"):
         process.offer(extras=key("another"))
     process.enqueue()
     process.settle(process.claim()[0])
     process.enqueue(extras=key("another"))
     process.settle(process.claim()[0])
-    with pytest.raises(UsageError, match="keys_max"):
+    with pytest.raises(errors.UsageError, match="keys_max"):
         process.ask(Op.ENQUEUE_MANY, [(PLAIN, b"", key("a")), (PLAIN, b"", key("b"))])
-    with pytest.raises(UsageError, match="keys_max is 0, it must be above 0"):
+    with pytest.raises(errors.UsageError, match="keys_max is 0, it must be above 0"):
         LogConfig(keys_max=0)
 
 
@@ -404,25 +379,31 @@ def test_a_key_that_is_held_needs_no_room_for_another(world: World, conflict: Co
     first, second = (process.enqueue(extras=key(name)) for name in "ab")
     again = key("a", conflict=conflict)
     if conflict is Conflict.RAISE:
-        with pytest.raises(DuplicateKey, match=f"is held by job .*-{first}"):
+        with pytest.raises(errors.DuplicateKey, match=f"is held by job .*-{first}"):
             process.offer(extras=again)
     elif conflict is Conflict.REPLACE:
         first = process.enqueue(extras=again)
-    assert process.offer(extras=key("a")) == Duplicate(first)
+    assert process.offer(extras=key("a")) == requests.Duplicate(first)
     items = [(PLAIN, b"{}", key(name)) for name in "aba"]
     answers = process.ask(Op.ENQUEUE_MANY, items)
-    assert answers == [Duplicate(first), Duplicate(second), Duplicate(first)]
-    with pytest.raises(UsageError, match="keys_max is 2"):
+    assert answers == [
+        requests.Duplicate(first),
+        requests.Duplicate(second),
+        requests.Duplicate(first),
+    ]
+    with pytest.raises(errors.UsageError, match="keys_max is 2"):
         process.ask(Op.ENQUEUE_MANY, [*items, (PLAIN, b"{}", key("c"))])
 
 
 # -- sources ---------------------------------------------------------------------------------------
 
 
-def _ingest(first: int, end: int, *, after: object = None, key: bytes | None = None) -> Ingest:
+def _ingest(
+    first: int, end: int, *, after: object = None, key: bytes | None = None
+) -> requests.Ingest:
     extras = Extras(key=key, on_conflict=Conflict.RAISE) if key else None
-    items: list[Item] = [(PLAIN, b"%d" % line, extras) for line in range(first, end)]
-    return Ingest(checked_move("file", end, after), together(items))
+    items: list[requests.Item] = [(PLAIN, b"%d" % line, extras) for line in range(first, end)]
+    return requests.Ingest(sources.checked_move("file", end, after), together(items))
 
 
 def _position(process: Process, name: str = "file") -> int | None:
@@ -445,20 +426,20 @@ def test_jobs_and_their_position_are_one_frame(world: World) -> None:
 def test_the_slower_of_two_ingesters_is_refused_with_both_positions(world: World) -> None:
     first, other = world.process(), world.process()
     first.ask(Op.INGEST, _ingest(0, 3))
-    with pytest.raises(SourceMoved, match=r"'file' stands at 3, and not unknown") as caught:
+    with pytest.raises(errors.SourceMoved, match=r"'file' stands at 3, and not unknown") as caught:
         other.ask(Op.INGEST, _ingest(0, 2))
     assert (caught.value.source, caught.value.position, caught.value.after) == ("file", 3, None)
-    with pytest.raises(SourceMoved, match="stands at 3, and not at 2"):
+    with pytest.raises(errors.SourceMoved, match="stands at 3, and not at 2"):
         other.ask(Op.INGEST, _ingest(2, 4, after=2))
-    with pytest.raises(SourceMoved, match="'new' is unknown here, and not at 2"):
-        other.ask(Op.INGEST, Ingest(checked_move("new", 3, 2), []))
+    with pytest.raises(errors.SourceMoved, match="'new' is unknown here, and not at 2"):
+        other.ask(Op.INGEST, requests.Ingest(sources.checked_move("new", 3, 2), []))
     assert _lines(world) == [0, 1, 2]
 
 
 def test_a_refused_job_moves_nothing(world: World) -> None:
     process = world.process()
     process.enqueue(extras=Extras(key=b"k"))
-    with pytest.raises(DuplicateKey):
+    with pytest.raises(errors.DuplicateKey):
         process.ask(Op.INGEST, _ingest(0, 1, key=b"k"))
     assert _position(process) is None
     assert world.kinds() == [Kind.ENQUEUED]
@@ -468,53 +449,37 @@ def test_without_jobs_a_source_moves_alone_and_is_forgotten(world: World) -> Non
     process = world.process()
     process.ask(Op.INGEST, _ingest(5, 5))
     assert world.kinds() == [Kind.INGESTED]
-    assert process.ask(Op.INGEST, Ingest(Move("file", b"", b"5"), [])) == []
+    assert process.ask(Op.INGEST, requests.Ingest(sources.Move("file", b"", b"5"), [])) == []
     assert _position(process) is None
     assert not world.fold().need_agenda().sources
-    process.ask(Op.INGEST, Ingest(Move("file", b"", b""), []))
+    process.ask(Op.INGEST, requests.Ingest(sources.Move("file", b"", b""), []))
     assert world.kinds() == [Kind.INGESTED] * 2
-
-
-def test_compaction_carries_positions_as_they_stand() -> None:
-    world = World(config=keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None))
-    process = world.process()
-    process.ask(Op.INGEST, _ingest(0, 0))
-    process.ask(Op.INGEST, Ingest(checked_move("other", {"b": 1, "a": [2]}, None), []))
-    world.clock.advance(90)
-    process.ask(Op.INGEST, _ingest(0, 2, after=0))
-    for _ in range(8):
-        fill_segment(process)
-    before = dict(process.catch_up().need_agenda().sources)
-    tend(process)
-    assert len(world.segments()) <= 3
-    assert world.fold().need_agenda().sources == before
-    assert before["other"].position == b'{"a":[2],"b":1}'
-    with pytest.raises(SourceMoved):
-        world.process().ask(Op.INGEST, _ingest(0, 2, after=0))
 
 
 def test_what_a_log_knows_of_sources_is_bounded(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = world.process()
+    assert (sources.SOURCES_MAX, sources.SOURCES_BYTES_MAX) == (10_000, 1024**2)
     monkeypatch.setattr("taskq.core.sources.SOURCES_MAX", 3)
     for name in ("a", "b", "file"):
-        process.ask(Op.INGEST, Ingest(checked_move(name, 0, None), []))
-    with pytest.raises(UsageError, match=r"4 sources .* the most is 3 .* sources forget NAME"):
-        process.ask(Op.INGEST, Ingest(checked_move("c", 0, None), []))
+        process.ask(Op.INGEST, requests.Ingest(sources.checked_move(name, 0, None), []))
+    with pytest.raises(
+        errors.UsageError, match=r"4 sources .* the most is 3 .* sources forget NAME"
+    ):
+        process.ask(Op.INGEST, requests.Ingest(sources.checked_move("c", 0, None), []))
     process.ask(Op.INGEST, _ingest(0, 10, after=0))
-    process.ask(Op.INGEST, Ingest(Move("a", b"", None), []))
-    process.ask(Op.INGEST, Ingest(checked_move("c", 0, None), []))
+    process.ask(Op.INGEST, requests.Ingest(sources.Move("a", b"", None), []))
+    process.ask(Op.INGEST, requests.Ingest(sources.checked_move("c", 0, None), []))
     monkeypatch.setattr("taskq.core.sources.SOURCES_BYTES_MAX", 20)
-    with pytest.raises(UsageError, match="bytes"):
-        process.ask(Op.INGEST, Ingest(checked_move("c", "x" * 20, 0), []))
-    assert (SOURCES_MAX, SOURCES_BYTES_MAX) == (10_000, 1024**2)
+    with pytest.raises(errors.UsageError, match="bytes"):
+        process.ask(Op.INGEST, requests.Ingest(sources.checked_move("c", "x" * 20, 0), []))
 
 
 def test_a_record_that_names_no_source_is_damage() -> None:
-    good = encode_moved(SourceRecord("é", SourceState(b"1", 7)), 5)
-    assert decode_moved(good) == SourceRecord("é", SourceState(b"1", 7))
+    good = encode_moved(sources.SourceRecord("é", sources.SourceState(b"1", 7)), 5)
+    assert decode_moved(good) == sources.SourceRecord("é", sources.SourceState(b"1", 7))
     for name in ("x" * 300, ""):
-        record = encode_moved(SourceRecord(name, SourceState(b"", 0)), 5)
-        with pytest.raises(FormatError, match="names no source or control"):
+        record = encode_moved(sources.SourceRecord(name, sources.SourceState(b"", 0)), 5)
+        with pytest.raises(errors.FormatError, match="names no source or control"):
             decode_moved(record if name else record[:24] + record[-4:])
