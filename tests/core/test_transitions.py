@@ -117,11 +117,12 @@ def test_freed_is_what_went_less_what_was_written_again(parts: list[tuple[int, i
 
 
 def engine(appended: int, payload: int, upkeep: int) -> views.EngineStats:
+    nothing = dict.fromkeys(("batches", "records", "slow_syncs", "caught_up_records"), 0)
+    spreads = dict.fromkeys(("batch_records", "sync_seconds", "lock_wait_seconds"), views.Spread())
     return views.EngineStats(
-        batches=1, records=1, batch_records=views.Spread(), batch_histogram=(),
-        appended_bytes=appended, payload_bytes=payload, upkeep_bytes=upkeep,
-        sync_seconds=views.Spread(), slow_syncs=0, lock_wait_seconds=views.Spread(), lock_hold_seconds_max=0.0, caught_up_records=0,
-        open_seconds=0.0, free_bytes=None, is_disk_short=False,
+        **nothing, **spreads, batch_histogram=(), appended_bytes=appended, payload_bytes=payload,
+        upkeep_bytes=upkeep, lock_hold_seconds_max=0.0, open_seconds=0.0, free_bytes=None,
+        is_disk_short=False,
     )  # fmt: skip
 
 

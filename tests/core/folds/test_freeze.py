@@ -37,66 +37,41 @@ from taskq.core.sources import SourceRecord, SourceState
 
 NOW: Final = 10**18
 
+
+def fates(**names: str) -> dict[str, str]:
+    return {name: fate for fate, known in names.items() for name in known.split()}
+
+
 #: The fate of each attribute: "kept" is in the columns, "derived" is made from kept ones, "reset"
 #: is only a cursor, and "bound" belongs to another object of these.
 DECISIONS: Final[dict[type, dict[str, str]]] = {
-    Agenda: {
-        "table": "kept", "dead": "kept", "running": "kept", "leases": "kept", "flows": "kept",
-        "steps": "kept",
-        "times": "kept", "ages": "kept", "schedules": "kept", "sources": "kept",
-        "controls": "kept", "queues": "kept",
-        "floor_lsn": "kept", "edits": "reset", "steered": "reset",
-        "_scheduled": "kept", "_expiring": "kept", "_left": "kept",
-        "lanes": "bound", "groups": "bound", "order": "bound", "_is_fresh": "bound",
-    },
-    LaneQueues: {
-        "lanes": "kept", "ready": "derived", "paused": "kept", "paused_tasks": "kept",
-        "groups": "kept",
-        "_by_key": "derived", "_families": "reset", "_free": "derived", "_ages": "bound",
-    },
-    Ages: {
-        "window_ns": "reset", "moment": "kept", "aged_at": "reset", "_lsns": "kept",
-        "_moments": "kept",
-    },
-    Lane: {
-        "number": "derived", "key": "kept", "queue": "derived", "task": "derived",
-        "body_at": "derived", "priority": "kept", "blocked": "kept", "entries": "kept",
-        "left": "kept", "ready": "kept", "scheduled": "kept", "running": "kept",
-        "succeeded": "kept", "dead": "kept", "cancelled": "kept", "expired": "kept",
-        "_blocks": "kept", "_head": "kept", "_swept": "kept", "_back": "kept",
-        "family": "reset", "group": "reset",
-    },
-    JobTable: {
-        "_chunks": "kept", "_firsts": "derived", "_last": "derived", "_hint": "reset",
-        "_old": "kept", "index": "reset", "live": "kept",
-    },
-    Chunk: {
-        "ids": "kept", "locations": "kept", "lanes": "kept", "metas": "kept", "used": "derived",
-        "live": "kept",
-    },
-    SortedBlocks: {
-        "_keys": "kept", "_values": "kept", "_firsts": "derived", "_swept": "kept",
-        "size": "derived", "_found": "reset",
-    },
-    Returned: {
-        "_keys": "kept", "_values": "kept", "_firsts": "derived", "_swept": "reset",
-        "size": "derived", "_found": "reset", "_lows": "reset",
-    },
-    Timetable: {
-        "shift_ns": "kept", "_shifted": "kept", "_wall": "kept", "_expiries_shifted": "kept",
-        "_expiries_wall": "kept", "over": "reset", "_over_ns": "reset",
-    },
-    Steps: {
-        "places": "kept", "signals": "kept", "taken": "kept", "waits": "kept", "begun": "kept",
-        "calls": "kept", "orphans": "kept", "undos": "kept",
-    },
-    Flows: {"held": "kept", "todo": "derived", "ended": "reset"},
-    Leases: {"shift_ns": "kept", "_deadlines": "kept", "_order": "kept", "asked": "kept"},
-    Dedup: {
-        "shift_ns": "kept", "size": "kept", "_firsts": "kept", "_pages": "kept",
-        "_swept": "kept", "_taken": "kept", "edits": "reset",
-    },
-    _Page: {"hashes": "kept", "jobs": "kept", "locations": "kept", "untils": "kept"},
+    Agenda: fates(
+        kept="table dead running leases flows steps times ages schedules sources controls "
+             "queues floor_lsn _scheduled _expiring _left",
+        reset="edits steered", bound="lanes groups order _is_fresh",
+    ),
+    LaneQueues: fates(
+        kept="lanes paused paused_tasks groups", derived="ready _by_key _free", reset="_families",
+        bound="_ages",
+    ),
+    Ages: fates(kept="moment _lsns _moments", reset="window_ns aged_at"),
+    Lane: fates(
+        kept="key priority blocked entries left ready scheduled running succeeded dead "
+             "cancelled expired _blocks _head _swept _back",
+        derived="number queue task body_at", reset="family group",
+    ),
+    JobTable: fates(kept="_chunks _old live", derived="_firsts _last", reset="_hint index"),
+    Chunk: fates(kept="ids locations lanes metas live", derived="used"),
+    SortedBlocks: fates(kept="_keys _values _swept", derived="_firsts size", reset="_found"),
+    Returned: fates(kept="_keys _values", derived="_firsts size", reset="_swept _found _lows"),
+    Timetable: fates(
+        kept="shift_ns _shifted _wall _expiries_shifted _expiries_wall", reset="over _over_ns",
+    ),
+    Steps: fates(kept="places signals taken waits begun calls orphans undos"),
+    Flows: fates(kept="held", derived="todo", reset="ended"),
+    Leases: fates(kept="shift_ns _deadlines _order asked"),
+    Dedup: fates(kept="shift_ns size _firsts _pages _swept _taken", reset="edits"),
+    _Page: fates(kept="hashes jobs locations untils"),
 }  # fmt: skip
 
 

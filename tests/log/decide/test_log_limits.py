@@ -16,8 +16,7 @@ from taskq.core.folds import claims
 from taskq.core.folds.agenda import PROMOTE_MAX, Agenda
 from taskq.core.folds.claims import GONE
 from taskq.core.folds.freeze import freeze_agenda, thaw_agenda
-from taskq.core.folds.jobtable import STATE_MASK
-from taskq.core.model import SECOND_NS, Conflict, Extras, State
+from taskq.core.model import SECOND_NS, Conflict, Extras
 from taskq.core.rates import Limit, Rate, Times
 from taskq.core.records import Kind
 from taskq.flows.flow import Chain, Parallel
@@ -303,11 +302,6 @@ class LimitedMix(Mix):
             assert all_of(process.catch_up(), now_ns) | {"next": wanted["next"]} == wanted, when
         agenda = thaw_agenda(Columns(freeze_agenda(seen.need_agenda())))
         assert parts_of(agenda, now_ns) == parts_of(seen.need_agenda(), now_ns), when
-        for item in (
-            agenda,
-            *(process.committer.facets.need_agenda() for process, _ in self.tended),
-        ):
-            check_lanes(item)
 
     def drain(self) -> None:
         process, _ = self.tended[0]
@@ -365,28 +359,6 @@ def check_running(agenda: Agenda) -> None:
     for (task, key), count in counts.items():
         limit = LIMITS_OF_FLOWS[task]
         assert not limit.concurrency or count <= limit.concurrency, (task, key)
-
-
-def check_lanes(agenda: Agenda) -> None:
-    counts: dict[int, list[int]] = {}
-    for chunk, at in agenda.table:
-        counts.setdefault(chunk.lanes[at], [0] * 8)[chunk.metas[at] & STATE_MASK] += 1
-    for number, lane in enumerate(agenda.lanes):
-        if lane is GONE:
-            assert number not in counts
-            continue
-        assert lane.number == number
-        row = counts.get(lane.number, [0] * 8)
-        states = row[State.SCHEDULED], row[State.READY], row[State.RUNNING]
-        assert states == (lane.scheduled, lane.ready, lane.running), lane.key
-        entry = lane if lane.family is None else lane.family
-        stands = entry in agenda.queues.ready[lane.priority]
-        if lane.family is not None:
-            stands = stands and lane in lane.family.ready
-        assert stands == (lane.ready > 0 and not lane.blocked), lane.key
-    for group in agenda.groups._groups.values():
-        assert group.running == sum(lane.running for lane in group.lanes), group.key
-        assert all(lane.group is group for lane in group.lanes)
 
 
 def history(seed: int) -> None:
@@ -464,18 +436,6 @@ def test_a_window_of_nothing_turns_it_off() -> None:
     assert [delivery.job for delivery in process.claim(2)] == [high, low]
     with pytest.raises(UsageError, match="starvation is -1 s, it must be 0 or above"):
         LogConfig(starvation_seconds=-1)
-
-
-def test_a_process_that_wrote_nothing_for_long_dates_new_jobs_by_their_own_frame(
-    ageing: World,
-) -> None:
-    """In the very batch that enqueues a job it is young, however old the frame before."""
-    process = ageing.process()
-    put(process, 9)
-    process.claim()
-    ageing.clock.advance(10 * WINDOW)
-    low, high = put(process, 0), put(process, 1)
-    assert [delivery.job for delivery in process.claim(2)] == [high, low]
 
 
 # -- full looks ------------------------------------------------------------------------------------
