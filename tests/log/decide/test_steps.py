@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -215,18 +214,6 @@ def test_a_signal_counts_once_by_what_it_is_known_by_also_after_it_was_taken(
     do(process, claim(process), "paid", form=Form.EVENT)
     assert not process.ask(Op.SIGNAL, event)
     assert process.ask(Op.SIGNAL, event._replace(once="evt-2"))
-
-
-def test_a_signal_within_the_frame_of_the_step_that_takes_it_is_read_from_there(
-    process: Process,
-) -> None:
-    job = process.enqueue()
-    delivery = claim(process)
-    signal, step = NewSignal(job, "paid", b"12"), NewStep(delivery, Form.EVENT, "paid", 1)
-    futures: list[Future[Stepped]] = [Future(), Future()]
-    process.commit([(Op.SIGNAL, None, futures[0], signal), (Op.STEP, None, futures[1], step)])
-    process.sync()
-    assert futures[1].result(0).body == b"12"
 
 
 def test_a_settled_job_takes_no_signals(process: Process) -> None:

@@ -415,14 +415,6 @@ def _lines(world: World) -> list[int]:
     return [int(it.body or b"") for it in world.records() if it.type == Kind.ENQUEUED]
 
 
-def test_jobs_and_their_position_are_one_frame(world: World) -> None:
-    process = world.process()
-    process.ask(Op.INGEST, _ingest(0, 3))
-    assert world.kinds() == [Kind.ENQUEUED] * 3 + [Kind.INGESTED]
-    assert len({record.time_ns for record in world.records()[-4:]}) == 1
-    assert process.committer.journal.meters.batches == 1
-
-
 def test_the_slower_of_two_ingesters_is_refused_with_both_positions(world: World) -> None:
     first, other = world.process(), world.process()
     first.ask(Op.INGEST, _ingest(0, 3))

@@ -275,23 +275,11 @@ _SPECS: Final = tuple(
     for priority in (5, 9)
     for flags in (Flag.CHECKED, Flag.CHECKED | Flag.DURABLE_CLAIM)
 )
+_KINDS: Final = ["plain", "waited", "claimed", "running", "late", "long", "due", "dead"]
 _JOBS: Final = st.lists(
     st.tuples(
         st.sampled_from(_SPECS[:2]) | st.sampled_from(_SPECS),
-        st.sampled_from(
-            (
-                "plain",
-                "plain",
-                "plain",
-                "waited",
-                "claimed",
-                "running",
-                "late",
-                "long",
-                "due",
-                "dead",
-            )
-        ),
+        st.just("plain") | st.sampled_from(_KINDS),
         st.sampled_from((1, 1, 1, 2, -3)),
     ),
     max_size=30,
