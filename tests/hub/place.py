@@ -8,15 +8,17 @@ import hashlib
 import shutil
 import socket
 import subprocess
+from collections.abc import Iterator
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import httpx
 import uvicorn
 from anyio import to_thread
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
+from starlette.types import ASGIApp
 
 from taskq import TaskLog
 from taskq.cli.main import main
@@ -25,20 +27,11 @@ from taskq.engine import LogReader
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub.copies import newest
 from taskq_plugins.hub.line import Http, HubReply, Line, last_note
-from taskq_plugins.hub.models import JSON, SPOKEN, carried
+from taskq_plugins.hub.models import JSON, SPOKEN, Request, carried
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.server import Server
-from taskq_plugins.hub.sync import follow, sync
+from taskq_plugins.hub.sync import Verdict, follow, sync
 from tests.processes.harness import STEP_SECONDS, eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from click.testing import Result
-    from starlette.types import ASGIApp
-
-    from taskq_plugins.hub.models import Request
-    from taskq_plugins.hub.sync import Verdict
 
 DEVICE: Final = "edge-7"
 _URL: Final = "http://localhost"

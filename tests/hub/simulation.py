@@ -13,17 +13,21 @@ import contextlib
 import json
 import random
 from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
+from uuid import UUID
 
 from taskq.core.errors import LogError, LogFailed, SourceMoved, TaskqError
 from taskq.core.model import SECOND_NS, WAITING_STATES, Extras, State
 from taskq.core.records import Kind as RecordKind
 from taskq.core.sources import Move, decode_position
-from taskq.engine import Border, DurableLog, Identity, Replica
+from taskq.core.views import JobView
+from taskq.engine import Border, DurableLog, Identity, Replica, Tag
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.decide.enqueue import together
 from taskq.log.format.frames import segment_lsn
+from taskq.log.format.record import Record
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import WriterLock
 from taskq.log.read.reader import verify
@@ -39,12 +43,14 @@ from taskq_plugins.hub import outbox
 from taskq_plugins.hub.copies import Copies, gaps
 from taskq_plugins.hub.models import (
     JOB,
+    Answer,
     Append,
     CopyEnd,
     Declare,
     Given,
     Question,
     Refused,
+    Request,
     Seal,
     Stored,
     Sync,
@@ -57,15 +63,6 @@ from taskq_plugins.hub.sync import Push, Verdict
 from tests.log.world import PATH, Process, World, meaning, tend
 from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
 from tests.machine.machine import parent
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
-    from uuid import UUID
-
-    from taskq.core.views import JobView
-    from taskq.engine import Tag
-    from taskq.log.format.record import Record
-    from taskq_plugins.hub.models import Answer, Request
 
 HUB: Final = "/srv/hub"
 DEVICE: Final = "edge-7"

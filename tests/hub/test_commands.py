@@ -10,7 +10,7 @@ import re
 import shutil
 import sqlite3
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from uuid import UUID
 
 import click
@@ -26,11 +26,9 @@ from taskq_plugins.hub.line import last_note
 from taskq_plugins.hub.models import NOWHERE, HubStops, Sync
 from taskq_plugins.hub.registry import Registry
 from tests.hub.place import DEVICE as _DEVICE
+from tests.hub.place import Place
 from tests.hub.place import run as _run
 from tests.processes.harness import eventually
-
-if TYPE_CHECKING:
-    from tests.hub.place import Place
 
 
 async def test_devices_shows_who_is_late_and_what_is_missing_and_exits_by_it(place: Place) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from pathlib import Path
+from typing import Final, NamedTuple, cast
 from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq.engine import Border, LocalDisk, Replica
+from taskq.engine import Border, DurableLog, LocalDisk, Replica
 from taskq.errors import LogError
 from taskq.log.journal.lock import WriterLock
 from taskq.log.requests import Op
@@ -31,11 +32,6 @@ from tests.hub.simulation import DEVICE, Simulation, at_once, hub_files
 from tests.log.world import PLAIN, fill_segment
 from tests.machine.crashable import PowerLost, ProcessKilled
 from tests.processes.harness import eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq.engine import DurableLog
 
 _BIT: Final = 1
 START: Final = Replica.START
@@ -362,10 +358,7 @@ def test_a_hub_without_anything_of_the_log_gets_all_of_it(log: Told, has_end: bo
 
 
 @given(st.builds(Told, *[st.booleans()] * 5), st.booleans())
-def test_nothing_is_declared_where_the_hubs_end_stands_in_the_log(
-    log: Told,
-    has_end: bool,
-) -> None:
+def test_nothing_is_declared_where_the_hubs_end_stands_in_the_log(log: Told, has_end: bool) -> None:
     verdict = _compare(_synced(has_end=has_end), log._replace(is_there=True))
     assert verdict is (Verdict.OLDER if log.is_older else Verdict.BEHIND)
 

@@ -11,9 +11,10 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from unittest.mock import Mock, call
 
 import httpx
@@ -27,13 +28,10 @@ from taskq_plugins.hub.line import HubReply, Line, last_note
 from taskq_plugins.hub.models import HubError
 from taskq_plugins.hub.server import Listener, Server
 from taskq_plugins.hub.sync import Verdict, sync
-from tests.effort import grows, some
+from tests.effort import at_most, grows, some
 from tests.hub.place import Direct, Place, is_copy, running, served
 from tests.processes.harness import eventually
 from tests.programs import run_taskq
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 _DEPLOY: Final = Path(__file__).parents[2] / "examples" / "hub" / "deploy"
 _MIB: Final = 2**20
@@ -87,20 +85,15 @@ async def _arrives(place: Place, url: str, ca: Path | None = None) -> None:
 
 
 @grows
-async def test_a_backlog_arrives_behind_nginx_as_it_comes(place: Place, url: str) -> None:
+async def test_behind_nginx_a_backlog_arrives_and_a_job_comes_within_five_seconds(
+    place: Place, url: str
+) -> None:
     await place.write(some(200, 3_400), 60_000)
     await place.write(1, 5 * _MIB)
     port = free_port()
     with _nginx(place.path, _AS_IT_COMES.format(port=port, url=url), port):
         await _arrives(place, f"http://127.0.0.1:{port}")
-
-
-async def test_a_job_for_a_device_that_rests_behind_nginx_comes_within_five_seconds(
-    place: Place, url: str
-) -> None:
-    port = free_port()
-    with _nginx(place.path, _AS_IT_COMES.format(port=port, url=url), port):
-        await place.order(f"http://127.0.0.1:{port}", 2, seconds=5)
+        await place.order(f"http://127.0.0.1:{port}", 2, seconds=at_most(5))
 
 
 async def test_the_file_for_nginx_brings_tls_and_takes_large_parts(

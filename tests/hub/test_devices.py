@@ -9,7 +9,8 @@ import shutil
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -32,12 +33,7 @@ from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.server import used_bytes
 from taskq_plugins.hub.sync import Verdict, sync
 from taskq_plugins.hub.sync_command import _fetched
-from tests.hub.place import DEVICE, Direct, is_copy, run
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.hub.place import Place
+from tests.hub.place import DEVICE, Direct, Place, is_copy, run
 
 _URL: Final = "http://localhost"
 _LARGE: Final = 1_500_000

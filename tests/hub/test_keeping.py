@@ -7,8 +7,9 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from uuid import UUID
 
 import pytest
@@ -18,7 +19,7 @@ from taskq.engine import Border, DurableLog, LocalDisk, PatientDisk
 from taskq.log.read.reader import LogReader, verify
 from taskq.log.read.readers import HUB_READER, reader_positions
 from taskq_plugins.hub import server
-from taskq_plugins.hub.copies import Copies, kept
+from taskq_plugins.hub.copies import Copies, Copy, CopyFiles, kept
 from taskq_plugins.hub.models import (
     NOWHERE,
     Append,
@@ -30,13 +31,7 @@ from taskq_plugins.hub.models import (
 )
 from taskq_plugins.hub.server import used_bytes
 from taskq_plugins.hub.sync import Verdict
-from tests.hub.place import DEVICE, is_copy, run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from taskq_plugins.hub.copies import Copy, CopyFiles
-    from tests.hub.place import Place
+from tests.hub.place import DEVICE, Place, is_copy, run
 
 _DAY: Final = 86_400.0
 _SMALL: Final = 64 * 1024

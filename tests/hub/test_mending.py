@@ -6,8 +6,9 @@ import asyncio
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from uuid import UUID
 
 import pytest
@@ -24,15 +25,10 @@ from taskq_plugins.hub.models import NOWHERE, CopyEnd, Declare, HubStops, Stored
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import Verdict
 from taskq_plugins.hub.transport import hub_backed_up
-from tests.hub.place import DEVICE, is_copy, run
+from tests.hub.place import DEVICE, Place, is_copy, run
 from tests.hub.place import DEVICE as _DEVICE
 from tests.hub.place import run as _run
 from tests.processes.hub_kills import roll_back
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.hub.place import Place
 
 _MIB: Final = 2**20
 
@@ -85,24 +81,6 @@ def _gone(copy: Path) -> None:
     sorted((copy / "log").glob("*.log"))[1].unlink()
 
 
-async def _check_holes(place: Place, break_it: Callable[[Path], None]) -> None:
-    await _work(place)
-    await place.sync()
-    break_it(place.copy)
-    place.restart()
-
-
-@pytest.mark.parametrize("break_it", [_shorter, _gone])
-async def test_a_hole_between_segments_is_filled_by_itself(
-    place: Place, break_it: Callable[[Path], None]
-) -> None:
-    await _check_holes(place, break_it)
-    assert list(faults(place.hub, deep=False))
-    await place.sync()
-    assert _is_whole(place)
-    assert not list(faults(place.hub, deep=True))
-
-
 def _other(copy: Path, number: int) -> None:
     file = sorted((copy / "log").glob("*.log"))[number]
     with file.open("r+b") as opened:
@@ -111,32 +89,37 @@ def _other(copy: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "break_it",
+    ("break_it", "repairs"),
     [
-        lambda copy: _other(copy, 0), lambda copy: _other(copy, 1), lambda copy: _other(copy, -1),
-        _shorter,
+        (_shorter, False), (_gone, False), (_shorter, True), (lambda copy: _other(copy, 0), True),
+        (lambda copy: _other(copy, 1), True), (lambda copy: _other(copy, -1), True),
     ],
 )  # fmt: skip
-async def test_a_repair_has_the_device_send_again_what_is_wrong(
-    place: Place, break_it: Callable[[Path], None]
+async def test_what_is_wrong_in_a_copy_comes_again_by_itself_or_by_a_repair(
+    place: Place, break_it: Callable[[Path], None], repairs: bool
 ) -> None:
+    """A hole between segments is found by the hub, and other bytes by a check."""
     await _work(place)
     await place.sync()
     break_it(place.copy)
-    checked = _run("hub", "check", place.hub, "--repair")
-    assert (checked.exit_code, "asked for again" in checked.output) == (1, True), checked.output
+    if repairs:
+        checked = _run("hub", "check", place.hub, "--repair")
+        assert (checked.exit_code, "asked for again" in checked.output) == (1, True)
+    else:
+        assert list(faults(place.hub, deep=False))
     place.restart()
-    await _work(place, 3)
-    await place.sync()
-    assert _is_whole(place)
+    for jobs in (3, 100):
+        await _work(place, jobs)
+        await place.sync()
+        assert _is_whole(place)
     assert _run("hub", "check", place.hub, "--deep").output == ""
-    await _work(place, 100)
-    await place.sync()
-    assert _is_whole(place)
 
 
 async def test_what_the_device_has_no_more_stays_as_it_is_and_stops_nothing(place: Place) -> None:
-    await _check_holes(place, lambda copy: _other(copy, 0))
+    await _work(place)
+    await place.sync()
+    _other(place.copy, 0)
+    place.restart()
     min(path for path in (place.log / "log").glob("*.log")).unlink()
     _run("hub", "check", place.hub, "--repair")
     place.restart()

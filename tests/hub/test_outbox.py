@@ -7,8 +7,9 @@ import asyncio
 import json
 import shutil
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from unittest.mock import AsyncMock, Mock, create_autospec
 from uuid import UUID
 
@@ -17,10 +18,11 @@ from anyio import to_thread
 from click.testing import CliRunner
 
 from examples.hub.line import HubProcess
-from taskq import State, TaskLog, TaskQ, durable
+from taskq import JobHandle, State, TaskLog, TaskQ, durable
 from taskq.cli.main import main
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.sources import checked_move
+from taskq.core.views import JobView
 from taskq.core.why import Why
 from taskq.errors import (
     JobCancelled,
@@ -45,12 +47,6 @@ from tests.hub.place import Place
 from tests.hub.simulation import OutboxSimulation
 from tests.log.world import PLAIN, World, fill_segment, keeping, tend
 from tests.machine.crashable import CrashableDisk
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from taskq import JobHandle
-    from taskq.core.views import JobView
 
 
 class Ahead(SystemClock):

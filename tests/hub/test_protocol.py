@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import UUID
 
 import pytest
@@ -26,6 +26,7 @@ from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.models import (
     NOWHERE,
     STATUS,
+    Answer,
     Append,
     Ask,
     CopyEnd,
@@ -34,6 +35,7 @@ from taskq_plugins.hub.models import (
     Leave,
     PlacesKnown,
     Refused,
+    Request,
     Seal,
     Stored,
     Sync,
@@ -42,11 +44,7 @@ from taskq_plugins.hub.models import (
     understood,
 )
 from taskq_plugins.hub.sync import Verdict
-from tests.hub.place import DEVICE, is_copy, served
-
-if TYPE_CHECKING:
-    from taskq_plugins.hub.models import Answer, Request
-    from tests.hub.place import Place
+from tests.hub.place import DEVICE, Place, is_copy, served
 
 _DEVICE: Final = Path(__file__).with_name("device.mjs")
 _NODE: Final = shutil.which("node")
@@ -117,9 +115,7 @@ def test_the_document_has_each_field_of_each_message_in_one_table(kind: type) ->
         assert ("default" in rows[field.name]) is (field.default is not dataclasses.MISSING)
 
 
-async def test_the_document_has_each_request_and_each_refusal_as_the_hub_has(
-    place: Place,
-) -> None:
+async def test_the_document_has_each_request_and_each_refusal_as_the_hub_has(place: Place) -> None:
     document = (await place.ask("GET", "/openapi.json", "")).json()
     paths = {
         f"{method.upper()} {path}" for path, each in document["paths"].items() for method in each

@@ -9,10 +9,11 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from http.client import HTTPConnection
-from typing import TYPE_CHECKING
+from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
@@ -29,6 +30,7 @@ from taskq_plugins.hub.copies import kept
 from taskq_plugins.hub.line import Allowance, Http, HubReply, HubWaits, Line, last_note
 from taskq_plugins.hub.models import (
     NOWHERE,
+    Answer,
     Ask,
     CopyEnd,
     Given,
@@ -42,15 +44,9 @@ from taskq_plugins.hub.models import (
 from taskq_plugins.hub.outbox import LongPoll
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import _pause, follow, sync
+from tests.hub.place import Place
 from tests.processes.harness import eventually
 from tests.programs import run_forked
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from taskq_plugins.hub.models import Answer
-    from tests.hub.place import Place
 
 
 async def test_a_worker_of_several_logs_sends_each_as_one_of_the_devices(

@@ -164,11 +164,7 @@ def test_a_mode_that_there_is_not_is_refused(
     ],
 )
 def test_a_log_that_others_could_reach_is_told_once_and_left_as_it_is(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    mode: int,
-    inner: int,
-    message: str,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, inner: int, message: str
 ) -> None:
     """With the command that closes it: at opening, and by ``health``, which fails nobody for it."""
     log = tmp_path / "log"

@@ -96,9 +96,7 @@ def test_both_sides_of_a_fork_go_on_as_owners_of_their_own(tmp_path: Path, how: 
             eventually(lambda: not owner_alive(directory, answer.owners[pid]))  # noqa: B023
 
 
-def test_a_preloading_server_and_its_workers_run_jobs_on_loops_of_their_own(
-    tmp_path: Path,
-) -> None:
+def test_a_preloading_server_and_its_workers_run_jobs_on_loops_of_their_own(tmp_path: Path) -> None:
     """The log is used on a loop, the process forks, and every child and the parent use it again."""
     with Child("fork.py", tmp_path, "async", 3) as server:
         owners = [server.expect("served").split()[1] for _ in range(5)]

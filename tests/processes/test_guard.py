@@ -91,36 +91,28 @@ def test_one_death_is_told_and_mended_and_disturbs_no_other(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_signals_mean_to_all_what_they_mean_to_one(tmp_path: Path) -> None:
-    """The first drains, the second cancels and gives back without burning an attempt."""
+@pytest.mark.parametrize(("task", "signals"), [("waits", 2), ("blocks", 3)])
+def test_signals_mean_to_all_what_they_mean_to_one(tmp_path: Path, task: str, signals: int) -> None:
+    """The first drains, the second cancels and burns no attempt, the third ends all at once."""
     with start_guard(tmp_path, "--processes", 2, "--drain-timeout", 1000) as guard:
         pids = ready_pids(guard, 2)
         with opened(tmp_path) as app:
-            job = put(app, "waits")
+            job = put(app, task)
             guard.expect("running")
+        guard.send(signal.SIGTERM)
+        guard.expect("draining 2 worker processes")
+        eventually(lambda: sum(map(alive, pids)) == 1)
+        guard.send(signal.SIGTERM)
+        if signals > 2:
+            guard.expect("cancelling")
             guard.send(signal.SIGTERM)
-            guard.expect("draining 2 worker processes")
-            eventually(lambda: sum(map(alive, pids)) == 1)
-            guard.send(signal.SIGTERM)
-            assert guard.wait() == 0
+            assert guard.wait() == 128 + signal.SIGTERM
+            eventually(lambda: not any(map(alive, pids)))
+            return
+        assert guard.wait() == 0
         assert not any(map(alive, pids))
         answer = view(tmp_path, job)
         assert (answer.state, answer.attempt) == (State.READY, 0)
-
-
-@pytest.mark.slow
-def test_a_third_signal_ends_all_at_once(tmp_path: Path) -> None:
-    with start_guard(tmp_path, "--processes", 2, "--drain-timeout", 1000) as guard:
-        pids = ready_pids(guard, 2)
-        with opened(tmp_path) as app:
-            put(app, "blocks")
-            guard.expect("running")
-        for word in ("draining", "cancelling"):
-            guard.send(signal.SIGTERM)
-            guard.expect(word)
-        guard.send(signal.SIGTERM)
-        assert guard.wait() == 128 + signal.SIGTERM
-        eventually(lambda: not any(map(alive, pids)))
 
 
 def test_the_workers_end_when_the_guard_is_killed(tmp_path: Path) -> None:
@@ -182,7 +174,9 @@ def test_an_old_worker_hands_over_to_a_new_one_without_burning_an_attempt(tmp_pa
 
 
 @pytest.mark.slow
-def test_max_jobs_recycles_a_process_and_all_jobs_run_once(tmp_path: Path) -> None:
+def test_max_jobs_recycles_a_process_and_a_burst_of_several_ends_when_all_have(
+    tmp_path: Path,
+) -> None:
     with opened(tmp_path) as app:
         jobs = [put(app, "who") for _ in range(7)]
         with start_guard(tmp_path, "--processes", 1, "--max-jobs", 3) as guard:
@@ -190,7 +184,11 @@ def test_max_jobs_recycles_a_process_and_all_jobs_run_once(tmp_path: Path) -> No
             pids = [int(result(tmp_path, job) or 0) for job in jobs]
             guard.send(signal.SIGTERM)
             assert guard.wait() == 0
-    assert sorted(pids.count(pid) for pid in set(pids)) == [1, 3, 3]
+        assert sorted(pids.count(pid) for pid in set(pids)) == [1, 3, 3]
+        jobs = [put(app, "who") for _ in range(20)]
+    with start_guard(tmp_path, "--processes", 2, "--burst") as guard:
+        assert guard.wait() == 0
+    assert {view(tmp_path, job).state for job in jobs} == {State.SUCCEEDED}
 
 
 def test_max_jobs_alone_ends_the_worker(tmp_path: Path) -> None:
@@ -202,25 +200,20 @@ def test_max_jobs_alone_ends_the_worker(tmp_path: Path) -> None:
     assert states == [State.SUCCEEDED] * 3 + [State.READY] * 2
 
 
-@pytest.mark.slow
-def test_a_burst_of_several_ends_when_all_have(tmp_path: Path) -> None:
-    with opened(tmp_path) as app:
-        jobs = [put(app, "who") for _ in range(20)]
-        with start_guard(tmp_path, "--processes", 2, "--burst") as guard:
-            assert guard.wait() == 0
-    assert {view(tmp_path, job).state for job in jobs} == {State.SUCCEEDED}
-
-
-def test_what_is_wrong_for_every_worker_ends_the_guard(tmp_path: Path) -> None:
-    with start_guard(tmp_path, "--processes", 2, app="jobs:ap") as guard:
-        assert guard.wait() == 2
-
-
-def test_a_burst_whose_log_cannot_be_used_ends_the_guard(tmp_path: Path) -> None:
-    """As it ends a single worker; others try again, as the log may be back when they do."""
+@pytest.mark.parametrize(
+    ("app", "options", "code"),
+    [
+        ("jobs:ap", (), 2),
+        # A burst ends as a single worker does; others try again, as the log may be back by then.
+        ("jobs:app", ("--burst",), 1),
+    ],
+)
+def test_what_is_wrong_for_every_worker_ends_the_guard(
+    tmp_path: Path, app: str, options: tuple[str, ...], code: int
+) -> None:
     (tmp_path / "file").touch()
-    with start_guard(tmp_path / "file", "--processes", 2, "--burst") as guard:
-        assert guard.wait() == 1
+    with start_guard(tmp_path / "file", "--processes", 2, *options, app=app) as guard:
+        assert guard.wait() == code
 
 
 def test_reload_starts_again_when_code_changes_and_waits_out_a_mistake(tmp_path: Path) -> None:

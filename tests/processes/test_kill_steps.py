@@ -219,9 +219,7 @@ def _size(path: Path) -> int:
     return sum(segment.stat().st_size for segment in (path / "log" / "log").glob("*.log"))
 
 
-def test_three_workers_are_killed_at_random_and_no_recorded_step_runs_again(
-    tmp_path: Path,
-) -> None:
+def test_three_workers_are_killed_at_random_and_no_recorded_step_runs_again(tmp_path: Path) -> None:
     """And each callback of a chord runs once, with all results of its members."""
     kills = seed = 0
     while kills < some(4, 500):

@@ -53,45 +53,42 @@ NOISY_LOCK_WAIT_SECONDS = 0.5
 
 
 class Fleet:
-    """Producers and claimers that run until every job is settled."""
+    """Producers, and claimers that run until every job is settled."""
 
-    def __init__(self, path: Path, durability: Durability, jobs: int) -> None:
+    def __init__(self, path: Path, durability: Durability, jobs: int, workers: int = 2) -> None:
         self.path = path
         self.jobs = jobs
         self.done: Counter[int] = Counter()
         self.waits: list[float] = []
-        self.seconds = 0.0
+        began = time.monotonic()
         with ExitStack() as stack:
-            workers = [
-                stack.enter_context(Child("actors.py", "claim_many", path, durability))
-                for _ in range(2)
-            ]
-            share = jobs // PRODUCERS
-            producers = [
-                stack.enter_context(
-                    Child("actors.py", "produce_many", path, durability, number, share)
+
+            def start(*words: object) -> Child:
+                return stack.enter_context(
+                    Child("actors.py", words[0], path, durability, *words[1:])
                 )
-                for number in range(PRODUCERS)
-            ]
-            owners = [int(worker.expect("open")) for worker in workers]
+
+            claimers = [start("claim_many") for _ in range(workers)]
+            share = jobs // PRODUCERS
+            producers = [start("produce_many", number, share) for number in range(PRODUCERS)]
+            owners = [int(claimer.expect("open")) for claimer in claimers]
             for producer in producers:
                 producer.expect("open")
-            began = time.monotonic()
             for producer in producers:
                 producer.say("go")
             for producer in producers:
                 self.waits.append(float(producer.expect("longest").split()[0]))
-            while self.done.total() < jobs:
-                for owner, worker in zip(owners, workers, strict=True):
-                    for line in worker.lines_so_far():
+            while workers and self.done.total() < jobs:
+                for owner, claimer in zip(owners, claimers, strict=True):
+                    for line in claimer.lines_so_far():
                         word, count = line.split()
                         assert word == "done", line
                         self.done[owner] += int(count)
-            self.seconds = time.monotonic() - began
-            for worker in workers:
-                worker.say("stop")
-                self.waits.append(float(worker.expect("longest").split()[0]))
-                assert worker.wait() == 0
+            for claimer in claimers:
+                claimer.say("stop")
+                self.waits.append(float(claimer.expect("longest").split()[0]))
+                assert claimer.wait() == 0
+        self.seconds = time.monotonic() - began
 
 
 def check_each_job_once(records: list[Record], jobs: int) -> None:
@@ -143,19 +140,6 @@ def test_four_producers_and_two_workers_share_a_directory(
     check(Fleet(tmp_path, durability, some(4_000, 20_000)))
 
 
-def longest_waits(path: Path, durability: Durability, jobs: int) -> list[float]:
-    with ExitStack() as stack:
-        producers = [
-            stack.enter_context(Child("actors.py", "produce_many", path, durability, number, jobs))
-            for number in range(PRODUCERS)
-        ]
-        for producer in producers:
-            producer.expect("open")
-        for producer in producers:
-            producer.say("go")
-        return [float(producer.expect("longest").split()[0]) for producer in producers]
-
-
 @pytest.mark.parametrize("durability", MODES)
 def test_no_wait_for_the_lock_is_long_with_four_busy_processes(
     tmp_path: Path, durability: Durability
@@ -163,7 +147,8 @@ def test_no_wait_for_the_lock_is_long_with_four_busy_processes(
     """At most 50 ms on a machine of its own; in one of three runs, as others share this one."""
     longest: list[float] = []
     while len(longest) < RUNS_MAX and min(longest, default=LOCK_WAIT_SECONDS) >= LOCK_WAIT_SECONDS:
-        longest.append(max(longest_waits(tmp_path / str(len(longest)), durability, 2_500)))
+        path = tmp_path / str(len(longest))
+        longest.append(max(Fleet(path, durability, 2_500 * PRODUCERS, workers=0).waits))
     answer = ", ".join(f"{wait * 1e3:.1f} ms" for wait in longest)
     print(f"longest wait of each run: {answer}")  # noqa: T201 - figures
     assert min(longest) < at_most(LOCK_WAIT_SECONDS)
