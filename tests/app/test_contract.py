@@ -13,7 +13,7 @@ from taskq import Shards, State, TaskLog, TaskQ, errors
 
 
 class Front:
-    """A front end: whatever is asked of it is awaited, or done by a thread."""
+    """A front end, asked with await or, by its blocking twins, from a thread."""
 
     def __init__(self, kind: str, path: Path) -> None:
         name, _, self.twin = kind.partition(" ")
@@ -50,7 +50,7 @@ class Front:
         return State(await self.ask("status", of=self.holder.job(job)))
 
     async def claim_all(self, *, fails: bool = False) -> int:
-        """Run each ready job in vain or not; return how many there were."""
+        """Settle each ready job; return their number."""
         count = 0
         for log in self.holder.logs():
             async with TaskLog.open(log.data_dir, durability="os") as below:

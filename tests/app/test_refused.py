@@ -1,4 +1,4 @@
-"""What Python code is refused with: ``refused.md``, line by line."""
+"""Refusals of wrong Python code: ``refused.md``, line by line."""
 
 from __future__ import annotations
 

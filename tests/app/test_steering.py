@@ -151,18 +151,6 @@ def test_a_wish_comes_before_the_limit_of_the_code_and_gives_it_back() -> None:
     assert counts == [3, 2, 15, 0, 0]
 
 
-def test_a_rate_that_was_wished_counts_the_claims_of_all_processes() -> None:
-    world, process = world_of(SMALL)
-    for _ in range(20):
-        process.enqueue(b"x", spec=MAIL)
-    process.ask(Op.CONTROL, Change("task:mail.send", {"rate": "3/min"}))
-    request = ClaimRequest(2, tasks=frozenset({"mail.send"}), wait_until_ns=0)
-    taken = [len(each.ask(Op.CLAIM, request)) for each in (process, world.process(), process)]
-    assert taken == [2, 1, 0]
-    world.clock.advance(60)
-    assert len(world.process().ask(Op.CLAIM, request)) == 2
-
-
 def test_controls_are_bounded_and_a_change_that_expects_otherwise_does_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

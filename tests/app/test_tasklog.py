@@ -182,7 +182,7 @@ async def test_an_act_is_in_the_timeline_as_long_as_its_job_is_kept(tmp_path: Pa
             await (
                 log.nack(delivery, "no") if delivery.job_id == jobs["dead"] else log.ack(delivery)
             )
-        for _ in range(2):  # again with what was written again
+        for _ in range(2):  # a second time, with carried records
             for _ in range(3):
                 await log.cancel(await log.put(os.urandom(SEGMENT_BYTES_MIN // 2)))
             clock.advance(600)

@@ -57,7 +57,7 @@ async def fill_letters(path: Path) -> None:
 
 
 async def fill_queues(path: Path) -> None:
-    """Put jobs into two queues: three that wait in mail, one that waits and one done in sync."""
+    """Put jobs into two queues: three waiting in mail, one waiting and one done in sync."""
     async with TaskLog.open(path, durability="os") as log:
         await log.put(b"x", queue="mail", priority=9)
         await log.put(b"x", queue="mail")
@@ -142,7 +142,7 @@ class Session:
         self._tag = shown.partition('"log_id": "')[2][:8]
 
     def run(self, typed: str) -> str:
-        """Return what a command prints, and its exit code where it is none."""
+        """Return the output of a command, and its exit code if it is not 0."""
         words = shlex.split(typed.replace(TAG, self._tag))
         return self._run(words).replace(self._tag, TAG).replace(str(self._path), "data")
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from taskq import Durability, QueuePolicy, TaskQ
-from taskq.connection.logoptions import LogOptions, log_config
+from taskq.connection.logoptions import LogOptions
 from taskq.connection.settings import Settings, load_settings, settings_files
 from taskq.errors import LogError, TaskqError, UsageError
 from taskq.log.config import ALWAYS_SECONDS
@@ -174,28 +174,6 @@ def test_the_hub_has_a_table_of_its_own_and_its_token_is_shown_to_nobody(
     assert hub.token is not None
     assert hub.token.get_secret_value() == "tq1.edge-7.secret"
     assert "secret" not in repr(load_settings(None))
-
-
-def test_a_queue_is_told_in_the_words_of_the_log(tmp_path: Path) -> None:
-    """As in ``taskq.toml``, so to an app as to a log."""
-    options: LogOptions = {
-        "keep": "never",
-        "queues": {
-            "a": {"keep": "1d", "keep_dead": "never", "dead_max": 3, "compress": "zlib"},
-            "b": QueuePolicy(keep_seconds=5),
-            "c": {},
-        },
-    }
-    config = log_config(options)
-    assert config == TaskQ(tmp_path, **options)._connection.config
-    assert config.keep_seconds is None
-    assert config.queues == {
-        "a": QueuePolicy(
-            keep_seconds=DAY, keep_dead_seconds=ALWAYS_SECONDS, dead_max=3, compress="zlib"
-        ),
-        "b": QueuePolicy(keep_seconds=5),
-        "c": QueuePolicy(),
-    }
 
 
 #: Names that are neither a setting nor an argument.

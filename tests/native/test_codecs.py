@@ -146,7 +146,7 @@ def test_payloads_are_decoded_alike(function: Callable[..., None], choose: Choos
 SPEC: Final = EnqueueSpec("mail", "send")
 U64: Final = 2**64 - 1
 bodies = st.lists(st.binary(max_size=70), max_size=12)
-#: lsns that C takes, and a larger one that it leaves to Python
+#: lsns for C, and a larger one for Python
 lsns = st.one_of(st.integers(0, 2**63), st.just(U64 - 20))
 numbers = st.integers(0, 2**32 - 1)
 
@@ -368,12 +368,10 @@ async def written(path: Path) -> dict[str, bytes]:
     use_clock(app, FakeClock())
 
     @app.task(name="send")
-    async def send(to: str, count: int = 1) -> None:
-        """Not run here."""
+    async def send(to: str, count: int = 1) -> None: ...
 
     @app.task(name="keyed", key=lambda number: f"{number}", priority=8)
-    async def keyed(number: int) -> None:
-        """Not run here, either."""
+    async def keyed(number: int) -> None: ...
 
     async with app:
         await send.enqueue("alone")

@@ -176,7 +176,7 @@ ALL: Final[dict[str, dict[str, Any]]] = {
     "cancel_many": {"queue": "mail"}, "dead": {}, "sources": {},
     "close": {},
 }  # fmt: skip
-#: Commands of one log: with shards they say so.
+#: Commands of one log: with shards they raise.
 OF_ONE: Final[dict[str, tuple[Any, ...]]] = {
     "peek": (), "compact": (), "readers": (), "seek": ("billing", "end"), "store": (),
     "forget_reader": ("billing",), "replay": (), "stream": (), "schedules": (), "transaction": (),
