@@ -435,28 +435,6 @@ async def test_a_job_that_asks_as_celery_does_is_answered(app: TaskQ) -> None:
         policy(countdown=30)
 
 
-def test_an_import_of_another_library_is_answered_where_it_stands() -> None:
-    """Python itself would say ``cannot import name``, and no more."""
-    tries = "\n".join(
-        f"try:\n    from taskq import {name}\nexcept ImportError as error:\n    print(error)"
-        for name in ("shared_task", "crontab", "signals", "Reject", "JobFailed", "nonsense")
-    )
-    done = run_python("-c", tries, check=True)
-    printed = done.stdout.splitlines()
-    assert printed[:2] == [
-        "taskq has no 'shared_task': write from taskq import task: it is of the default app",
-        f"taskq has no 'crontab': write {habits.IMPORTS['crontab']}",
-    ]
-    assert printed[2].startswith("taskq has no 'signals': write @app.middleware")
-    assert printed[3:5] == [
-        "taskq has no 'Reject': write raise Discard(\"why\") of taskq",
-        "JobFailed is in taskq.errors: from taskq.errors import JobFailed",
-    ]
-    assert printed[5].startswith("cannot import name 'nonsense'")
-    for name in habits.IMPORTS:
-        assert not hasattr(taskq, name)
-
-
 def test_a_first_parameter_that_arq_would_fill_in_is_told(app: TaskQ) -> None:
     def download(ctx: Any, url: str) -> None: ...
 
