@@ -13,6 +13,7 @@ import pytest
 from taskq import LogTransaction, Shards, State, TaskLog, TaskQ, current_job, errors
 from taskq.core import model
 from taskq.core.model import PAYLOAD_BYTES_MAX
+from taskq.core.records import Flag
 from taskq.views import JobView
 
 
@@ -109,7 +110,7 @@ async def test_deliveries_are_settled_and_jobs_put_together(log: TaskLog) -> Non
     ids = [await log.put(b"%d" % number) for number in range(5)]
     held = await log.claim(3)
     async with log.transaction() as tx:
-        tx.ack(held[0], result=b"42")
+        tx.ack(held[0], result=b"42" * 999, compress="zlib")
         tx.nack(held[1], reason="no", delay="1h")
         tx.release(held[2], delay="1h")
         withdrawn, running = tx.cancel(ids[3]), tx.cancel(ids[1])
@@ -127,7 +128,11 @@ async def test_deliveries_are_settled_and_jobs_put_together(log: TaskLog) -> Non
         State.SUCCEEDED, State.CANCELLED, State.SCHEDULED, State.CANCELLED, State.READY,
         State.READY,
     ]  # fmt: skip
-    assert (await log.get(ids[0])).result == b"42"
+    assert (await log.get(ids[0])).result == b"42" * 999
+    port, lsn = await log._located(ids[0])
+    stored = await port.view(lsn)
+    assert stored is not None
+    assert stored.result_flags == Flag.ZLIB
     assert [delivery.payload for delivery in await log.claim(9)] == [b"new", b"4"]
     assert repr(job) == f"<PendingPut {job.id}>"
     assert repr(withdrawn) == f"<PendingCancel {ids[3]}>"
