@@ -279,6 +279,29 @@ def make(tmp_path: Path) -> Iterator[Callable[[], WriterLock]]:
         lock.close()
 
 
+def test_who_is_alone_waits_behind_those_in_line_every_now_and_then(
+    make: Callable[[], WriterLock],
+) -> None:
+    lock, disk = make(), LocalDisk()
+    gate = make()._gate
+    lock.acquire()
+    lock.release()
+    lock.is_alone = True
+    waited: list[int] = []
+    for number in range(64):
+
+        def pass_on(number: int = number) -> None:
+            waited.append(number)
+            disk.unlock(gate)
+
+        lock.on_wait = pass_on
+        assert disk.try_lock(gate), "somebody is in line"
+        lock.acquire()
+        lock.release()
+        disk.unlock(gate)
+    assert waited == [16, 33, 50]
+
+
 def test_who_was_alone_sees_that_another_came_though_both_have_the_same_number(
     make: Callable[[], WriterLock],
 ) -> None:

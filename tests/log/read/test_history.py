@@ -30,6 +30,7 @@ from taskq.log.read.history import (
     class_of,
     middle_of,
 )
+from taskq.log.requests import EnqueueSpec
 from taskq.log.upkeep.upkeep import Upkeep
 from taskq.testing import TravelClock, use_clock
 from tests.log.world import World, fill_segment, keeping, tend
@@ -305,3 +306,26 @@ def test_a_fold_reads_the_file_again_only_after_another_process_wrote_it(
     assert not list(first.steps(segments[3]))
     assert read.call_count == 2
     assert counts(first) == counts(second)
+
+
+def test_the_end_of_a_job_without_a_task_reads_no_birth_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process = World(0, keeping()).process()
+    process.enqueue(spec=EnqueueSpec(task=""))
+    (delivery,) = process.claim()
+    process.settle(delivery)
+    known = History(process.journal)
+    monkeypatch.setattr(known, "_find", Mock(side_effect=AssertionError))
+    assert list(known.read_on())
+    ((counted, _),) = known.tasks[""].hours.values()
+    assert counted[:2] == [1, 1]
+
+
+def test_tasks_beyond_the_most_of_an_hour_share_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taskq.log.read.history._NEW_MAX", 3)
+    known = History(World(0, keeping()).process().journal)
+    for number in range(10):
+        known._cell(f"task{number}", 500_000, 0, 0)
+    assert len(known._cells) == len(known.tasks) == 4
+    assert sum(part.weight() for part in known.tasks.values()) == 10

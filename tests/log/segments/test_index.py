@@ -536,6 +536,18 @@ def test_indexes_of_many_segments_are_not_all_open_at_a_time() -> None:
     assert process.disk.open_files <= 3
 
 
+def test_what_was_read_of_indexes_is_forgotten_with_their_files(saved: dict[str, bytes]) -> None:
+    """Frames were moved: no lookup goes to a file that was open before."""
+    process = _revive(saved).process()
+    indexes = process.journal.indexes
+    indexes._entry_at(1, 1)
+    before, descriptors = dict(indexes._open), process.disk.open_files
+    indexes.forget()
+    assert process.disk.open_files == descriptors - len(before) < descriptors
+    indexes._entry_at(1, 1)
+    assert indexes._open[1] is not before[1]
+
+
 # -- record runs -----------------------------------------------------------------------------------
 
 

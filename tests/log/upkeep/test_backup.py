@@ -108,6 +108,32 @@ def test_a_backup_beside_writers_and_a_compactor_holds_all_that_was_acknowledged
     assert new.id in stands(again)[0]
 
 
+def test_what_compaction_takes_behind_the_copied_end_is_no_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, target = tmp_path / "data", tmp_path / "backup"
+    opened = 0
+    with TaskQ(data, segment_bytes=SEGMENT_BYTES, keep=0, upkeep=False) as app:
+        kept = {app.enqueue_by_name_sync("keep", "k").id}
+        for _ in range(90):
+            app.enqueue_by_name_sync("drop", "y" * 3_000).cancel_sync()
+        kept |= {app.enqueue_by_name_sync("keep", "y" * 3_000).id for _ in range(50)}
+        genuine = LogReader.open
+
+        def open_and_compact(path: str) -> LogReader:
+            nonlocal opened
+            reader = genuine(path)
+            opened += 1
+            if opened == 2:  # the first one looks whose backup it is
+                assert app.compact_sync(keep=0).segments
+            return reader
+
+        monkeypatch.setattr(LogReader, "open", open_and_compact)
+        back_up(str(data), str(target))
+        monkeypatch.undo()
+    assert stands(target)[0] == dict.fromkeys(kept, State.READY)
+
+
 def test_nobody_writes_to_a_backup_and_read_commands_open_it(tmp_path: Path) -> None:
     with TaskQ(tmp_path / "data") as app:
         job = app.enqueue_by_name_sync("keep", "x")
