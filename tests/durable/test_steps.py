@@ -475,6 +475,11 @@ async def fine() -> int:
     return 1
 
 
+async def undone_in_loop() -> None:
+    with durable.undo_sync("a", fine):
+        await fine()
+
+
 INVALID: dict[str, tuple[Callable[[], Awaitable[object]], str]] = {
     "no form in JSON": (lambda: durable.step("a", no_json), ""),
     "too large": (lambda: durable.step("a", too_large), ""),
@@ -493,6 +498,7 @@ INVALID: dict[str, tuple[Callable[[], Awaitable[object]], str]] = {
     "no duration": (lambda: durable.sleep("soon"), ""),
     "no retries": (lambda: durable.step("a", fine, retry=-1), ""),
     "a sync twin in a loop": (lambda: durable.step_sync("a", fine), ""),
+    "a sync undo in a loop": (undone_in_loop, ""),
     "nothing to wait for": (durable.first, ""),
 }
 
@@ -883,6 +889,20 @@ async def test_a_time_comes_first_if_nothing_else_does(app: TaskQ, box: Sandbox)
         return await durable.first(durable.event("paid", int), durable.sleep("2d"), call) is None
 
     assert await (await ordered(box, order)).result(5)
+
+
+async def test_a_first_of_fewer_waits_than_it_was_decided_for_is_refused(box: Sandbox) -> None:
+    names = ["paid", "cancelled"]
+
+    async def order() -> None:
+        await durable.first(*(durable.event(name) for name in names))
+        names.pop()
+        raise OSError("again")
+
+    job = await ordered(box, order, retry=2)
+    await box.signal(job, "cancelled")
+    await box.drain(with_scheduled=True, raises=False)
+    assert "was decided for wait 2, and has 1 now" in await reason(job)
 
 
 async def test_jobs_and_signals_come_by_the_order_of_the_log(app: TaskQ, box: Sandbox) -> None:
