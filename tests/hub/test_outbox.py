@@ -361,20 +361,36 @@ async def test_the_server_writes_to_an_outbox_only_if_a_job_of_it_is_over(place:
     assert {file: file.stat().st_mtime_ns for file in path.rglob("*")} == before
 
 
-async def test_a_device_that_was_set_back_hears_how_its_jobs_ended_in_one_reading(
+async def test_the_end_of_a_job_outlasts_set_backs_of_both_sides_and_is_read_once(
     place: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The device loses it first, and the hub after it: each has it from the other."""
     await place.take()
-    before = await to_thread.run_sync(shutil.copytree, place.log, place.path / "backup")
-    jobs = [await place.put(version) for version in ("1", "2", "3")]
+    before = await to_thread.run_sync(shutil.copytree, place.log, place.path / "before")
+    ran, failed = await place.put(), await place.put("bad", attempts=1)
+    await place.take()
+    await place.take()
+    await place.client.close()
+    taken = await to_thread.run_sync(shutil.copytree, place.hub, place.path / "taken")
     await place.round()
     await place.client.outbox("edge-7").settle()
     await to_thread.run_sync(shutil.rmtree, place.log)
     before.rename(place.log)
-    reading = create_autospec(DeviceReader.read, side_effect=DeviceReader.read)
-    monkeypatch.setattr(DeviceReader, "read", reading)
-    assert (await place.take()).taken.jobs == len(jobs)
-    reading.assert_called_once()
+    with monkeypatch.context() as patch:
+        reading = create_autospec(DeviceReader.read, side_effect=DeviceReader.read)
+        patch.setattr(DeviceReader, "read", reading)
+        assert (await place.take()).taken.jobs == 2
+        reading.assert_called_once()
+    await place.client.close()
+    await place.server.close()
+    await to_thread.run_sync(shutil.rmtree, place.hub)
+    taken.rename(place.hub)
+    place.restart()
+    await place.round()
+    assert await place.client.job(ran.id).result(timeout=1) == "edge-7 has 7.2"
+    with pytest.raises(JobFailed, match="no such version"):
+        await place.client.job(failed.id).result(timeout=1)
+    assert [version for _, version in place.ran] == ["7.2", "bad"]
 
 
 async def test_a_device_that_comes_back_after_a_copy_of_it_gets_jobs_again(place: Fleet) -> None:
