@@ -213,7 +213,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if (posix := item.get_closest_marker("posix")) is not None:
             item.add_marker(pytest.mark.skip(reason=posix.args[0]))
         marker = item.get_closest_marker("timeout")
-        seconds = marker.args[0] if marker is not None and marker.args else 60
+        is_own = marker is not None and marker.args
+        seconds = marker.args[0] if is_own else float(item.config.getini("timeout"))
         item.add_marker(pytest.mark.timeout(seconds * _STRETCH), append=False)
 
 

@@ -22,6 +22,8 @@ from taskq.log.store.store import Store
 from tests.effort import ended, grows, some
 from tests.processes.harness import Child, eventually, log_records, of_kind, open_here, put
 
+pytestmark = pytest.mark.posix("forks")
+
 #: The number of forks.
 CHILDREN = some(3, 6)
 

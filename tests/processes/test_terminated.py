@@ -105,7 +105,7 @@ def test_of_two_producers_one_dies_and_the_other_enqueues_all(tmp_path: Path, co
         Role(tmp_path, "producer", "a", count, 1) as dies,
         Role(tmp_path, "producer", "b", count, 1) as stays,
     ):
-        eventually(lambda: dies.acked > count // 2)
+        eventually(lambda: dies.acked > count // 2, STEP_SECONDS * 10)
         dies.kill()
         stays.finish()
     assert dies.acked < count == stays.acked

@@ -177,6 +177,7 @@ async def test_payloads_and_results_larger_than_a_pipe_pass() -> None:
     assert len(await job.result(SECONDS)) == 16_000_000
 
 
+@pytest.mark.posix("Python makes a null pointer an error")
 @pytest.mark.usefixtures("at_work")
 async def test_a_child_that_dies_costs_its_job_one_attempt_and_another_nothing(
     tmp_path: Path,

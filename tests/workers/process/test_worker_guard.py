@@ -108,7 +108,12 @@ def test_a_worker_that_cannot_be_started_is_tried_again_after_a_pause(
 
 
 @pytest.mark.parametrize(
-    ("is_ready", "code", "exit_code"), [(False, -15, 0), (True, -15, 1), (False, -9, 1)]
+    ("is_ready", "code", "exit_code"),
+    [
+        pytest.param(False, -15, 0, marks=pytest.mark.posix("ends by no signal")),
+        (True, -15, 1),
+        (False, -9, 1),
+    ],
 )
 def test_workers_that_are_stopped_while_they_start_are_no_failure(
     guarding: Any, is_ready: bool, code: int, exit_code: int
@@ -404,6 +409,7 @@ print("stopped", flush=True)
 """
 
 
+@pytest.mark.posix("a signal from elsewhere is a kill")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_run_worker_and_the_program_goes_on(
     tmp_path: Path, number: signal.Signals

@@ -303,6 +303,7 @@ def test_a_crash_leaves_the_stack_of_the_job_on_stderr(queue: TaskQ, place: str,
     assert f"in crash_{place}\n" in printed
 
 
+@pytest.mark.posix("its script limits its own memory")
 @pytest.mark.usefixtures("jobs")
 def test_a_worker_whose_reader_went_away_runs_its_jobs_and_ends_well(queue: TaskQ) -> None:
     handle = queue.enqueue_by_name_sync("jobs.here")
