@@ -22,8 +22,6 @@ from taskq.log.store.store import Store
 from tests.effort import ended, grows, some
 from tests.processes.harness import Child, eventually, log_records, of_kind, open_here, put
 
-pytestmark = pytest.mark.posix("forks")
-
 #: The number of forks.
 CHILDREN = some(3, 6)
 
@@ -68,6 +66,7 @@ def locks_of(pid: int) -> Counter[str]:
 
 
 @grows
+@pytest.mark.posix("forks")
 @pytest.mark.parametrize("how", ["os", "fork", "spawn"])
 def test_both_sides_of_a_fork_go_on_as_owners_of_their_own(tmp_path: Path, how: str) -> None:
     """Forks at any moment of the storage thread's work; nobody waits for a lock of the other."""
@@ -98,6 +97,7 @@ def test_both_sides_of_a_fork_go_on_as_owners_of_their_own(tmp_path: Path, how: 
             eventually(lambda: not owner_alive(directory, answer.owners[pid]))  # noqa: B023
 
 
+@pytest.mark.posix("forks")
 def test_a_preloading_server_and_its_workers_run_jobs_on_loops_of_their_own(tmp_path: Path) -> None:
     """The log is used on a loop, the process forks, and every child and the parent use it again."""
     with Child("fork.py", tmp_path, "async", 3) as server:
@@ -108,6 +108,7 @@ def test_a_preloading_server_and_its_workers_run_jobs_on_loops_of_their_own(tmp_
     assert len(of_kind(result, Kind.ENQUEUED)) == len(of_kind(result, Kind.SUCCEEDED)) == 100
 
 
+@pytest.mark.posix("forks")
 @pytest.mark.slow
 def test_forking_at_any_moment_leaks_nothing(tmp_path: Path) -> None:
     """Four hundred forks beside busy threads: no child hangs, and none keeps a lock."""
@@ -121,6 +122,7 @@ def test_forking_at_any_moment_leaks_nothing(tmp_path: Path) -> None:
             assert len(set(answer.owners.values())) == 41
 
 
+@pytest.mark.posix("forks")
 def test_a_fork_while_logs_open_and_close_inherits_no_lock(tmp_path: Path) -> None:
     with Child("actors.py", "fork_opening", tmp_path, 60) as parent:
         assert parent.expect("inherited") == "0"
@@ -203,6 +205,7 @@ def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+@pytest.mark.posix("counts descriptors")
 async def test_a_loop_keeps_nothing_of_a_log_that_was_closed(tmp_path: Path) -> None:
     """A program that opens and closes logs all day, on one loop, runs out of no descriptors."""
     counts = []

@@ -438,6 +438,7 @@ taskq_start.main()
 """
 
 
+@pytest.mark.posix("a signal from elsewhere is a kill")
 def test_ctrl_c_while_the_command_is_imported_prints_nothing() -> None:
     done = run_python("-c", INTERRUPTED)
     assert (done.returncode, done.stderr, done.stdout) == (-signal.SIGINT, "", "")
