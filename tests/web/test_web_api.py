@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from taskq import TaskQ, retry
+from taskq_plugins.web import api
 from tests.web.browser import browser, program, stranger
 
 
@@ -111,7 +112,10 @@ async def test_a_result_is_waited_for(whole: Path) -> None:
         assert (still["ended"], still["state"]) == (False, "ready")
 
 
-async def test_a_worker_in_another_language_runs_jobs(data: Path) -> None:
+async def test_a_worker_in_another_language_runs_jobs(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "_HELD_MAX", 9)
     async with program(data, allow_actions=True) as client:
         made = [
             (await post(client, "jobs", task="js.run", arguments={"n": n}, queue="js"))["id"]
@@ -119,6 +123,8 @@ async def test_a_worker_in_another_language_runs_jobs(data: Path) -> None:
         ]
         claims = await post(client, "claims", queues=["js"], count=9, wait=5, lease=30)
         assert [claim["id"] for claim in claims] == made
+        refused = await post(client, "claims", 429, queues=["js"], count=6)
+        assert "4 jobs are claimed and 9 may be" in refused["detail"]
         assert claims[3]["payload"]["data"] == {"n": 3}
         tokens = [f"claims/{claim['token']}" for claim in claims]
         await post(client, f"{tokens[0]}/extend", seconds=60)

@@ -389,27 +389,25 @@ LISTS: Final = {
 SCREENS: Final = os.environ.get("TASKQ_SCREENS", "")
 
 
-async def each(visit: Visit, paths: dict[str, str], of: str = "") -> None:
-    """Look at screens, wide and narrow, by day and by night."""
-    for scheme in ("light", "dark"):
-        for width, height in ((1_440, 900), (390, 844)):
-            page = await visit.other(
-                color_scheme=scheme, viewport={"width": width, "height": height}
-            )
-            for name, path in paths.items():
-                await page.goto(visit.home + path)
-                if SCREENS:
-                    file = f"{SCREENS}/{of}{name}-{width}-{scheme}.png"
-                    await page.screenshot(path=file, full_page=True)
-                assert await page.evaluate("document.documentElement.scrollWidth") <= width, name
-                assert await faults(page) == [], (name, width, scheme)
-            await page.context.close()
+async def each(visit: Visit, scheme: str, paths: dict[str, str], of: str = "") -> None:
+    """Look at screens, wide and narrow, by day or by night."""
+    for width, height in ((1_440, 900), (390, 844)):
+        page = await visit.other(color_scheme=scheme, viewport={"width": width, "height": height})
+        for name, path in paths.items():
+            await page.goto(visit.home + path)
+            if SCREENS:
+                file = f"{SCREENS}/{of}{name.replace('/', '')}-{width}-{scheme}.png"
+                await page.screenshot(path=file, full_page=True)
+            assert await page.evaluate("document.documentElement.scrollWidth") <= width, name
+            assert await faults(page) == [], (name, width, scheme)
+        await page.context.close()
 
 
 @needs_chromium
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_no_page_shuts_anybody_out_or_is_wider_than_its_window(
-    app: TaskQ, visit: Visit
+    app: TaskQ, visit: Visit, scheme: str
 ) -> None:
     dead, fetch = await enqueue(app, "mail.send", to="x" * 400), app.tasks["pages.fetch"]
     await ended(dead)
@@ -425,9 +423,9 @@ async def test_no_page_shuts_anybody_out_or_is_wider_than_its_window(
         "gone": "/nothing", **{path: path for path in PAGES},
         **{f"job-{name}": f"/jobs/{job.id}" for name, job in jobs.items()},
     }  # fmt: skip
-    await each(visit, screens)
+    await each(visit, scheme, screens)
     await visit.context.clear_cookies()
-    await each(visit, {"login": "/"})
+    await each(visit, scheme, {"login": "/"})
     # The browser also reports refusals of the server.
     visit.said[:] = [text for text in visit.said if not text.startswith("Failed to load resource")]
 
@@ -435,13 +433,16 @@ async def test_no_page_shuts_anybody_out_or_is_wider_than_its_window(
 @needs_chromium
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_empty_screens_and_a_hub_shut_nobody_out(tmp_path: Path, chromium: Any) -> None:
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_empty_screens_and_a_hub_shut_nobody_out(
+    tmp_path: Path, chromium: Any, scheme: str
+) -> None:
     app, place = TaskQ(tmp_path / "empty"), HubPlace(tmp_path)
     async with app:
         await app.stats()
     await place.write(3)
     await place.sync()
     async with visited(chromium, app.data_dir, "--allow-actions") as visit:
-        await each(visit, {"now": "/", "jobs": "/jobs", **LISTS}, "empty-")
+        await each(visit, scheme, {"now": "/", "jobs": "/jobs", **LISTS}, "empty-")
     async with visited(chromium, place.hub) as visit:
-        await each(visit, {"hub": "/"})
+        await each(visit, scheme, {"hub": "/"})
