@@ -158,7 +158,7 @@ def fake_java(home: Path, says: str, *, code: int = 0) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("home", "path", "package", "found"),
+    ("home", "path", "package", "chosen"),
     [
         (NEWER, NEW, "", ("home", "25", "JAVA_HOME")),
         (OLD, NEW, "", ("path", "17.0.15", "PATH")),
@@ -172,13 +172,13 @@ def test_the_first_java_that_will_do_is_used(
     home: str,
     path: str,
     package: str,
-    found: tuple[str, str, str],
+    chosen: tuple[str, str, str],
 ) -> None:
     said = {"home": home, "path": path, "package": package}
     programs = {name: fake_java(tmp_path / name, text) for name, text in said.items() if text}
     monkeypatch.setattr(java_module, "_packaged", lambda: str(programs.get("package", "")) or None)
     variables = {"PATH": f"{tmp_path}/path/bin", "JAVA_HOME": f"{tmp_path}/home"}
-    name, version, source = found
+    name, version, source = chosen
     given = {key: value for key, value in variables.items() if key == "PATH" or home}
     assert find_java(given) == Java(str(programs[name]), version, source)
 

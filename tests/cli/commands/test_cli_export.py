@@ -253,8 +253,8 @@ async def test_read_commands_open_a_case_file_and_find_payloads_only_if_asked(
         assert ask("timeline", job, "-d", "case.zip").stdout.count("\n") > 1
     assert "attempts are spent" in ask("why", ids["dead"], "-d", "case.zip").stdout
     with zipfile.ZipFile("case.zip") as case:
-        found = [name for name in case.namelist() if PRIVATE.encode() in case.read(name)]
-        assert bool(found) is with_payloads
+        names = [name for name in case.namelist() if PRIVATE.encode() in case.read(name)]
+        assert bool(names) is with_payloads
         assert f"timelines/{ids['dead']}.json" in case.namelist()
         (letter,) = json.loads(case.read("dead.json"))
         assert letter["id"] == ids["dead"]
