@@ -262,8 +262,9 @@ def test_whatever_is_nested_too_deeply_is_a_value_error(data: bytes | str) -> No
     with pytest.raises(ValueError, match=r"nested more than 200 deep|Expecting value"):
         parse_json(data)
     for depth in (DEPTH_MAX + 1, 500):
-        with pytest.raises(ValueError, match="nested more than 200 deep"):
-            parse_json(json.dumps([_nested(depth - 1)] * 50))
+        for text in (json.dumps([_nested(depth - 1)] * 50), '{"a":' * depth + "1" + "}" * depth):
+            with pytest.raises(ValueError, match="nested more than 200 deep"):
+                parse_json(text)
     text = json.dumps([[_nested(DEPTH_MAX - 2)] * 50, {"[": "{"}] * 90)
     assert parse_json(text) == json.loads(text)
 
