@@ -37,7 +37,7 @@ from taskq.log.read.reader import LogReader
 from taskq.log.requests import Ingest, Op
 from taskq.log.upkeep.upkeep import Upkeep
 from taskq.testing.sandbox import use_clock
-from taskq_plugins.hub import Hub
+from taskq_plugins.hub import Hub, outbox
 from taskq_plugins.hub.models import JOB, Given
 from taskq_plugins.hub.outbox import CopyReader, DeviceOutbox, DeviceReader, There
 from taskq_plugins.hub.registry import Registry
@@ -192,12 +192,15 @@ async def test_what_became_of_a_job_on_its_device_is_its_end(
 
 @pytest.mark.parametrize("taken", [False, True])
 async def test_a_job_that_is_cancelled_never_runs_on_its_device(
-    place: Fleet, *, taken: bool
+    place: Fleet, monkeypatch: pytest.MonkeyPatch, *, taken: bool
 ) -> None:
     job = await place.put()
     if taken:
         await place.take()
+    ringing = create_autospec(outbox.ring)
+    monkeypatch.setattr(outbox, "ring", ringing)
     assert await job.cancel()
+    ringing.assert_called_once()  # a device that waits hears of it at once
     with pytest.raises(JobCancelled):
         await job.result(timeout=1)
     place.restart()
@@ -423,14 +426,14 @@ async def test_an_answer_of_an_earlier_day_moves_no_position(place: Fleet) -> No
 async def test_jobs_of_an_outbox_that_was_set_back_in_place_come_once_its_device_has_asked(
     place: Fleet,
 ) -> None:
-    outbox = place.hub / "outbox/edge-7"
+    folder = place.hub / "outbox/edge-7"
     await place.put("1")
     await place.client.close()
-    before = {file: file.read_bytes() for file in outbox.rglob("*") if file.is_file()}
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     await place.put("2")
     await place.round()
     await place.client.close()
-    for file in outbox.rglob("*"):
+    for file in folder.rglob("*"):
         if file.is_file():
             file.write_bytes(before.get(file, b""))  # the inode stays
     await place.take()
