@@ -85,6 +85,7 @@ async def test_each_page_shows_what_it_is_for(data: Path) -> None:
         page = await shown(client, job)
         assert "ValueError: no address 7002" in page
         assert "in send" in page
+        assert re.search(r"<dt>took</dt><dd>[\d.]+m?s</dd>", page)
         assert command(str(data), "show", job[6:]) in html.unescape(page)
         assert page.count("<title>waited") == page.count("<title>attempt") == 1
         assert "<b>ValueError</b> no address" in await shown(client, "/failures")
