@@ -147,7 +147,9 @@ def pytest_timeout_set_timer(item: Any, settings: Any) -> bool:
     return True
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    # pytest leaves one of its own folders when another run removes that.
+    config.addinivalue_line("filterwarnings", "ignore:unclosed scandir:ResourceWarning")
     subprocess.Popen = _Process  # type: ignore[misc]
     JobHandle.result = _wait  # type: ignore[method-assign,assignment]
     Path.symlink_to = _link  # type: ignore[method-assign,assignment]
