@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-import shutil
 import subprocess
-import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
@@ -35,19 +32,6 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 """
 EXTRAS: Final = ("sql", "web", "metrics", "hub", "zstd", "parquet", "reload")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("extra", EXTRAS)
-def test_an_extra_alone_is_enough_for_its_commands(tmp_path: Path, extra: str) -> None:
-    """From a wheel, in an environment that holds nothing else."""
-    python = shutil.which("python3.11") or sys.executable
-    done = subprocess.run(
-        [python, str(ROOT / ".ci/extras"), extra],
-        capture_output=True, text=True, check=False, env=os.environ | {"TMPDIR": str(tmp_path)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_command_that_checks_extras_knows_each_of_them() -> None:
