@@ -49,6 +49,7 @@ NAMED: Final = {
 }
 #: Names that somebody outside takes past the doors, each with its why.
 EXCEPTIONS: Final[dict[str, str]] = {
+    "taskq.log.machine.forks.READER_GONE": "the error of a pipe without a reader, on each system",
     "taskq.log.machine.forks.fill_standard": "runs before any file is opened, and needs no log",
     "taskq.reading.replay.REPLAY_HEADER": "of a replay's jobs, be it from a log or a lake",
 }

@@ -215,8 +215,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if (posix := item.get_closest_marker("posix")) is not None:
             item.add_marker(pytest.mark.skip(reason=posix.args[0]))
         marker = item.get_closest_marker("timeout")
-        is_own = marker is not None and marker.args
-        seconds = marker.args[0] if is_own else float(item.config.getini("timeout"))
+        own = marker.args if marker is not None else ()
+        seconds = own[0] if own else float(item.config.getini("timeout"))
         item.add_marker(pytest.mark.timeout(seconds * _STRETCH), append=False)
 
 

@@ -117,10 +117,11 @@ def test_freed_is_what_went_less_what_was_written_again(parts: list[tuple[int, i
 
 
 def engine(appended: int, payload: int, upkeep: int) -> views.EngineStats:
-    nothing = dict.fromkeys(("batches", "records", "slow_syncs", "caught_up_records"), 0)
-    spreads = dict.fromkeys(("batch_records", "sync_seconds", "lock_wait_seconds"), views.Spread())
+    counts = ("batches", "records", "slow_syncs", "caught_up_records")
+    nothing: dict[str, Any] = dict.fromkeys(counts, 0)
+    nothing |= dict.fromkeys(("batch_records", "sync_seconds", "lock_wait_seconds"), views.Spread())
     return views.EngineStats(
-        **nothing, **spreads, batch_histogram=(), appended_bytes=appended, payload_bytes=payload,
+        **nothing, batch_histogram=(), appended_bytes=appended, payload_bytes=payload,
         upkeep_bytes=upkeep, lock_hold_seconds_max=0.0, open_seconds=0.0, free_bytes=None,
         is_disk_short=False,
     )  # fmt: skip
@@ -213,13 +214,13 @@ def test_the_last_record_rules_and_a_rule_stays_until_another_is_told(
 
 @given(name=st.text(max_size=5), moment=st.integers(-9, 2**62), most=st.integers(-2, 2**40))
 def test_jitter_lies_between_nothing_and_the_most(name: str, moment: int, most: int) -> None:
-    late = jitter_ns(name, views.moment, most)
+    late = jitter_ns(name, moment, most)
     assert 0 <= late <= max(most, 0)
-    assert late == jitter_ns(name, views.moment, most)
+    assert late == jitter_ns(name, moment, most)
 
 
 def test_jitter_reaches_both_of_its_ends_and_differs_by_name_and_moment() -> None:
-    assert {jitter_ns("a", views.moment, 1) for views.moment in range(50)} == {0, 1}
-    assert {jitter_ns("a", views.moment, 4) for views.moment in range(200)} == set(range(5))
+    assert {jitter_ns("a", moment, 1) for moment in range(50)} == {0, 1}
+    assert {jitter_ns("a", moment, 4) for moment in range(200)} == set(range(5))
     assert jitter_ns("a", 1, 2**60) != jitter_ns("b", 1, 2**60) != jitter_ns("b", 2, 2**60)
     assert schedules._HASH_RANGE == 2**64

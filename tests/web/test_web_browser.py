@@ -411,7 +411,7 @@ async def test_no_page_shuts_anybody_out_or_is_wider_than_its_window(
 ) -> None:
     dead, fetch = await enqueue(app, "mail.send", to="x" * 400), app.tasks["pages.fetch"]
     await ended(dead)
-    jobs = {
+    jobs: dict[str, Any] = {
         "dead": dead,
         "waiting": await enqueue(app, "nobody.knows", text="y" * 400),
         "event": await enqueue(app, "orders.ship"),
