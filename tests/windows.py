@@ -174,11 +174,11 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Skip a test that itself asks for what only POSIX has."""
     report = yield
+    _skip_if_lacking(report, call)
     if report.skipped:
         item.stash[_SKIPPED] = report.longrepr
     elif report.failed and call.when == "teardown" and _SKIPPED in item.stash:
         report.outcome, report.longrepr = "skipped", item.stash[_SKIPPED]  # left in its midst
-    _skip_if_lacking(report, call)
     return report
 
 
