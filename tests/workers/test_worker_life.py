@@ -35,6 +35,7 @@ from taskq.errors import (
     JobFailed,
     LogClosed,
     LogGone,
+    LogLocked,
     PayloadTooLarge,
     TaskqError,
     UsageError,
@@ -45,7 +46,7 @@ from taskq.log.store.store import Store
 from taskq_workers import JobFinished, Worker, pool
 from taskq_workers.runs import system
 from taskq_workers.runs.executors import SWITCH_INTERVAL_SECONDS
-from taskq_workers.slots import outcomes
+from taskq_workers.slots import feed, outcomes
 from tests.workers import afar_jobs
 from tests.workers.fakes import FakeApp, Held
 
@@ -216,6 +217,22 @@ async def test_a_claim_that_was_answered_during_the_stop_is_given_back(fake: Fak
         worker.request_stop()
         await worker.stop()
     assert [settlement.cause for settlement in fake.fake.settled] == [Cause.DRAIN]
+
+
+async def test_a_burst_ends_once_outcomes_that_a_locked_log_refused_are_kept(
+    fake: FakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "PAUSE_SECONDS_FIRST", 0.001)
+    refusals = [LogLocked("data", 1, "stopped", 30.0)] * 2
+
+    @fake.task
+    async def fine() -> None: ...
+
+    fake.put(fine)
+    fake.fake.refuse = lambda _: refusals.pop() if refusals else None
+    async with asyncio.timeout(SECONDS):
+        await Worker(fake, burst=True).run()
+    assert [settlement.kind for settlement in fake.fake.settled] == [Kind.SUCCEEDED]
 
 
 async def test_a_success_that_the_log_can_never_take_is_dead_with_the_reason(

@@ -7,6 +7,7 @@ import ctypes
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from pathlib import Path
@@ -238,10 +239,14 @@ def test_a_soft_timeout_that_was_asked_for_as_the_call_ended_is_taken_back(
     asked: list[object] = []
     monkeypatch.setattr(executors, "_raise_in_thread", lambda _, error: asked.append(error))
     monkeypatch.setattr(ctypes, "py_object", lambda error: error)
-    watched = executors._Watched(len, timeouts.TimeLimits(None, 1.0))
+    watched = executors._Watched(len, timeouts.TimeLimits(5.0, 1.0))
     watched._function = watched._on_soft
     watched()
     assert asked == [SoftTimeout, None]
+    answer: Any = Future()
+    answer.set_result(7)
+    watched._on_hard(answer)  # its timer rang in the turn of the answer
+    assert (answer.result(), watched.gave_up) == (7, False)
 
 
 @pytest.fixture
