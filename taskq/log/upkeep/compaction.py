@@ -343,9 +343,10 @@ class Compaction:
         item = self._live_item(needed, job, location, born, enqueued_ns)
         if item is None and self._agenda.table.find(job) is None:
             item = self._settled_item(job, location, born, enqueued_ns, was_alive=is_alive)
-        if item is not None and item.state is not model.State.ABSENT and not item.history:
-            return item._replace(history=before)
-        return item
+        if item is None or item.state is model.State.ABSENT or item.history or not before:
+            return item
+        # It waits with no attempt that counts, and the last one may have ended since.
+        return item._replace(history=self._retained.history(job, 1) or before)
 
     def _live_item(
         self, needed: Needed, job: int, location: int, born: bytes, enqueued_ns: int
