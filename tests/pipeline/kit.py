@@ -590,26 +590,6 @@ def _dead(process: Process, body: bytes = _REASON, extras: Extras | None = None)
     return job
 
 
-def dead_letters_that_still_expire(world: World) -> None:
-    """Have it as a span or a date, requeued before and after it; the clock is set meanwhile."""
-    process = world.process()
-    date_ns = world.clock.wall_ns() + 2 * _HOUR_NS
-    spans = [_dead(process, extras=Extras(expires_ns=n * _HOUR_NS)) for n in (1, 2, 3, 4)]
-    date = _dead(process, extras=Extras(expires_ns=date_ns, expires_is_wall=True))
-    world.clock.step(-1_800)
-    process.enqueue()
-    world.clock.advance(3_601)
-    for job in (*spans[:2], date):
-        _requeue(process, job)
-    world.clock.step(600)
-    claimed = {item.job: item for item in process.claim(9)}
-    process.settle(claimed[spans[0]])
-    process.settle(claimed[spans[1]], Kind.DEAD, body=b"again", cause=Cause.REJECTED)
-    world.clock.step(-60)
-    process.enqueue()
-    _requeue(process, spans[1])
-
-
 def jobs_withdrawn_and_expired(world: World) -> None:
     process = world.process()
     job = process.enqueue()
@@ -674,24 +654,9 @@ def compacted_logs(world: World) -> None:
     process.settle(running, Kind.RETRIED, body=b"carried while it ran", delay_ns=SECOND_NS)
 
 
-def dead_letters_requeued_in_compacted_logs(world: World) -> None:
-    process = world.process()
-    dead = [_dead(process), _dead(process)]
-    begun = process.journal.segment
-    while process.journal.segment == begun:
-        process.enqueue(bytes(20_000), spec=EnqueueSpec(priority=0))
-    for job in dead:
-        _requeue(process, job)
-    process.settle(_one(process), Kind.RETRIED, body=b"once more", delay_ns=SECOND_NS)
-    process.journal.files.remove(begun)
-
-
 STORIES: Final[dict[str, Callable[[World], None]]] = {
     story.__name__: story
-    for story in (
-        jobs_withdrawn_and_expired, clocks_that_are_set, compacted_logs,
-        dead_letters_requeued_in_compacted_logs, dead_letters_that_still_expire,
-    )
+    for story in (jobs_withdrawn_and_expired, clocks_that_are_set, compacted_logs)
 }  # fmt: skip
 
 
