@@ -152,6 +152,12 @@ def test_batches_cut_anywhere_give_the_jobs_of_a_fold_at_once(folded: Folded) ->
         assert folded.by_batch[key] == row
 
 
+def test_a_log_alone_is_folded_as_among_others(folded: Folded) -> None:
+    for log in folded.logs:
+        alone = kit.by_job(kit.folded_rows(log.records).jobs)
+        assert alone == {key: folded.at_once[key] for key in alone}
+
+
 def test_these_logs_have_all_kinds_of_life_in_them(folded: Folded) -> None:
     kinds = {kind for log in folded.logs for kind in log.records["kind"].to_pylist()}
     of_jobs = {kind.name.lower() for kind in Kind if Kind.ENQUEUED <= kind <= Kind.CLOCK}
