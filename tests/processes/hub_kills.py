@@ -75,6 +75,8 @@ _STEP_SECONDS: Final = 120.0
 _REST_BYTES: Final = 256
 _ANSWERED: Final = 500
 _DAY_NS: Final = 86_400 * 10**9
+#: Jobs that a device writes while it sends, so that what is left to send stays small.
+_BESIDE_MAX: Final = 100
 #: Milliseconds between two kills at any time.
 _APART: Final = 25
 
@@ -115,7 +117,7 @@ MOMENTS: Final = (
     Moment("device", "while it goes on as another log", "taskq.engine:fork", "steps"),
     Moment("device", "in ingestion", f"{_HUB}.outbox:DeviceOutbox.take", "steps"),
     Moment("device", "in settle", f"{__name__}:_work", "steps"),
-    Moment("hub", "at any time", "", "time", "new"),
+    Moment("hub", "at any time", f"{_HUB}.server:_read", "time", "new"),
     Moment("device", "at any time, while it writes", "", "time", "new"),
 )
 #: Late imports of processes, here once for all.
@@ -153,10 +155,10 @@ def _live_busily(folder: Path, listening: socket.socket) -> None:
 
 
 async def _sent_and_written(folder: Path, port: int) -> None:
-    sending = asyncio.create_task(_sent(folder, port))
+    sending, count = asyncio.create_task(_sent(folder, port)), 0
     async with TaskQ(folder / _DEVICE) as app:
         with (folder / "marks").open("a", encoding="ascii") as noted:
-            while not sending.done():
+            while not sending.done() and (count := count + 1) < _BESIDE_MAX:
                 mark = os.urandom(12).hex()
                 await app.enqueue(app.call_by_name("own", mark + "!" * 2_000).options(queue="own"))
                 noted.write(f"\n{mark}")

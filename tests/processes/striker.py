@@ -29,13 +29,14 @@ def strike(how: str, nth: int, *where: str) -> None:
         how: "calls": before one of the functions does anything; "ends": once it is done; "turns":
             both; "steps": before a change of the disk that it makes, half of it written; "pieces":
             after a piece that it yields; "events": at a file, lock or socket of the interpreter;
-            "time": after ``nth`` milliseconds, by SIGALRM, at any instruction.
+            "time": ``nth`` milliseconds from now, or from the first call, by SIGALRM, at any
+            instruction.
         nth: the number of the moment, from 1.
         where: the functions, as ``module:name``.
     """
     strike = _Strike(how, nth)
-    if how == "time":
-        signal.setitimer(signal.ITIMER_REAL, nth / 1_000)
+    if how == "time" and not where:
+        strike.arm()
     elif how == "events":
         sys.addaudithook(strike.event)
     elif how == "steps":
@@ -65,6 +66,9 @@ class _Strike:
                 half()
                 _die()
 
+    def arm(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, self._left / 1_000)
+
     def event(self, name: str, _: object) -> None:
         if name.startswith(_EVENTS):
             self.count("events")
@@ -83,6 +87,9 @@ class _Strike:
         return functools.wraps(function)(wrapped)
 
     def _begin(self) -> None:
+        if self._how == "time" and self._left:
+            self.arm()
+            self._left = 0
         self.count("calls")
         self._inside += 1
 
