@@ -202,6 +202,7 @@ async def test_a_job_that_nothing_is_known_of_passes_every_filter(log: TaskLog) 
 # -- the stream as an object -----------------------------------------------------------------------
 
 
+@pytest.mark.posix("waits in steps of 16 ms")
 async def test_a_wait_that_is_given_up_loses_nothing(log: TaskLog) -> None:
     bodies: list[bytes | None] = []
     async with log.stream(kinds=["enqueued"]) as stream:
