@@ -138,6 +138,27 @@ def test_every_way_to_look_at_a_job_tells_the_same_moment(world: World, process:
     assert [exported[job] for job in jobs] == one_by_one
 
 
+@pytest.mark.parametrize("compacts", [False, True])
+@pytest.mark.parametrize("is_wall", [False, True])
+@pytest.mark.parametrize("kind", [Kind.RETRIED, Kind.RELEASED])
+def test_a_job_that_was_claimed_expires_no_more(kind: Kind, is_wall: bool, compacts: bool) -> None:
+    world = World(config=_COMPACTED)
+    process = world.process()
+    expires_ns = _HOUR * SECOND_NS + is_wall * world.clock.wall_ns()
+    extras = Extras(expires_ns=expires_ns, expires_is_wall=is_wall)
+    job = process.enqueue(extras=extras)
+    (delivery,) = process.claim()
+    if compacts:
+        for _ in range(5):
+            fill_segment(process)
+        tend(process)
+        assert process.journal.files.lsns[0] > job
+    process.settle(delivery, kind, delay_ns=10 * SECOND_NS)
+    world.clock.advance(2 * _HOUR)
+    assert world.job(job).expires_ns == 0
+    assert [again.job for again in world.process().claim(9)] == [job]
+
+
 # -- ticks -----------------------------------------------------------------------------------------
 
 
