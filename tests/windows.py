@@ -116,11 +116,12 @@ class _Process(subprocess.Popen):  # type: ignore[type-arg]
         super().__exit__(*error)
 
     def send_signal(self, sig: int) -> None:
-        if sig in (signal.SIGINT, signal.SIGABRT):
-            self.kill()
+        if sig not in (signal.SIGINT, signal.SIGABRT):
+            super().send_signal(sig)
+            return
+        self.kill()
         if sig == signal.SIGINT:
             pytest.skip("sends SIGINT")
-        super().send_signal(sig)
 
 
 def pytest_timeout_set_timer(item: Any, settings: Any) -> bool:
