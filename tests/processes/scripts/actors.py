@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import os
 import random
-import resource
 import signal
 import sys
 import threading
@@ -49,6 +48,8 @@ def ago(body: str) -> int:
 
 
 def cpu_seconds() -> float:
+    import resource  # noqa: PLC0415 - Windows has none
+
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
