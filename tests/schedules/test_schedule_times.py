@@ -112,7 +112,7 @@ def test_from_within_the_hour_that_comes_twice_nothing_comes_again() -> None:
     length=st.integers(0, 200_000),
     count=st.integers(1, 5),
 )
-def test_the_latest_moments_are_those_that_a_walk_ends_with(
+def test_latest_returns_the_last_times_of_a_walk(
     expression: str, start: int, is_autumn: bool, length: int, count: int
 ) -> None:
     cron = parse_cron(expression, "Europe/Berlin")

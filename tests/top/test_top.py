@@ -357,7 +357,7 @@ def test_nothing_is_done_without_a_yes(path: Path) -> None:
     assert screen.to_do == [Act("requeue", (ids["no-2"], ids["no-1"]))]
 
 
-def test_a_wrong_moment_is_told_and_the_present_stays(path: Path) -> None:
+def test_a_wrong_time_shows_an_error_and_keeps_the_live_view(path: Path) -> None:
     fill(path)
     picture, screen = seen(path), Screen()
     for key in ("t", "s", "o", "o", "n", "backspace", "enter"):

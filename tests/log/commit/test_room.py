@@ -123,7 +123,7 @@ def test_dead_letters_are_not_requeued_while_there_is_no_room_for_new_jobs() -> 
     ("total", "limit", "reserve"),
     [(4 * 2**20, 4 * 2**20 // 50, 4 * 2**20 // 50), (2**40, MIN_FREE_BYTES, RESERVE_BYTES)],
 )
-def test_unless_told_otherwise_a_small_disk_is_left_a_fiftieth_each(
+def test_limit_and_reserve_default_to_a_fiftieth_of_a_small_disk(
     total: int, limit: int, reserve: int
 ) -> None:
     world = World(config=LogConfig())
@@ -184,7 +184,7 @@ def test_near_the_limit_the_disk_is_asked_every_50_ms_or_after_a_quarter_of_what
     assert len(asked) == 11
 
 
-def test_the_oldest_ends_go_as_far_as_needed_and_whoever_asks_is_told_why() -> None:
+def test_a_full_disk_drops_the_oldest_ended_jobs_and_explains_it() -> None:
     """None goes where even half of the log would not do: others fill the disk then."""
     world = World(config=replace(CONFIG, reserve_bytes=0, keep_seconds=None))
     process = world.process()

@@ -176,9 +176,7 @@ def waiting(process: Process, **wanted: Any) -> list[int]:
     return waiting_page(process.committer.sight, JobFilter(**wanted), 0, ALL, 10_000).items
 
 
-def test_withdrawing_many_cancels_those_that_wait_and_leaves_the_others(
-    world: World, process: Process
-) -> None:
+def test_withdrawing_many_jobs_cancels_only_waiting_ones(world: World, process: Process) -> None:
     jobs = [process.enqueue(spec=SEND) for _ in range(4)]
     late = process.enqueue(spec=SEND, extras=Extras(due_ns=60 * SECOND_NS))
     (running,) = process.claim()
@@ -289,7 +287,7 @@ def test_whatever_ends_the_claim_ends_the_job_as_cancelled(
     assert [(attempt.number, attempt.outcome) for attempt in view.attempts] == [(1, "cancelled")]
 
 
-def test_a_lease_that_is_over_ends_it_and_extending_tells_of_it(world: World) -> None:
+def test_a_cancel_request_shows_when_extending_and_expires_with_the_lease(world: World) -> None:
     holder, other = world.process(), world.process()
     job = holder.enqueue()
     request = ClaimRequest(1, wait_until_ns=0, lease_ns=30 * SECOND_NS)
@@ -327,7 +325,7 @@ def test_compaction_carries_the_wish(world: World) -> None:
     assert last(world).type == Kind.CANCELLED
 
 
-def test_only_the_process_that_runs_the_job_is_told_and_once(world: World) -> None:
+def test_only_the_process_that_runs_the_job_hears_of_a_cancel_and_once(world: World) -> None:
     worker, other = world.process(), world.process()
     heard: list[Any] = []
     for process in (worker, other):

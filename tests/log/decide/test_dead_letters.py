@@ -106,7 +106,7 @@ def test_a_second_requeue_of_the_same_is_refused_naming_its_state(process: Proce
         requeue(process, job + 1_000_000)
 
 
-def test_who_waits_for_a_requeued_job_gets_its_new_end(world: World) -> None:
+def test_waiting_for_a_requeued_job_returns_its_new_outcome(world: World) -> None:
     first, second, third = world.process(), world.process(), world.process()
     job = dead_letter(first, reason=b"the first end")
     second.catch_up()
@@ -358,7 +358,7 @@ def of_its_record(world: World, process: Process, job: int) -> None:
 
 
 @pytest.mark.parametrize("die", [of_its_task, of_its_worker, of_its_lease, of_its_record])
-def test_each_death_is_told_once_in_its_own_frame(
+def test_each_dead_letter_is_announced_once_in_its_own_frame(
     die: Callable[[World, Process, int], None], world: World
 ) -> None:
     process = telling(world.process())
@@ -370,7 +370,7 @@ def test_each_death_is_told_once_in_its_own_frame(
     assert told(world) == [b"%d" % job]
 
 
-def test_the_claim_of_a_batch_gets_what_tells_of_its_deaths(world: World) -> None:
+def test_a_claim_gets_the_jobs_for_dead_letters_of_its_own_batch(world: World) -> None:
     process = telling(world.process())
     process.enqueue(spec=ONCE)
     (delivery,) = process.claim()
@@ -383,7 +383,7 @@ def test_the_claim_of_a_batch_gets_what_tells_of_its_deaths(world: World) -> Non
     assert [taken.task for taken in claimed.result(0)] == ["tell"]
 
 
-def test_a_death_in_a_batch_that_broke_is_told_once(world: World) -> None:
+def test_a_dead_letter_in_a_failed_batch_is_announced_once(world: World) -> None:
     process = telling(world.process())
     job = process.enqueue(spec=ONCE)
     (delivery,) = process.claim()
@@ -398,7 +398,7 @@ def test_a_death_in_a_batch_that_broke_is_told_once(world: World) -> None:
     assert told(world) == [b"%d" % job]
 
 
-def test_what_fails_to_tell_of_a_death_does_not_keep_it_from_the_log(
+def test_a_failing_dead_letter_hook_does_not_keep_it_out_of_the_log(
     caplog: pytest.LogCaptureFixture, world: World
 ) -> None:
     process = telling(world.process())

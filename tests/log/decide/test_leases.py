@@ -119,7 +119,7 @@ _FILL: Final = EnqueueSpec("fill", "run", 1)
 # -- what reads the log ---------------------------------------------------------------------------
 
 
-def test_every_way_to_look_at_a_job_tells_the_same_moment(world: World, process: Process) -> None:
+def test_all_views_of_a_job_agree_on_its_times(world: World, process: Process) -> None:
     jobs = [process.enqueue(b"", Extras(expires_ns=10**15), _JOB) for _ in range(4)]
     world.clock.step(_YEAR)
     (first, second) = process.claim(2)
@@ -335,7 +335,7 @@ def test_nothing_expires_in_the_first_frame_after_a_step(world: World) -> None:
     first.settle(delivery)
 
 
-def test_of_a_fall_that_no_frame_told_of_what_is_left_of_it_is_recorded(world: World) -> None:
+def test_the_rest_of_an_unrecorded_backward_clock_step_is_recorded(world: World) -> None:
     job = _delayed(world.process(), _HOUR)
     world.lose_power(60)
     world.clock.step(-_2024)
@@ -410,7 +410,7 @@ class Clocked:
 
 
 @pytest.mark.parametrize("seed", range(some(8, 30)))
-def test_whatever_the_clock_does_nothing_runs_or_expires_early_and_all_comes(seed: int) -> None:
+def test_steps_of_the_clock_run_no_job_early_and_lose_none(seed: int) -> None:
     """Delays and backoff are real time; a step of up to 5 s is no step. Dates are wall time."""
     clocked = Clocked(seed)
     for _ in range(60):
@@ -423,7 +423,7 @@ def test_whatever_the_clock_does_nothing_runs_or_expires_early_and_all_comes(see
     assert clocked.world.fold().need_agenda().table.live == 0
 
 
-def test_whoever_looks_after_a_step_of_the_clock_makes_nothing_run_early(
+def test_a_listing_after_a_clock_step_makes_no_delayed_job_due(
     world: World, process: Process
 ) -> None:
     job = _delayed(process, _HOUR)

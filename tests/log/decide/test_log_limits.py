@@ -117,7 +117,7 @@ def test_no_batch_of_compaction_writes_the_claims_of_more_than_a_thousand_groups
     assert max(sizes) <= 1_000
 
 
-def test_workers_of_one_process_that_differ_on_a_rate_leave_nothing_behind(
+def test_workers_with_different_rates_in_one_process_leak_no_groups(
     world: World, process: Process
 ) -> None:
     slow = {"post": Limit(rate=Rate(1, 3_600 * SECOND_NS), scope="post")}

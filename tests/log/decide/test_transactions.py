@@ -283,7 +283,7 @@ def holders(world: World, name: str = "k", queue: str = "default") -> list[int]:
     return [job for job, _ in dedup.holders(hashed, world.clock.wall_ns())]
 
 
-def test_keys_that_hash_alike_are_told_apart(
+def test_keys_with_equal_hashes_stay_apart(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taskq.log.decide.enqueue.key_hash", lambda *_: 7)

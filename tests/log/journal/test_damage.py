@@ -421,7 +421,7 @@ def test_an_unknown_feature_or_format_of_the_directory_is_an_error_that_names_it
         world.process()
 
 
-def test_a_feature_is_on_disk_before_what_needs_it_and_shuts_out_who_does_not_know_it() -> None:
+def test_a_feature_is_durable_before_use_and_a_process_without_it_is_refused() -> None:
     world = World()
     process = world.process()
     process.enqueue()
@@ -482,7 +482,7 @@ def test_whatever_is_wrong_in_one_record_all_others_that_have_a_checksum_are_sav
     assert set(seen) <= set(range(_FIRST_LSN, _FIRST_LSN + len(records)))
 
 
-def test_records_of_frames_behind_one_whose_header_is_lost_are_saved_too() -> None:
+def test_frames_after_one_with_a_lost_header_are_salvaged() -> None:
     first = b"".join(_enqueued(b"%d" % n, n) for n in range(5, 9))
     second = b"".join(_enqueued(b"%d" % n, n) for n in range(9, 12))
     data = first + bytes(3) + b"a lost header of fifty-six bytes".ljust(56, b"!") + second

@@ -198,7 +198,7 @@ def test_read_commands_work_on_a_read_only_file_system(read_only: Path, command:
     assert result.exit_code == 0, result.output
 
 
-def test_who_would_write_on_a_read_only_file_system_is_told_what_to_do(read_only: Path) -> None:
+def test_a_write_on_a_read_only_file_system_fails_with_advice(read_only: Path) -> None:
     with pytest.raises(LogError, match=r"Read-only file system\. Mount the file system"):
         TaskQ(read_only).open_sync()
     with pytest.raises(LogError, match="Read-only"):
@@ -279,7 +279,7 @@ def make(tmp_path: Path) -> Iterator[Callable[[], WriterLock]]:
         lock.close()
 
 
-def test_who_is_alone_waits_behind_those_in_line_every_now_and_then(
+def test_the_fast_path_of_the_writer_lock_queues_at_the_gate_now_and_then(
     make: Callable[[], WriterLock],
 ) -> None:
     lock, disk = make(), LocalDisk()
@@ -302,7 +302,7 @@ def test_who_is_alone_waits_behind_those_in_line_every_now_and_then(
     assert waited == [16, 33, 50]
 
 
-def test_who_was_alone_sees_that_another_came_though_both_have_the_same_number(
+def test_a_lone_writer_notices_a_second_one_with_the_same_number(
     make: Callable[[], WriterLock],
 ) -> None:
     first, second = make(), make()

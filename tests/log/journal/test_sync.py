@@ -64,7 +64,7 @@ class Failed:
         assert view.payload == b"new"
 
 
-def test_every_waiter_of_a_failed_sync_is_told_that_the_outcome_is_unknown() -> None:
+def test_every_waiter_of_a_failed_sync_gets_outcome_unknown() -> None:
     failed = Failed()
     error = failed.many.exception(0)
     assert isinstance(error, OutcomeUnknown)
@@ -73,7 +73,9 @@ def test_every_waiter_of_a_failed_sync_is_told_that_the_outcome_is_unknown() -> 
 
 
 @pytest.mark.parametrize("reaches_all", [True, False])
-def test_another_process_with_a_frame_in_the_air_is_told_the_same(*, reaches_all: bool) -> None:
+def test_a_failed_sync_gives_other_processes_with_unsynced_frames_outcome_unknown(
+    *, reaches_all: bool
+) -> None:
     """Also where the system reports a lost page only once: the next fsync succeeds then."""
     failed = Failed()
     failed.world.machine.errors_reach_all = reaches_all
@@ -122,7 +124,7 @@ def test_what_was_saved_from_before_a_segment_without_frames_is_not_taken_for_lo
     ]
 
 
-def test_a_sync_point_that_was_in_the_air_is_not_left_behind() -> None:
+def test_an_unsynced_sync_point_is_written_again_after_a_failed_sync() -> None:
     """Nobody writes its page again, so it would be a hole before what was saved."""
     for size in range(0, 600, 24):  # somewhere it ends in another sector than it begins in
         world = World()
@@ -324,7 +326,7 @@ def _verdict(process: Process) -> tuple[set[tuple[int, int]], int]:
 @pytest.mark.parametrize("rests", [True, False])
 @pytest.mark.parametrize("has_hint", [True, False])
 @pytest.mark.parametrize("same_boot", [True, False])
-def test_who_reads_and_who_writes_come_to_the_same_verdict_on_any_flipped_byte(
+def test_reader_and_writer_agree_on_any_flipped_byte(
     durability: Durability, *, rests: bool, has_hint: bool, same_boot: bool
 ) -> None:
     world, jobs = _written(durability, rests=rests)
@@ -419,7 +421,7 @@ def turns(tmp_path: Path) -> tuple[SyncTurn, SyncTurn]:
 
 
 @pytest.mark.disk
-def test_who_is_covered_by_anothers_sync_does_none(turns: tuple[SyncTurn, SyncTurn]) -> None:
+def test_a_process_covered_by_another_sync_skips_its_own(turns: tuple[SyncTurn, SyncTurn]) -> None:
     first, second = turns
     assert first.take(BOOT, GENERATION, 10)
     first.leave(BOOT, GENERATION, 25)

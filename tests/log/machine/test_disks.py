@@ -394,7 +394,7 @@ def test_a_failed_sync_leaves_pages_that_read_back_and_are_lost() -> None:
 
 @pytest.mark.disk
 @pytest.mark.parametrize("reaches_all", [True, False])
-def test_a_failed_sync_is_told_to_each_open_file_once(*, reaches_all: bool) -> None:
+def test_each_open_file_reports_a_failed_sync_once(*, reaches_all: bool) -> None:
     machine = Machine()
     machine.errors_reach_all = reaches_all
     first, second = CrashableDisk(machine), CrashableDisk(machine)
@@ -558,7 +558,7 @@ class Times:
         return self.patient
 
 
-def test_behind_a_slow_call_the_gil_is_given_up_until_all_were_quick_for_a_while(
+def test_after_a_slow_call_the_gil_is_released_until_calls_stay_fast(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     times, pace = Times(monkeypatch), posix.Pace()

@@ -193,7 +193,7 @@ def _cut(path: Path, size: int) -> None:
     os.truncate(path / "owners" / "board", size)
 
 
-def test_who_cannot_tell_that_it_sleeps_does_not_sleep_long(
+def test_a_process_that_cannot_announce_its_sleep_sleeps_briefly(
     two: tuple[LocalPeers, LocalPeers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full file system that never writes in place refuses one byte of the board."""
@@ -297,7 +297,7 @@ _SERVINGS = st.builds(
 
 
 @given(servings=st.lists(_SERVINGS, max_size=3))
-def test_what_workers_claim_is_read_as_it_was_told(
+def test_published_servings_read_back_unchanged(
     servings: list[Serving], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     directory = tmp_path_factory.getbasetemp()

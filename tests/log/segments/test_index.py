@@ -415,7 +415,7 @@ def test_a_file_that_cannot_be_read_is_made_do_without(saved: dict[str, bytes]) 
 
 
 @pytest.mark.parametrize("seed", range(some(2, 10)))
-def test_what_rots_in_a_segment_after_it_was_indexed_is_told_by_nobody(
+def test_damage_in_a_segment_after_it_was_indexed_is_not_noticed_by_readers(
     saved: dict[str, bytes], seed: int
 ) -> None:
     chance = random.Random(seed)

@@ -90,9 +90,7 @@ def _told(report: VerifyReport) -> set[int]:
 
 
 @pytest.mark.parametrize(("number", "cut"), [divmod(case, 5) for case in range(0, 30, every(7))])
-def test_any_segment_that_is_removed_or_cut_is_told_with_what_it_held(
-    number: int, cut: int
-) -> None:
+def test_a_removed_or_cut_segment_is_reported_with_its_contents(number: int, cut: int) -> None:
     """By a reader, by the first writer, and by every one after it, until a person accepts it."""
     world, before = _written(number * 5 + cut)
     path = world.segments()[number]
@@ -139,7 +137,7 @@ def test_a_segment_of_which_nothing_reads_is_repaired_however_many_others_there_
 
 
 @pytest.mark.parametrize("witness", ["index", "snapshot"])
-def test_what_stands_beside_the_log_tells_of_its_last_segments(witness: str) -> None:
+def test_an_index_or_snapshot_reveals_lost_last_segments(witness: str) -> None:
     """An index without its segment, or a snapshot beyond the end, though the hint is gone."""
     world = World()
     process = world.process()
@@ -259,7 +257,7 @@ def _opened(monkeypatch: pytest.MonkeyPatch, world: World) -> Counter[str]:
     return opened
 
 
-def test_at_most_so_many_segments_are_open_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_segments_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("taskq.log.segments.segments._DESCRIPTORS_MAX", 3)
     world = World()
     process = world.process()
