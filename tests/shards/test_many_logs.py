@@ -158,6 +158,16 @@ def test_each_log_has_its_share_and_none_stands_still(
     run_seeds(Run, range(start, start + some(8, 20)), monkeypatch)
 
 
+@pytest.mark.parametrize(
+    "seed", [4335, 7008], ids=["beside slower jobs", "beside a log that is empty for a moment"]
+)
+def test_a_log_that_began_its_part_early_stands_until_others_have_theirs(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_deterministic(monkeypatch)
+    run_seeds(Run, range(seed, seed + 1), monkeypatch)
+
+
 async def test_a_log_that_fails_is_left_and_the_others_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -572,8 +572,8 @@ class Schedule:
 # -- shares ----------------------------------------------------------------------------------------
 
 
-#: The longest pause of a log with jobs while a slot is free, and while none is, unless it is not
-#: its turn yet.
+#: The longest pause of a log with jobs while a slot is free, and while none is, unless it is ahead
+#: of the others.
 IDLE_SECONDS: Final = 0.1
 STILL_SECONDS: Final = 1.0
 #: How many times the share of one log another may have.
@@ -592,8 +592,10 @@ class SharedLog(FakePort):
         seconds: that each job takes. answers: in how many seconds it answers a claim.
         moments: when it begins or ceases to have jobs, in turn; seconds from the start.
         stalls: from when to when it answers nothing.
-        still: since when it began none of its jobs, although it has some, and how many of all
-            had begun by then. passed: since when it was its turn.
+        still: since when it began none of its jobs, although it has some.
+        owed: jobs that its weight gave it since it has some, less those that began; below 0 it
+            is ahead.
+        passed: since when it was owed too many.
     """
 
     def __init__(self, tag: Tag, random: Random, seconds: float, answers: float) -> None:
@@ -604,7 +606,8 @@ class SharedLog(FakePort):
         self.moments: list[float] = []
         self.stalls: tuple[float, float] = (0.0, 0.0)
         self.template: Delivery
-        self.still: tuple[float, int] | None = None
+        self.still: float | None = None
+        self.owed = 0.0
         self.passed: float | None = None
         self.begun = 0
         self._tokens = 0
@@ -619,6 +622,9 @@ class SharedLog(FakePort):
     @property
     def is_steady(self) -> bool:
         return not self.moments and self.stalls[1] <= 0
+
+    def is_stalled(self, moment: float) -> bool:
+        return self.stalls[0] <= moment < self.stalls[1] + self.answers
 
     def answers_at(self, moment: float) -> float:
         begin, end = self.stalls
@@ -688,7 +694,7 @@ class Run:
         self.plan = f"{self.slots} slots, {speed:.0f} jobs/s, weights " + str(
             [log.weight for log in self.logs]
         )
-        self.running = self.begun = 0
+        self.running = 0
         #: when a job began last, or a slot became free
         self.moved = 0.0
         self.worker: Worker
@@ -724,8 +730,8 @@ class Run:
         async def act(name: str) -> None:
             log = by_name[Tag(name)]
             log.begun += 1
-            self.begun += 1
             log.still = log.passed = None
+            self._share(log)
             self._check_buffer(log)
             self.running += 1
             self.moved = self.loop.now
@@ -763,29 +769,48 @@ class Run:
     def _check_buffer(self, log: SharedLog) -> None:
         assert self._buffered(log) <= 2 * self.slots, f"{self._buffered(log)} lie here of {log.tag}"
 
+    def _has_jobs(self, log: SharedLog) -> bool:
+        if log.is_stalled(self.loop.now):
+            return False
+        return log.has_jobs or self._buffered(log) > 0
+
+    def _share(self, begun: SharedLog) -> None:
+        """Owe the job that began to all logs with jobs, each its part by weight.
+
+        A log gets ahead while the claim of another is under way: by what lies here, and by what
+        runs. Then it may stand, until the other has caught up.
+        """
+        rivals = [log for log in self.logs if log is begun or self._has_jobs(log)]
+        part = 1 / sum(log.weight for log in rivals)
+        for log in self.logs:
+            log.owed += part * log.weight
+            if log not in rivals:
+                log.owed = min(log.owed, 0.0)
+        # Nobody has waited for what it began alone.
+        begun.owed = begun.owed - 1 if len(rivals) > 1 else 0.0
+        assert -begun.owed <= 3 * self.slots + APART, f"{begun.tag} is {-begun.owed:.1f} jobs ahead"
+
     def _check(self, log: SharedLog) -> None:
-        """No log stands still while slots are free, nor long while others take them."""
+        """No log stands still while slots are free, nor long while others take its turns."""
         now = self.loop.now
-        if log.stalls[0] <= now < log.stalls[1] + log.answers or not (
-            log.has_jobs or self._buffered(log)
-        ):
+        if not self._has_jobs(log):
             log.still = log.passed = None
+            log.owed = min(log.owed, 0.0)
             return
         if log.still is None:
-            log.still = now, self.begun
-        since, begun = log.still
-        idle = now - max(since, self.moved)
+            log.still = now
+        idle = now - max(log.still, self.moved)
         in_time = self.running == self.slots or idle <= IDLE_SECONDS
         assert in_time, f"{log.tag} stands {idle:.3f} s beside a free slot"
-        # In turns of all logs; jobs of others may have taken all slots just after its last.
-        turns = (self.begun - begun - self.slots) / self.weights
-        if now - since <= STILL_SECONDS or turns <= SHARE / log.weight + APART:
+        # Jobs of others may have taken all slots just before it was known to have some.
+        owed = log.owed / log.weight - self.slots / self.weights
+        if now - log.still <= STILL_SECONDS or owed <= SHARE / log.weight + APART:
             log.passed = None
         elif log.passed is None:
             log.passed = now
         else:
             waits = now - log.passed <= IDLE_SECONDS
-            assert waits, f"{log.tag} stands {now - since:.1f} s, and others do not"
+            assert waits, f"{log.tag} stands {now - log.still:.1f} s, and is owed {owed:.1f} turns"
 
     def _check_shares(self) -> None:
         turns = {log.tag: log.begun / log.weight for log in self.logs if log.is_steady}

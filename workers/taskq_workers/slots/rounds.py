@@ -192,7 +192,9 @@ class Rounds:
     many jobs as there are slots.
 
     An empty log waits for one job, at no cost, and is owed no turns afterwards. Nobody waits for a
-    log that does not answer. A worker of one log uses none of this.
+    log that does not answer: jobs that lie here begin out of turn while a claim of another log is
+    under way. Their log then waits until the other has had as many turns. A worker of one log uses
+    none of this.
 
     Attributes:
         shares: by the tag of the log; a failed one stays.
