@@ -45,7 +45,7 @@ def scraped(address: str) -> Mapping[Key, float]:
         return samples(answer.read().decode())
 
 
-def test_counts_are_those_of_the_log_over_three_processes_with_one_killed(tmp_path: Path) -> None:
+def test_counters_match_the_log_over_three_processes_with_one_killed(tmp_path: Path) -> None:
     job = enqueue(tmp_path, "jobs.long_job")
     with start_worker(tmp_path) as killed:
         killed.expect("attempt 1")
@@ -70,7 +70,7 @@ def test_counts_are_those_of_the_log_over_three_processes_with_one_killed(tmp_pa
         assert both["taskq_jobs", "default", state] == 0
 
 
-async def test_a_worker_tells_each_attempt_its_log_and_its_engine(tmp_path: Path) -> None:
+async def test_worker_metrics_cover_attempts_the_log_and_the_engine(tmp_path: Path) -> None:
     app = TaskQ(tmp_path / "data", durability="os")
 
     @app.task(name="work", retry=retry.fixed(2, 0))
@@ -137,7 +137,7 @@ def test_workers_of_one_guard_answer_at_ports_of_their_own(tmp_path: Path) -> No
         assert guard.wait() == 0
 
 
-def test_each_scrape_reads_the_log_anew_and_a_log_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_each_scrape_reads_the_log_again_and_reports_a_removed_log(tmp_path: Path) -> None:
     app = TaskQ(tmp_path / "data", durability="os")
     app.open_sync()
     with serve(registry_of(str(app.data_dir)), "127.0.0.1", 0) as address:
@@ -209,7 +209,7 @@ def test_without_the_package_the_command_says_what_to_install(
 
 
 @pytest.mark.parametrize("name", ["alerts.yml", "dashboard.json"])
-def test_rules_and_dashboard_ask_for_what_is_told(tmp_path: Path, name: str) -> None:
+def test_rules_and_dashboard_use_exported_metrics_only(tmp_path: Path, name: str) -> None:
     app = TaskQ(tmp_path / "data", durability="os")
 
     @app.task(name="send")

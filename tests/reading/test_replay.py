@@ -162,7 +162,7 @@ async def test_thousands_are_requeued_and_purged_in_slices(log: TaskLog) -> None
     assert (queue.dead, queue.ready) == (0, 0)
 
 
-async def test_who_waits_for_a_purged_job_is_told_that_there_is_none(tmp_path: Path) -> None:
+async def test_waiting_for_a_purged_job_raises_job_not_found(tmp_path: Path) -> None:
     async with TaskQ(tmp_path / "data", durability="os") as app:
         job = await app.enqueue(app.call_by_name("nobody").options(attempts=1))
         log = await TaskLog.open(tmp_path / "data", durability="os")
@@ -184,7 +184,7 @@ class Answer(BaseModel):
     state: State
 
 
-def test_a_state_is_told_by_its_name() -> None:
+def test_a_state_is_printed_and_serialized_by_its_name() -> None:
     """Printed, formatted, and by pydantic, which reads it back."""
     for state in State:
         name = state.name.lower()
@@ -197,7 +197,7 @@ def test_a_state_is_told_by_its_name() -> None:
         Answer.model_validate({"state": "asleep"})
 
 
-async def test_a_view_tells_moments_with_their_zone_and_arguments_by_name(app: TaskQ) -> None:
+async def test_a_view_has_aware_times_and_arguments_by_name(app: TaskQ) -> None:
     begin = datetime.now(UTC) - timedelta(seconds=2)
     async with app:
         call = app.task(send).call("a@b.c", 2, 3)
@@ -313,7 +313,7 @@ def attempt_of(outcome: str, reason: str = "", task: str = "mail.send") -> Attem
         *((outcome, "", "", "") for outcome in ("", "succeeded", "released", "cancelled")),
     ],
 )
-def test_an_attempt_that_failed_tells_class_message_and_fingerprint(
+def test_a_failed_attempt_has_class_message_and_fingerprint(
     outcome: str, reason: str, error: str, message: str
 ) -> None:
     view = attempt_of(outcome, reason)
@@ -381,7 +381,7 @@ def test_attempts_stay_through_requeue_and_compaction(tmp_path: Path) -> None:
 # -- why not running -------------------------------------------------------------------------------
 
 
-async def test_a_job_is_behind_those_that_its_workers_claim_first(tmp_path: Path) -> None:
+async def test_why_counts_the_jobs_that_workers_claim_first(tmp_path: Path) -> None:
     async with TaskLog.open(tmp_path) as log:
         await log.claim(queues=["q"])
         ids = [await log.put(b"x", queue="q") for _ in range(3)]
@@ -444,7 +444,7 @@ async def test_a_job_that_a_full_disk_took_is_explained(tmp_path: Path) -> None:
 _MORE_THAN_ANY_DISK_HAS = 2**60
 
 
-async def test_stats_tell_of_the_queues_and_of_this_processs_engine(tmp_path: Path) -> None:
+async def test_stats_cover_the_queues_and_the_engine_of_this_process(tmp_path: Path) -> None:
     async with TaskLog.open(tmp_path / "log") as log:
         for _ in range(3):
             await log.put(b"x" * 100, queue="mail")

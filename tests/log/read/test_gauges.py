@@ -92,7 +92,7 @@ def test_throughput_is_what_ended_over_the_last_minute() -> None:
 
 
 @pytest.mark.parametrize(("pause", "counted"), [(60.5, 30), (61, 0)])
-def test_what_ended_within_a_second_of_a_sample_is_counted_until_a_second_behind_it(
+def test_a_rate_counts_ends_within_a_second_of_a_sample_for_a_second_more(
     pause: float, counted: int
 ) -> None:
     world = World()
@@ -258,7 +258,7 @@ def test_each_queue_and_task_has_a_pace_of_its_own(
         }  # fmt: skip
 
 
-def test_processes_of_today_are_told_when_they_are_gone(tmp_path: Path) -> None:
+def test_processes_that_are_gone_are_listed_with_when_they_were_last_seen(tmp_path: Path) -> None:
     fill(tmp_path, 3, 0)
     with LogReader.open(str(tmp_path)) as reader:
         ((owner, seen_ns),) = reader.gone()
@@ -319,7 +319,7 @@ WAITING = QueueStats(queue="mail", ready=110, oldest_ready_seconds=20.0)
          {}, "slow", "Queue mail is paused: 5 jobs wait"),
     ],
 )  # fmt: skip
-def test_the_worst_is_told_first(
+def test_the_worst_finding_comes_first(
     queues: tuple[QueueStats, ...],
     owners: tuple[OwnerView, ...],
     waiting: dict[tuple[str, str], Waiting],
@@ -330,7 +330,7 @@ def test_the_worst_is_told_first(
     assert (stands.level, stands.text) == (level, text)
 
 
-def test_jobs_that_wait_in_vain_are_told_before_what_goes_well() -> None:
+def test_jobs_without_a_worker_come_before_what_goes_well() -> None:
     stands = standing((WAITING,), (WORKER,), {("mail", "ghost"): Waiting(1)}, {})
     assert [remark.level for remark in stands.remarks] == ["bad", "well"]
     assert stands.text.startswith("1 job waits that no worker knows: ghost (1)")
@@ -370,7 +370,7 @@ def test_of_a_moment_only_counts_are_known() -> None:
     assert past_standing(()).level == "well"
 
 
-def test_jobs_that_wait_within_their_run_are_told_by_what_they_wait_for() -> None:
+def test_jobs_that_wait_inside_a_run_are_counted_by_what_they_wait_for() -> None:
     waits = {"signal 'paid'": 3, "2 jobs that it called": 1}
     text = "No worker runs: 3 jobs wait for signal 'paid', 1 job waits for 2 jobs that it called"
     assert standing((QueueStats(queue="a", scheduled=4),), (), {}, waits).text == text

@@ -160,7 +160,7 @@ async def test_what_only_looks_like_the_end_of_a_job_is_none(tmp_path: Path) -> 
 # -- past jobs -------------------------------------------------------------------------------------
 
 
-def test_jobs_since_a_moment_are_those_enqueued_then_or_later_however_they_were_carried() -> None:
+def test_jobs_since_a_time_exclude_older_ones_also_after_compaction() -> None:
     world = World(config=keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None))
     process = world.process()
     jobs, moments = [], []
@@ -195,7 +195,7 @@ def _all(world: World, chosen: JobFilter | None = None) -> list[JobView]:
 @grows
 @pytest.mark.parametrize("steps_of_clock", [False, True])
 @pytest.mark.parametrize("seed", range(some(1, 5)))
-def test_every_job_is_told_once_and_as_if_it_was_asked_for(
+def test_a_listing_has_every_job_once_and_equals_its_single_view(
     seed: int, *, steps_of_clock: bool
 ) -> None:
     """Through retries, dead processes, keys, expiries, several segments and steps of the clock."""
@@ -212,7 +212,7 @@ def test_every_job_is_told_once_and_as_if_it_was_asked_for(
     assert rest == sorted(rest)
 
 
-def test_what_compaction_wrote_again_is_told_once() -> None:
+def test_jobs_that_compaction_rewrote_are_listed_once() -> None:
     world = World()
     process = world.process()
     done, waiting = process.enqueue(b"done"), process.enqueue(b"waiting")
@@ -244,7 +244,7 @@ def test_what_compaction_wrote_again_is_told_once() -> None:
     assert [view.lsn for view in _all(world)].count(done) == 1
 
 
-def test_records_that_are_whole_in_a_damaged_frame_are_told_too() -> None:
+def test_whole_records_of_a_damaged_frame_are_listed() -> None:
     world = World()
     process = world.process()
     jobs = process.ask(Op.ENQUEUE_MANY, [(PLAIN, b"payload %d" % n, None) for n in range(3)])
@@ -373,7 +373,7 @@ def test_at_every_moment_the_fold_of_the_log_equals_what_was_live_then(
 
 @grows
 @pytest.mark.parametrize("seed", range(some(1, 6)))
-def test_what_compaction_left_tells_every_moment_from_its_end_on(seed: int) -> None:
+def test_every_state_after_the_end_of_a_compaction_can_be_read(seed: int) -> None:
     history = History(seed, small=True)
     for count in (13, 10, 6):
         history.compact()
@@ -396,7 +396,7 @@ def test_what_compaction_left_tells_every_moment_from_its_end_on(seed: int) -> N
 
 @grows
 @pytest.mark.parametrize("seed", range(10, some(11, 13)))
-def test_a_job_is_told_as_it_was_told_then(seed: int) -> None:
+def test_a_past_view_of_a_job_equals_the_view_taken_then(seed: int) -> None:
     history = History(seed)
     history.run(40)
     _check_told(history, list(history.told))
@@ -444,7 +444,7 @@ def test_a_moment_to_come_is_refused() -> None:
         stand_at(world.reader(), Moment(time_ns=world.clock.wall_ns() + SECOND_NS))
 
 
-def test_a_moment_before_what_compaction_left_is_refused_with_the_oldest_that_can_be_told() -> None:
+def test_a_time_before_compaction_is_refused_with_the_oldest_readable_one() -> None:
     """Between the oldest record kept and the end of the compaction, carried jobs are missing."""
     world = World()
     process = world.process()

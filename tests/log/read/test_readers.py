@@ -138,7 +138,7 @@ def test_a_name_is_read_by_one_at_a_time(tmp_path: Path) -> None:
     take(tmp_path).release()
 
 
-def test_whoever_asks_whether_a_reader_lives_does_not_shut_one_out(tmp_path: Path) -> None:
+def test_checking_whether_a_reader_lives_does_not_lock_one_out(tmp_path: Path) -> None:
     """The question takes the lock for a moment: a reader that comes just then tries again."""
     take(tmp_path).release()
     asked = os.open(tmp_path / "readers" / "billing.lck", os.O_RDWR)
@@ -350,7 +350,7 @@ def test_a_stream_sees_what_another_process_wrote_and_syncs_it_itself() -> None:
     assert len(world.records()) >= 3
 
 
-def test_a_stream_of_a_log_whose_fsync_failed_is_told_so() -> None:
+def test_a_stream_of_a_log_with_a_failed_fsync_raises() -> None:
     world = World()
     process = world.process()
     process.enqueue()

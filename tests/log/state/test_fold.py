@@ -153,7 +153,7 @@ def test_what_others_wrote_meanwhile_is_caught_up_with_between_batches(
 
 
 @pytest.mark.usefixtures("slowly")
-def test_whoever_others_write_faster_than_it_builds_still_gets_its_claim(world: World) -> None:
+def test_a_claim_ends_even_if_others_write_faster_than_its_facets_build(world: World) -> None:
     process, other = world.process(), world.process()
     process.committer.builds_in_steps = True
     other.ask(Op.ENQUEUE_MANY, [(PLAIN, b"x", None)] * 200)
@@ -349,7 +349,7 @@ def test_carried_jobs_fold_in_runs_to_what_they_fold_to_one_by_one(
     assert in_runs == _picture(_fold([b"".join(records)], Dedup()))
 
 
-def test_who_waits_for_a_job_hears_of_an_end_that_is_written_again_alone() -> None:
+def test_a_waiter_sees_the_end_of_a_job_that_is_rewritten_alone() -> None:
     watch = Watch()
     watch.jobs = {1, 2, 3}
     records = [_record(_SPECS[0], how, job, _FIRST) for job, how in ((1, "plain"), (2, "dead"))]

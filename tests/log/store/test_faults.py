@@ -481,7 +481,7 @@ def held_up(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TaskQ]:
 
 
 @pytest.mark.parametrize("held_up", [0.2], indirect=True)
-async def test_a_claim_is_not_told_that_there_is_nothing_while_the_log_is_held_up(
+async def test_a_claim_does_not_return_empty_while_the_log_is_stalled(
     held_up: TaskQ,
 ) -> None:
     log = TaskLog(held_up._connection)

@@ -390,7 +390,7 @@ async def test_once_the_files_are_gone_no_call_is_answered_as_if_they_were_there
 
 @pytest.mark.posix("a directory with open files stays there")
 @pytest.mark.parametrize("take", _TAKEN.values(), ids=_TAKEN)
-async def test_who_only_waits_is_told_within_a_second_or_so(
+async def test_waiting_calls_fail_within_a_second_once_the_log_is_removed(
     path: Path, take: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the next look around, which comes each second; here sooner."""
@@ -428,7 +428,7 @@ async def test_a_process_that_others_must_take_for_dead_notices_in_a_second(path
 
 @pytest.mark.posix("a directory with open files stays there")
 @pytest.mark.parametrize("has_lock_file", [False, True])
-def test_who_looks_from_outside_is_told_too(path: Path, *, has_lock_file: bool) -> None:
+def test_an_onlooker_of_a_removed_log_raises_log_gone(path: Path, *, has_lock_file: bool) -> None:
     with TaskQ(path) as app:
         app.open_sync()
     if not has_lock_file:

@@ -328,7 +328,9 @@ def test_what_an_interrupted_loop_had_sent_is_answered_all_the_same(
     assert store.thread_port.enqueue(SPEC, b"z").result(SECONDS)
 
 
-def test_whoever_enqueues_on_and_on_lets_others_run(stores: Callable[[LogConfig], Store]) -> None:
+def test_enqueueing_in_a_loop_lets_other_coroutines_run(
+    stores: Callable[[LogConfig], Store],
+) -> None:
     store = stores(OS)
 
     async def main() -> bool:
@@ -421,7 +423,7 @@ def test_no_commit_is_made_where_to_wake_the_dead_would_be_death() -> None:
         signal.signal(signal.SIGPIPE, before)
 
 
-def test_who_comes_in_the_midst_of_a_commit_does_not_wait_for_himself(
+def test_a_call_from_inside_a_commit_does_not_deadlock(
     stores: Callable[[LogConfig], Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as a finalizer: it may send, and must not block."""
@@ -920,7 +922,9 @@ def test_a_caller_that_gave_up_in_time_leaves_no_job(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_those_who_come_after_the_end_are_all_refused(mailbox: Mailbox, port: LoopPort) -> None:
+def test_requests_after_the_end_of_a_mailbox_are_all_refused(
+    mailbox: Mailbox, port: LoopPort
+) -> None:
     loop = port.loop
     before = [port.enqueue(MAIL, b"") for _ in range(3)]
     mailbox.end()

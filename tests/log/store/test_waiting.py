@@ -133,7 +133,7 @@ def have_act(target: object, name: str, act: Callable[[], object], *, before: bo
 @pytest.mark.parametrize("before", [True, False], ids=["before", "behind"])
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("waits", WAITS, ids=lambda waits: waits.__name__)
-def test_what_is_written_at_any_step_wakes_who_waits(
+def test_a_write_at_any_step_wakes_a_waiter(
     logs: Logs, waits: Callable[[Logs], Wait], step: str, *, before: bool
 ) -> None:
     """The same thread looks at the log for other reasons, too, and forgets nobody then."""
@@ -154,7 +154,7 @@ def test_what_is_written_at_any_step_wakes_who_waits(
 
 @pytest.mark.parametrize("looks", ["a caller", "upkeep", "rest"])
 @pytest.mark.parametrize("waits", WAITS, ids=lambda waits: waits.__name__)
-def test_a_look_at_the_log_hides_nothing_from_who_waits(
+def test_another_read_of_the_log_hides_nothing_from_a_waiter(
     logs: Logs, waits: Callable[[Logs], Wait], looks: str
 ) -> None:
     begin, act = waits(logs)

@@ -108,7 +108,7 @@ def test_a_backup_beside_writers_and_a_compactor_holds_all_that_was_acknowledged
     assert new.id in stands(again)[0]
 
 
-def test_what_compaction_takes_behind_the_copied_end_is_no_gap(
+def test_records_compacted_after_the_copied_end_are_no_gap_in_a_backup(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, target = tmp_path / "data", tmp_path / "backup"

@@ -112,7 +112,7 @@ def test_what_is_carried_in_one_batch_is_bounded() -> None:
     assert max(sizes) <= 256
 
 
-def test_a_damaged_segment_is_kept_with_all_behind_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_segment_and_all_after_it_are_kept(caplog: pytest.LogCaptureFixture) -> None:
     world, process = world_of(SMALL)
     grown(process, 8)
     path = world.segments()[0]
@@ -273,7 +273,7 @@ def test_a_dead_letter_that_was_requeued_does_not_keep_its_old_segment(kind: Kin
     assert view.state is (State.SUCCEEDED if kind is Kind.SUCCEEDED else State.DEAD)
 
 
-def test_whoever_waits_for_a_job_that_is_kept_gets_its_result_from_where_it_stands_now() -> None:
+def test_waiting_for_a_kept_job_returns_its_result_from_its_new_place() -> None:
     """The process that settled it remembers where; compaction wrote it elsewhere since."""
     config = keeping(keep_seconds=DAY, queues={"other": QueuePolicy(keep_seconds=30 * DAY)})
     world = World(config=config)
@@ -375,7 +375,7 @@ def test_what_a_reader_has_not_read_stays_beyond_every_limit(limit: dict[str, An
     assert world.segments()[:1] == before[1:2]
 
 
-def test_a_pin_is_told_once_with_the_readers_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pin_is_logged_once_with_the_name_of_its_reader(caplog: pytest.LogCaptureFixture) -> None:
     process = World(config=keeping(keep_segments=1)).process()
     first = grow(process, 4)[0]
     read_up_to(process, "billing", first, first)
@@ -385,7 +385,7 @@ def test_a_pin_is_told_once_with_the_readers_name(caplog: pytest.LogCaptureFixtu
     assert caplog.text.count("stays although it is due: the reader 'billing' has not") == 1
 
 
-def test_a_reader_that_is_too_far_behind_is_let_go_with_a_warning_that_names_it(
+def test_a_reader_that_lags_too_far_is_dropped_with_a_warning_that_names_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = World(config=keeping(keep_segments=1, reader_lag_bytes=5 * 64 * 1024))
@@ -482,7 +482,7 @@ def test_a_log_that_rests_is_left_alone_once_nothing_in_it_is_to_go() -> None:
     assert len(before) == 1
 
 
-def test_who_reads_along_passes_over_a_last_segment_that_was_sealed_and_went_meanwhile() -> None:
+def test_a_follower_skips_a_last_segment_that_was_sealed_and_removed() -> None:
     world = World(config=keeping(keep_seconds=0))
     process, other = world.process(), world.process()
     upkeep = Upkeep(process.committer)
@@ -515,7 +515,7 @@ def rotate(process: Process) -> None:
         process.settle(delivery)
 
 
-def test_who_waits_for_a_job_is_told_of_its_end_though_the_segment_with_the_start_went() -> None:
+def test_a_waiter_gets_the_end_of_a_job_whose_first_segment_was_removed() -> None:
     world = World()
     idle, busy = world.process(), world.process()
     job = idle.enqueue(b"watched")

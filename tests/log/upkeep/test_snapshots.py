@@ -47,7 +47,7 @@ pytestmark = grows
 # -- what they are good for ------------------------------------------------------------------------
 
 
-def test_a_moment_of_the_past_is_told_without_snapshots() -> None:
+def test_a_past_state_is_read_without_snapshots() -> None:
     """One of its very position may have been made when more jobs were due."""
     world = World()
     process = world.process()
@@ -214,7 +214,7 @@ def test_a_copy_of_the_log_that_went_another_way_does_not_take_the_snapshot(
 
 
 @pytest.mark.parametrize("change", ["shorter", "gone", "between"])
-def test_segments_that_are_not_those_that_it_was_made_of_refuse_it(
+def test_a_snapshot_of_other_segments_is_refused(
     change: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = World()
