@@ -40,7 +40,7 @@ def test_the_command_that_checks_extras_knows_each_of_them() -> None:
     assert {*EXTRAS} <= {*PROJECT["project"]["optional-dependencies"]}
 
 
-def test_each_package_of_the_pipeline_is_told_with_its_extra() -> None:
+def test_each_missing_pipeline_package_is_named_with_its_extra() -> None:
     asked = PROJECT["project"]["optional-dependencies"]
     wanted = [*asked["spark"], *asked["parquet"]]
     packages = {re.split(r"[<>=\[]", job)[0] for job in wanted} - {"taskq-local"}

@@ -227,7 +227,7 @@ def test_each_part_that_can_be_made_stands_in_one_place() -> None:
         assert sum(marks) == 1, name
 
 
-def test_a_log_takes_the_settings_of_an_app_but_for_those_of_the_program() -> None:
+def test_a_task_log_takes_all_settings_of_an_app_except_program_settings() -> None:
     of_the_program = {"data_dir", "log_level", "log_format", "hub", "plugins"}
     assert Settings.model_fields.keys() - of_the_program == set(LogOptions.__annotations__)
 
@@ -250,7 +250,7 @@ def commands_told() -> list[tuple[str, list[str]]]:
     return seen
 
 
-def test_every_command_and_option_that_is_told_is_there() -> None:
+def test_every_documented_command_and_option_exists() -> None:
     answer = commands_told()
     assert len(answer) > 80
     for line, words in answer:
@@ -355,7 +355,7 @@ def test_every_file_of_ours_that_is_named_is_there(document: str) -> None:
         assert (ROOT / path).exists(), f"{document} names {path}"
 
 
-def test_the_extras_that_are_told_are_those_that_there_are() -> None:
+def test_documented_extras_match_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (answer,) = re.findall(r"^Extras [^.]*\.$", TEXTS["README.md"], re.MULTILINE)
     assert set(re.findall(r"`([\w-]+)`", answer)) == set(project["optional-dependencies"])

@@ -175,7 +175,7 @@ def test_windows_says_itself_whether_the_battery_drains(
     assert windows.on_battery() is result
 
 
-async def test_where_the_machine_cannot_tell_conditions_hold(
+async def test_a_condition_that_the_machine_cannot_measure_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     say_once.cache_clear()

@@ -234,7 +234,7 @@ async def test_a_loop_that_was_left_goes_on_where_it_was(log: TaskLog) -> None:
 
 @pytest.mark.parametrize("reader", [None, "billing"])
 @pytest.mark.parametrize("turns", [*range(0, 12, 2), 40])
-async def test_a_stream_that_is_closed_ends_for_whoever_reads_it(
+async def test_closing_a_stream_ends_a_running_read(
     log: TaskLog, reader: str | None, turns: int
 ) -> None:
     """At once, wherever it has come to by then, although nothing is written."""
@@ -385,7 +385,7 @@ async def fill(log: TaskLog) -> None:
     await log.put(b"the segment that is written to stays")
 
 
-async def test_a_stream_tells_of_jobs_that_were_written_again(log: TaskLog) -> None:
+async def test_a_stream_includes_rewritten_jobs(log: TaskLog) -> None:
     ids = await dead_letters(log, 3)
     scheduled = await log.put(b"later", queue="mail", delay="1h", headers={"a": "b"})
     await fill(log)
@@ -449,7 +449,7 @@ async def test_compaction_keeps_what_a_named_reader_has_not_read(log: TaskLog) -
     assert rest[0].lsn == read_all[-1].lsn + 1
 
 
-async def test_a_reader_that_is_too_far_behind_for_the_policy_is_told_so(tmp_path: Path) -> None:
+async def test_a_reader_that_lags_beyond_the_policy_gets_an_error(tmp_path: Path) -> None:
     log = TaskLog.open(tmp_path / "log", segment_bytes=SEGMENT_BYTES_MIN, reader_lag_bytes=100_000)
     async with log:
         await log.seek("billing", "start")

@@ -194,7 +194,7 @@ async def test_a_second_reader_of_a_name_is_refused_by_the_pid_of_the_first(log:
 # -- knowing and moving ----------------------------------------------------------------------------
 
 
-async def test_readers_are_listed_with_how_far_behind_they_are(log: TaskLog) -> None:
+async def test_readers_are_listed_with_their_lag(log: TaskLog) -> None:
     assert await log.readers() == []
     for _ in range(40):
         await put(log, 5, 1_000)
@@ -280,7 +280,7 @@ async def test_a_forgotten_reader_begins_anew(log: TaskLog) -> None:
 # -- the log changed -------------------------------------------------------------------------------
 
 
-async def test_a_reader_whose_next_record_was_removed_is_told_so(log: TaskLog) -> None:
+async def test_a_reader_whose_next_record_was_removed_gets_an_error(log: TaskLog) -> None:
     for _ in range(40):
         await put(log, 5, 1_000)
     await lsns(log.stream(reader="billing"), 10)
@@ -302,7 +302,7 @@ async def test_a_reader_whose_next_record_was_removed_is_told_so(log: TaskLog) -
             await log.seek("billing", lsn=oldest - 1)
 
 
-async def test_a_stream_that_is_overtaken_while_it_reads_is_told_so(log: TaskLog) -> None:
+async def test_a_stream_that_is_overtaken_while_it_reads_gets_an_error(log: TaskLog) -> None:
     for _ in range(40):
         await put(log, 5, 1_000)
     first, second, third = (int(path.stem) for path in segments(log)[:3])

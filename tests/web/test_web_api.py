@@ -66,7 +66,7 @@ async def post(client: httpx.AsyncClient, path: str, status: int = 200, **body: 
     return answer.json()
 
 
-async def test_all_that_is_seen_is_told(whole: Path) -> None:
+async def test_the_api_returns_what_the_pages_show(whole: Path) -> None:
     async with program(whole) as client:
         queues = {row["queue"]: row for row in await get(client, "queues")}
         assert (queues["mail"]["dead"], queues["mail"]["paused"]) == (2, True)
@@ -170,7 +170,7 @@ async def test_dead_letters_are_requeued_and_purged_and_queues_paused(data: Path
             assert (await post(client, f"queues/{name}/resume"))["changed"] is True
 
 
-async def test_all_is_told_as_it_was(whole: Path) -> None:
+async def test_the_api_answers_for_a_past_position(whole: Path) -> None:
     async with program(whole) as client:
         assert await get(client, "failures", at="1") == []
         assert (await get(client, "stats", at="1"))["queues"][0]["dead"] == 0
@@ -201,7 +201,7 @@ async def test_many_are_counted_then_done(data: Path) -> None:
         await post(client, "schedules/none/pause", 422)
 
 
-async def test_a_key_is_held_and_a_duplicate_told(data: Path) -> None:
+async def test_a_second_job_with_a_key_is_reported_as_a_duplicate(data: Path) -> None:
     async with program(data, allow_actions=True) as client:
         first = await post(client, "jobs", task="a", key="k")
         assert await post(client, "jobs", task="a", key="k") == {**first, "duplicate": True}
@@ -270,7 +270,7 @@ async def test_a_body_that_is_no_object_is_refused(whole: Path, raw: bytes) -> N
         assert (await client.post("/api/jobs", content=raw)).status_code == 400
 
 
-async def test_a_payload_that_is_no_json_in_every_language_is_told_all_the_same(
+async def test_a_payload_outside_strict_json_is_returned(
     tmp_path: Path,
 ) -> None:
     async with TaskQ(tmp_path, durability="os"):
@@ -283,7 +283,7 @@ async def test_a_payload_that_is_no_json_in_every_language_is_told_all_the_same(
         assert payload == {"encoding": "text", "data": body["data"]}
 
 
-async def test_the_document_tells_of_every_endpoint_and_its_limits(whole: Path) -> None:
+async def test_openapi_describes_every_endpoint_and_its_limits(whole: Path) -> None:
     async with browser(whole) as client:
         document = await get(client, "openapi.json")
     assert document["openapi"] == "3.1.0"

@@ -215,7 +215,7 @@ def end_of(path: Path) -> int:
         return reader.stats().next_lsn
 
 
-async def test_a_visitor_who_may_only_read_is_refused_each_act_and_offered_none(
+async def test_a_read_only_visitor_is_refused_every_action_and_sees_no_buttons(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with roles(tmp_path, monkeypatch) as (path, client, routes), client("ana") as program:
@@ -261,7 +261,7 @@ async def test_an_operator_does_all_but_what_cannot_be_undone(
             assert (await eve.post(f"/api/jobs/{other}/purge", json={})).status_code == 200
 
 
-async def test_each_act_leaves_a_record_of_who_asked_which_the_jobs_timeline_shows(
+async def test_each_action_is_audited_with_its_user_in_the_job_timeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with roles(tmp_path, monkeypatch) as (path, client, routes), client("eve") as eve:
@@ -469,9 +469,7 @@ def is_closed(answer: httpx.Response) -> bool:
 
 
 @pytest.mark.parametrize(("who", "leave"), REFUSED)
-async def test_whoever_asks_wrongly_is_refused(
-    data: Path, who: Callable[..., Any], leave: bool
-) -> None:
+async def test_a_wrong_request_is_refused(data: Path, who: Callable[..., Any], leave: bool) -> None:
     async with who(data, allow_actions=leave) as made:
         client, keys = made if who is stranger else (made, None)
         for method, path, head, status, words in REFUSED[who, leave]:
@@ -707,7 +705,7 @@ async def test_nothing_that_a_browser_gets_has_a_secret_in_it(
 @pytest.mark.parametrize(
     "word", [HIDDEN, '"password":"h', '"h', "'h", "password='h", '"x":"h', '"pwd:h"', "key:h"]
 )
-async def test_search_tells_no_secret_letter_by_letter(
+async def test_search_does_not_leak_a_secret_letter_by_letter(
     data_with_secrets: tuple[Path, str], word: str
 ) -> None:
     path, _ = data_with_secrets
@@ -728,7 +726,7 @@ async def test_programs_get_what_was_given(data_with_secrets: tuple[Path, str]) 
     assert answer["headers"] == {"authorization": f"Bearer {HIDDEN}"}
 
 
-async def test_who_must_sees_them(data_with_secrets: tuple[Path, str]) -> None:
+async def test_show_secrets_shows_and_finds_secrets(data_with_secrets: tuple[Path, str]) -> None:
     path, job = data_with_secrets
     async with browser(path, show_secrets=True) as client:
         assert HIDDEN in (await client.get(f"/jobs/{job}")).text
@@ -784,7 +782,7 @@ def counts(site: Site) -> dict[str, int]:
     return {name: sum(getattr(queue, name) for queue in queues) for name in states}
 
 
-def test_who_hangs_up_while_it_waits_has_claimed_nothing(site: Site) -> None:
+def test_a_claim_whose_client_disconnects_takes_no_job(site: Site) -> None:
     for _ in range(3):
         waiting = site.connect()
         site.send(waiting, "claims", wait=60, lease=3_600)

@@ -61,7 +61,7 @@ def outside(app: TaskQ, **how: bool) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=web), base_url=SHOP)
 
 
-async def test_a_mounted_page_lets_in_whom_the_told_address_was_given(
+async def test_the_logged_entry_address_opens_a_mounted_page(
     app: TaskQ, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "taskq"):
@@ -148,7 +148,7 @@ async def test_a_page_that_is_gone_has_no_file_open_though_no_lifespan_ran(app: 
     assert open_files[1] == open_files[2]
 
 
-async def test_a_form_of_one_process_is_taken_by_another_behind_the_same_address(
+async def test_a_form_of_one_process_is_accepted_by_another_at_the_same_address(
     app: TaskQ,
 ) -> None:
     await app.enqueue_by_name("a")
@@ -194,7 +194,7 @@ async def test_what_waits_is_changed_on_its_page(app: TaskQ) -> None:
         assert (await client.get(f"/taskq/jobs/{later.id}")).text.count("Run now") == 0
 
 
-async def test_the_log_page_of_an_app_tells_of_its_fsyncs(app: TaskQ) -> None:
+async def test_the_log_page_of_an_app_shows_its_fsyncs(app: TaskQ) -> None:
     async with outside(app) as client:
         page = (await client.get("/taskq/log")).text
         assert "<dt>fsync</dt>" in page
@@ -222,7 +222,7 @@ def test_the_option_of_a_worker_says_where_its_page_is(tmp_path: Path) -> None:
             assert "greet" in answer.read().decode()
 
 
-async def test_devices_are_told_with_lag_holds_and_last_word(tmp_path: Path) -> None:
+async def test_devices_are_shown_with_lag_holds_and_last_contact(tmp_path: Path) -> None:
     place = HubPlace(tmp_path)
     await place.write(3)
     await place.sync()

@@ -95,7 +95,7 @@ async def test_each_page_shows_what_it_is_for(data: Path) -> None:
         assert '<input type="hidden"' not in now + page + log
 
 
-async def test_history_and_audit_show_what_was_counted_and_who_did_it(data: Path) -> None:
+async def test_history_shows_counts_and_audit_shows_users(data: Path) -> None:
     async with browser(data, allow_actions=True) as client:
         for span in ("day", "week", "month"):
             page = await shown(client, "/history", span=span)
@@ -232,7 +232,7 @@ async def test_a_form_without_its_token_or_from_elsewhere_changes_nothing(data: 
         assert (await send_form(client, kind)).status_code == 403
 
 
-async def test_every_page_tells_of_the_log_as_it_was(data: Path) -> None:
+async def test_every_page_shows_a_past_state_of_the_log(data: Path) -> None:
     async with browser(data, allow_actions=True) as client:
         job = re.findall(r"/jobs/[0-9a-f]{8}-\d+", await shown(client, "/jobs", q="7002"))[0]
         page = await shown(client, job, at="1")
@@ -316,7 +316,7 @@ def test_a_form_leads_back_to_no_other_page(back: str) -> None:
     "path",
     ["/jobs/none", "/jobs/1-1", "/jobs?limit=0", "/jobs?q=state:x", "/jobs?before=x", "/jobs?x=1"],
 )
-async def test_a_wrong_address_is_told_on_a_page(data: Path, path: str) -> None:
+async def test_a_wrong_address_shows_an_error_page(data: Path, path: str) -> None:
     async with browser(data) as client:
         answer = await client.get(path)
     assert answer.status_code in {404, 422}

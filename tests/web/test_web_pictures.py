@@ -92,7 +92,7 @@ def test_what_came_sets_the_scale_where_it_is_not_far_more_or_nothing_ended() ->
     assert chart_of([Minute(0, {}, 0, 0)], 0, 0) is None
 
 
-async def test_steps_are_told_with_state_times_attempt_and_value(tmp_path: Path) -> None:
+async def test_steps_have_state_times_attempt_and_value(tmp_path: Path) -> None:
     app = TaskQ(tmp_path / "log", durability="os")
 
     def charge(order: str) -> dict[str, str]:

@@ -141,7 +141,7 @@ async def test_a_page_leads_to_the_job_that_an_id_names(data: Path) -> None:
         assert (answer.status_code, answer.headers["location"]) == (303, f"/jobs/{job}")
 
 
-async def test_what_was_not_looked_at_is_told_and_the_next_step_goes_on(
+async def test_search_reports_where_it_stopped_and_the_next_page_continues(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "LOOKED_MAX", 10)
@@ -166,7 +166,7 @@ async def _fail(app: TaskQ, jobs: Iterable[JobHandle[None]]) -> None:
                 await job.result(timeout=30)
 
 
-async def test_an_act_on_all_is_for_all_that_fit_and_tells_what_was_done(
+async def test_a_bulk_action_covers_all_matches_and_reports_its_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api, "_MANY", 7)
@@ -189,7 +189,7 @@ async def test_an_act_on_all_is_for_all_that_fit_and_tells_what_was_done(
         assert (await app.stats()).queues[0].scheduled == len(others)
 
 
-async def test_a_cancel_of_all_tells_which_were_cancelled_and_which_are_asked_to_stop(
+async def test_a_bulk_cancel_counts_cancelled_jobs_and_stop_requests(
     tmp_path: Path,
 ) -> None:
     """A job that began to run since it was listed is neither: what was asked for was of others."""
@@ -242,7 +242,7 @@ def tabs(page: str) -> dict[str, str]:
     return dict(re.findall(r"<span[^>]*>(\w+)</span> <b>([\d,]+)</b>", page))
 
 
-async def test_tabs_count_the_jobs_of_each_state_among_those_of_the_names(log: Path) -> None:
+async def test_tabs_count_the_filtered_jobs_of_each_state(log: Path) -> None:
     async with browser(log) as client:
         every = tabs(await shown(client, "/jobs"))
         assert (every["all"], every["dead"], every["succeeded"], every["ready"]) == (*"632", "1")
@@ -314,7 +314,7 @@ async def test_steps_of_the_slider_lead_back_to_moments(log: Path) -> None:
         assert (await client.get("/?back=x")).status_code == 422
 
 
-async def test_tasks_tell_how_they_fare(log: Path) -> None:
+async def test_the_tasks_page_shows_counts_and_times(log: Path) -> None:
     async with browser(log) as client:
         page = await shown(client, "/tasks")
     rows = dict(
@@ -328,7 +328,7 @@ async def test_tasks_tell_how_they_fare(log: Path) -> None:
     assert "<polyline" in rows["pages.fetch"]
 
 
-async def test_workers_tell_what_each_does_and_which_are_gone(tmp_path: Path) -> None:
+async def test_the_workers_page_shows_running_jobs_and_lost_workers(tmp_path: Path) -> None:
     app = TaskQ(tmp_path, upkeep=False, name="shop")
     runs, done = anyio.Event(), anyio.Event()
 
