@@ -94,6 +94,7 @@ def names_here(folder: Path) -> dict[str, Any]:
 
 def lines(document: str) -> Iterator[tuple[str, str]]:
     """Yield what is typed, and what Python shows then."""
+    assert ">>> " in document
     typed, shown = "", list[str]()
     for line in (*document.splitlines(), "```"):
         if line.startswith((">>> ", "```", "#")):

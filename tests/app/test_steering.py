@@ -108,6 +108,7 @@ async def test_slots_grow_and_shrink_and_no_job_is_cut_off(tmp_path: Path) -> No
             await post.app.set_slots(4, worker=1)
         post.go.set()
         assert [await job.result(timeout=20) for job in jobs] == list(range(30))
+        assert {len(await job.attempts()) for job in jobs} == {1}
 
 
 async def test_all_names_of_a_task_are_steered(tmp_path: Path) -> None:

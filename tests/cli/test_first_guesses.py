@@ -153,7 +153,9 @@ SESSIONS: Final = Path(__file__).with_name("sessions.md").read_text().split("\n#
 @pytest.mark.parametrize("section", SESSIONS, ids=[text.partition(":")[0] for text in SESSIONS])
 def test_a_command_on_a_log_prints_and_does_what_is_written(section: str, tmp_path: Path) -> None:
     session = Session(section.split("`")[1], tmp_path)
-    for step in steps(section):
+    typed = list(steps(section))
+    assert typed
+    for step in typed:
         shown = session.run(step.typed.removeprefix("taskq "))
         assert matches(shown, step.shown), f"$ {step.typed}\n{shown}"
 

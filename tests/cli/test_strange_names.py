@@ -441,6 +441,7 @@ def test_a_frame_of_any_time_is_read(time_ns: int, tmp_path: Path) -> None:
     for command in _COMMANDS:
         _look(tmp_path, job, command)
     _open(tmp_path)
+    assert _holds(tmp_path, job)
 
 
 def _set_times(path: Path, time_ns: int) -> None:

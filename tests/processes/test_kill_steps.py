@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import sys
 import time
 from collections import Counter
@@ -232,6 +233,8 @@ def test_three_workers_are_killed_at_random_and_no_recorded_step_runs_again(tmp_
 def test_a_worker_that_dies_at_each_turn_of_a_step_repeats_only_what_was_in_flight(
     tmp_path: Path,
 ) -> None:
+    codes: list[int | None] = []
+
     async def run() -> None:
         for count in range(1, 60, every(22)):
             path = tmp_path / str(count)
@@ -242,6 +245,7 @@ def test_a_worker_that_dies_at_each_turn_of_a_step_repeats_only_what_was_in_flig
                 assert await app.signal(job, "go", 7)
                 with start_worker(path, count) as worker:
                     died = await asyncio.to_thread(_dies, worker, path)
+                    codes.append(worker.process.poll())
                 if died:
                     async with app.worker(concurrency=4):
                         assert await job.result("40s") == _SUM
@@ -250,6 +254,8 @@ def test_a_worker_that_dies_at_each_turn_of_a_step_repeats_only_what_was_in_flig
             check(path, [job], 1)
 
     asyncio.run(run())
+    assert codes[0] == -signal.SIGKILL
+    assert set(codes) <= {-signal.SIGKILL, None}
 
 
 def _dies(worker: Child, path: Path) -> bool:

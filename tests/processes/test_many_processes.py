@@ -501,6 +501,7 @@ def test_racing_processes_that_replace_leave_one_job_per_key(tmp_path: Path) -> 
 
 def test_of_racing_processes_that_raise_one_gets_each_key(tmp_path: Path) -> None:
     jobs, new = race(tmp_path, Durability.OS, Conflict.RAISE)
+    assert len(jobs) == len(new) == KEYS
     assert all(len(job) == 1 for job in jobs.values())
     assert set(new.values()) == {1}
 
@@ -546,4 +547,4 @@ def test_two_processes_that_requeue_everything_share_the_letters(tmp_path: Path)
         ids = first.rest() + second.rest()
     requeued = [record.job for record in of_kind(log_records(tmp_path), Kind.REQUEUED)]
     assert len(requeued) == len(set(requeued)) == LETTERS
-    assert len(ids) == len(set(ids))
+    assert len(ids) == len(set(ids)) == LETTERS

@@ -233,6 +233,7 @@ def test_rules_and_dashboard_use_exported_metrics_only(tmp_path: Path, name: str
     assert names <= {key[0] for key in answer} | {"taskq_disk_free_bytes"}
     values = {value for key in answer for value in key[1:]}
     wanted = set(re.findall(r'(?:state|outcome|quantile)="([^"]+)"', "\n".join(asked)))
+    assert wanted
     assert wanted <= values | {"dead", "running"}
 
 

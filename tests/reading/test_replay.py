@@ -91,8 +91,11 @@ async def test_many_jobs_are_replayed_in_bounded_transactions(log: TaskLog) -> N
         await log.put(payload)
     await log.put_many([Put(payload=b"%d" % n) for n in range(600)])
     await ack_all(log, 612)
+    before = log._connection.store().batches
     report = await log.replay(state="succeeded")
     assert report.count == 612
+    # Two of the large ones in each, and 256 of the others.
+    assert log._connection.store().batches - before >= 6 + 3
     views = await waiting(log)
     assert [view.payload for view in views] == [*payloads, *(b"%d" % n for n in range(600))]
 
@@ -122,7 +125,7 @@ async def test_a_job_that_cannot_be_enqueued_again_keeps_no_other_from_it(log: T
     assert (report.count, report.problems) == (2, 1)
     first, full, last = report.jobs
     assert [job.job_id for job in report.jobs] == ids
-    assert "the headers has" in full.problem or "headers" in full.problem
+    assert "the headers has" in full.problem
     assert full.new_id == ""
     assert first.new_id
     assert last.new_id
@@ -207,7 +210,7 @@ async def test_a_view_has_aware_times_and_arguments_by_name(app: TaskQ) -> None:
         assert view.due_at is not None
         assert view.expires_at is not None
         assert begin < view.enqueued_at < view.due_at < view.expires_at
-        assert view.due_at.utcoffset() == view.settled_at or view.due_at.tzinfo is UTC
+        assert view.due_at.tzinfo is view.enqueued_at.tzinfo is UTC
         assert view.settled_at is None
         assert TypeAdapter(JobView).dump_python(view, mode="json")["state"] == "scheduled"
 

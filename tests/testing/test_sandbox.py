@@ -67,7 +67,8 @@ async def test_what_is_enqueued_is_found_by_its_arguments(shop: _Shop, box: Sand
     await shop.send.enqueue("g@h.i")
     assert assert_enqueued(shop.send, "a@b.c").id == job.id
     assert assert_enqueued(shop.send, subject="hi").view.queue == "mail"
-    assert box.assert_enqueued("shop.send", "d@e.f").kwargs | {"x": 1}
+    other = box.assert_enqueued("shop.send", "d@e.f")
+    assert other.kwargs == {"to": "d@e.f", "subject": "other"}
     assert box.assert_enqueued(shop.send, subject="hello").kwargs["to"] == "g@h.i"
     assert_not_enqueued(shop.send, "x@y.z")
     assert [job.view.state for job in enqueued(shop.send)] == [State.READY] * 3

@@ -711,7 +711,7 @@ async def test_search_does_not_leak_a_secret_letter_by_letter(
     path, _ = data_with_secrets
     async with browser(path) as client:
         for query in (word, *word.split()):
-            if "h" in query[-2:]:
+            if query == HIDDEN or "h" in query[-2:]:
                 answer = await client.get("/api/jobs", params={"q": query})
                 assert answer.json()["jobs"] == [], query
         result = await client.get("/api/jobs", params={"q": '"to":"ada"'})
