@@ -98,7 +98,7 @@ KINDS: Final[dict[str, tuple[Callable[[], Any], Callable[[Post], Any]]]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_each_kind_is_told_once_when_it_begins_and_once_when_it_is_over(
+async def test_each_kind_of_alert_is_sent_once_at_its_start_and_once_at_its_end(
     tmp_path: Path, kind: str
 ) -> None:
     when, begin = KINDS[kind]
@@ -128,7 +128,7 @@ async def test_a_burst_that_is_long_ago_is_over(tmp_path: Path) -> None:
         assert await post.look(301) == [(True, "dead letters")]
 
 
-async def test_what_is_over_within_its_time_is_not_told(tmp_path: Path) -> None:
+async def test_a_condition_shorter_than_its_time_sends_no_alert(tmp_path: Path) -> None:
     post = Post(tmp_path, alerts.no_worker("1m"))
     async with post.app:
         assert await post.look() == []
@@ -180,7 +180,7 @@ async def test_a_kill_in_the_midst_of_telling_loses_nothing(tmp_path: Path) -> N
         assert await after.look() == [(False, "mine")]
 
 
-async def test_a_condition_that_fails_keeps_no_other_from_being_told(
+async def test_a_failing_condition_does_not_stop_other_alerts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(_: Sight) -> str:
@@ -389,7 +389,7 @@ def test_any_name_and_text_fit_the_headers(
     assert sent == [f"over {name}: a b c d e f g h i"[:200]]
 
 
-def test_a_cron_line_tells_without_any_worker(
+def test_a_cron_line_sends_alerts_without_a_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "watched.py").write_text(

@@ -49,7 +49,7 @@ async def settle(app: TaskQ, settlement: Settlement) -> None:
     assert await app.store().port().settle([settlement]) == [None]
 
 
-async def test_a_job_that_expires_is_told_to_who_waits(app: TaskQ) -> None:
+async def test_waiting_for_a_job_that_expires_raises_job_expired(app: TaskQ) -> None:
     add = add_task(app)
     job = await add.options(delay="1h", expires="1ms").enqueue(1)
     waiter = asyncio.ensure_future(job.result(timeout=30))
@@ -115,7 +115,7 @@ async def test_the_first_callers_open_the_directory_once(tmp_path: Path) -> None
     await app.close()
 
 
-async def test_an_open_that_fails_fails_all_who_wait_for_it_and_can_be_tried_again(
+async def test_a_failed_open_fails_all_its_waiters_and_can_be_retried(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "data"

@@ -154,7 +154,9 @@ async def test_a_block_left_by_an_exception_writes_nothing(log: TaskLog) -> None
     await log.ack(held)
 
 
-async def test_a_part_that_is_refused_refuses_the_block(log: TaskLog, tmp_path: Path) -> None:
+async def test_a_refused_operation_writes_nothing_of_its_transaction(
+    log: TaskLog, tmp_path: Path
+) -> None:
     """Leaving it raises what that part met, and nothing of the others was written."""
     first = await log.put(b"x", key="k")
     held = await log.claim()

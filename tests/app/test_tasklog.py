@@ -148,7 +148,7 @@ async def test_an_exclusive_log_shuts_other_openers_out(tmp_path: Path) -> None:
             await TaskLog.open(tmp_path / "log")
 
 
-async def test_a_key_tells_the_job_that_holds_it_for_as_long_as_it_does(tmp_path: Path) -> None:
+async def test_find_returns_the_job_that_holds_a_key(tmp_path: Path) -> None:
     async with TaskLog.open(tmp_path) as log:
         assert await log.find("photo-1") is None
         job = await log.put(b"one", key="photo-1")

@@ -237,7 +237,7 @@ def abs_of(number: int) -> int:
     return abs(number)
 
 
-def test_no_provider_of_spans_is_told() -> None:
+def test_telemetry_refuses_a_value_that_is_no_tracer_provider() -> None:
     wrong: Any = 3
     with pytest.raises(UsageError, match=r"use\(\) takes a TracerProvider .* not 3"):
         telemetry.use(wrong)
@@ -398,7 +398,7 @@ def test_what_every_table_advises_exists_here() -> None:
         assert {*words} <= known | worker
 
 
-def test_every_attribute_that_a_table_names_is_none_of_ours(app: TaskQ) -> None:
+def test_names_of_other_task_queues_raise_with_what_to_write(app: TaskQ) -> None:
     task = app.task(name="mail.send")(mail)
     tables = [
         (app, habits.APPS), (task, habits.TASKS), (app.job("a-1"), habits.JOBS),
@@ -435,7 +435,7 @@ async def test_a_job_that_asks_as_celery_does_is_answered(app: TaskQ) -> None:
         policy(countdown=30)
 
 
-def test_a_first_parameter_that_arq_would_fill_in_is_told(app: TaskQ) -> None:
+def test_a_ctx_parameter_as_in_arq_is_refused_with_advice(app: TaskQ) -> None:
     def download(ctx: Any, url: str) -> None: ...
 
     with pytest.raises(InvalidCall, match=r"'url' .*missing.*current_job\(\)") as refused:

@@ -55,7 +55,7 @@ def test_a_flow_of_two_apps_is_refused_unless_one_is_named(app: TaskQ, other: Ta
         assert len(shared.enqueue_sync().jobs) == 2
 
 
-def test_arguments_that_a_schedule_lacks_are_told_with_its_name(app: TaskQ) -> None:
+def test_missing_arguments_of_a_schedule_are_reported_with_its_name(app: TaskQ) -> None:
     app.every("1h", name="hourly")(app.task(increment))
     with pytest.raises(UsageError, match=r"'number'.*missing; the schedule 'hourly' gives .*args="):
         app.hooks.schedules.all["hourly"].enrolment()

@@ -154,7 +154,7 @@ async def test_a_taken_key_gives_the_job_that_holds_it(send: Any, recorder: Reco
     assert repr(second) == "<JobHandle send 0123abcd-1 duplicate>"
 
 
-async def test_an_empty_transaction_does_not_even_open_the_log(app: TaskQ) -> None:
+async def test_enqueueing_no_jobs_creates_no_log(app: TaskQ) -> None:
     @app.task
     def task() -> None: ...
 

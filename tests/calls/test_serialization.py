@@ -372,7 +372,7 @@ def _identity(deep: bytes, path: Path) -> bool:
 
 @pytest.mark.parametrize("deep", [_DEEP[: 2 * 900], _DEEP, _DEEP_OBJECTS, _DEEP[:_MANY]])
 @pytest.mark.parametrize("reads", [_described, _served, _scheduled, _identity])
-def test_who_reads_a_small_file_takes_a_deep_one_for_an_unreadable_one(
+def test_readers_of_small_files_treat_deep_nesting_as_unreadable(
     reads: Callable[[bytes, Path], bool], deep: bytes, tmp_path: Path
 ) -> None:
     assert reads(deep, tmp_path)

@@ -61,7 +61,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_children_start_as_those_of_multiprocessing(
+def test_frozen_programs_start_children_like_multiprocessing(
     where: str, stand_in: Path, tmp_path: Path
 ) -> None:
     ran = run(stand_in, where, home=tmp_path)
@@ -69,7 +69,7 @@ def test_children_start_as_those_of_multiprocessing(
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_a_program_that_forgets_them_is_told_and_starts_no_copies_of_copies(
+def test_a_frozen_program_without_freeze_support_gets_advice_and_no_copies(
     where: str, stand_in: Path, tmp_path: Path
 ) -> None:
     ran = run(stand_in, where, home=tmp_path, seconds=3, variables={"FORGETS": "1"})

@@ -31,7 +31,7 @@ from tests.hub.place import run as _run
 from tests.processes.harness import eventually
 
 
-async def test_devices_shows_who_is_late_and_what_is_missing_and_exits_by_it(place: Place) -> None:
+async def test_devices_shows_late_devices_and_gaps_in_its_exit_code(place: Place) -> None:
     (place.hub / "devices").mkdir(parents=True)
     _run("hub", "enroll", place.hub, _DEVICE)
     result = _run("hub", "devices", place.hub)
@@ -234,7 +234,7 @@ def test_a_clone_that_was_refused_shows_in_status(place: Place) -> None:
     assert "another machine with its token was refused" in _run("hub", "devices", place.hub).output
 
 
-def test_a_copy_of_which_nothing_came_yet_is_an_empty_log(place: Place) -> None:
+def test_a_copy_without_data_reads_as_an_empty_log(place: Place) -> None:
     assert place.token
     hub = Copies(PatientDisk, str(place.hub))
     hub.answer(_DEVICE, Sync(UUID(int=1), 1, frozenset(), NOWHERE))
@@ -246,7 +246,7 @@ def test_a_copy_of_which_nothing_came_yet_is_an_empty_log(place: Place) -> None:
     assert _run("hub", "check", place.hub, "--deep").exit_code == 0
 
 
-def test_why_tells_which_device_a_job_of_the_outbox_waits_for(place: Place) -> None:
+def test_why_names_the_device_that_a_job_of_the_outbox_waits_for(place: Place) -> None:
     asyncio.run(place.write())
     asyncio.run(place.sync())
     job = _run("hub", "put", place.hub, _DEVICE, "update").output.strip()

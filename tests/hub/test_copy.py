@@ -71,7 +71,7 @@ class Line:
         return self.ask(Declare(self.session, log_id, left, at, 99, "a test"))
 
 
-def test_whole_frames_count_and_the_rest_of_a_body_is_forgotten() -> None:
+def test_the_hub_keeps_whole_frames_and_drops_a_torn_tail() -> None:
     line = Line()
     half = line.log.borders(line.log.segments[0])[0]
     assert line.append(line.data[: half.offset + 20]) == Stored(half)
@@ -97,7 +97,7 @@ def test_frames_of_another_log_are_refused() -> None:
     assert isinstance(line.append(other.data), Refused)
 
 
-def test_a_segment_comes_only_behind_the_end_that_it_names() -> None:
+def test_a_segment_is_accepted_only_after_the_end_that_it_names() -> None:
     line = Line()
     second = Border(line.log.segments[1])
     data, _ = line.log.part(second, 10**6)

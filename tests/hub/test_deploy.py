@@ -85,9 +85,7 @@ async def _arrives(place: Place, url: str, ca: Path | None = None) -> None:
 
 
 @grows
-async def test_behind_nginx_a_backlog_arrives_and_a_job_comes_within_five_seconds(
-    place: Place, url: str
-) -> None:
+async def test_a_backlog_and_a_job_pass_nginx_within_five_seconds(place: Place, url: str) -> None:
     await place.write(some(200, 3_400), 60_000)
     await place.write(1, 5 * _MIB)
     port = free_port()
@@ -117,7 +115,7 @@ async def test_the_file_for_nginx_brings_tls_and_takes_large_parts(
         assert b"this takes at most" in answer.content  # the hub's own word, not nginx's
 
 
-async def test_the_file_for_caddy_is_one(tmp_path: Path) -> None:
+async def test_the_caddyfile_is_valid(tmp_path: Path) -> None:
     caddy = _program("caddy")
     shutil.copy(_DEPLOY / "Caddyfile", tmp_path)
     file = str(tmp_path / "Caddyfile")
@@ -146,7 +144,7 @@ async def test_a_hub_brings_tls_itself(place: Place, certificate: tuple[Path, Pa
         await _arrives(place, url, certificate[0])
 
 
-async def test_a_hub_tells_how_its_devices_stand_and_what_it_refused(place: Place) -> None:
+async def test_hub_metrics_cover_devices_and_refusals(place: Place) -> None:
     await place.write()
     await place.sync()
     port, figures = free_port(), free_port()
@@ -216,7 +214,7 @@ async def test_a_part_that_is_too_large_is_halved_and_that_is_remembered(
     assert list(kept) == [_URL]
 
 
-async def test_one_commit_that_no_proxy_takes_is_told_with_what_helps(place: Place) -> None:
+async def test_a_commit_too_large_for_the_proxy_raises_with_advice(place: Place) -> None:
     await place.write(1, 90_000)
     with pytest.raises(HubError, match=r"413: .*client_max_body_size"):
         await _sent(place, Narrow(place, 60_000))

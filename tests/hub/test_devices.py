@@ -146,7 +146,7 @@ async def test_a_commit_of_the_largest_payload_goes_as_a_whole(place: Place) -> 
     assert len(view.result or b"") == len(view.payload) == PAYLOAD_BYTES_MAX
 
 
-async def test_features_that_a_log_gets_later_are_told_before_what_needs_them(place: Place) -> None:
+async def test_new_features_of_a_log_reach_the_hub_before_their_records(place: Place) -> None:
     await place.write()
     await place.sync()
     log = DurableLog(LocalDisk(), str(place.log))

@@ -305,7 +305,7 @@ async def test_below_the_room_that_is_kept_a_hub_takes_nothing_and_serves_on(
     await _all_is_there(place)
 
 
-async def test_a_disk_that_fills_up_within_a_part_leaves_whole_frames_and_goes_on(
+async def test_a_full_disk_in_the_middle_of_an_upload_leaves_whole_frames(
     place: Place, resize: Callable[[int], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "_FREE_BYTES_MIN", 0)

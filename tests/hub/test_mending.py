@@ -422,7 +422,7 @@ def _being_written(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
-async def test_whoever_is_not_the_server_changes_nothing(
+async def test_commands_other_than_the_server_change_nothing_in_a_hub(
     place: Place, url: str, *, is_busy: bool
 ) -> None:
     assert url

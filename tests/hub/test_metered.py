@@ -124,7 +124,7 @@ async def test_a_month_of_backlog_comes_in_order_within_each_days_volume(
     assert 3 <= days <= 8
 
 
-async def test_who_waits_goes_on_when_the_line_is_another(
+async def test_a_device_that_waits_for_a_line_resumes_when_the_line_changes(
     place: Place, url: str, network: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
     await _thirty_days(place)

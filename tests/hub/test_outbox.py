@@ -485,7 +485,7 @@ async def test_only_the_latest_session_gets_jobs(place: Fleet) -> None:
     assert answer.status_code == 409
 
 
-async def test_why_tells_where_a_job_is(place: Fleet) -> None:
+async def test_why_names_where_a_job_of_the_outbox_is(place: Fleet) -> None:
     job = await place.put()
     assert "edge-7 has not taken it yet; edge-7 was never heard of" in str(await job.why())
     await place.take()
@@ -513,7 +513,7 @@ async def test_why_tells_where_a_job_is(place: Fleet) -> None:
     assert (reason.code, reason.text) == (Why.SUCCEEDED, "it succeeded on edge-7")
 
 
-async def test_a_job_that_waits_on_its_device_goes_on_behind_its_steps_and_its_end_comes_back(
+async def test_a_job_that_waits_on_its_device_resumes_after_its_steps_and_reports_back(
     place: Fleet,
 ) -> None:
     app = place.apps["edge-7"]

@@ -88,7 +88,7 @@ async def test_a_second_device_brings_a_log_of_many_segments_and_what_follows(
 
 
 @needs_node
-async def test_a_second_device_is_told_what_is_there_for_it(place: Place, url: str) -> None:
+async def test_a_second_device_gets_its_jobs(place: Place, url: str) -> None:
     await place.write()
     await _send(place, url)
     hub = Hub(place.hub)

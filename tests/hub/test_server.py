@@ -90,9 +90,7 @@ async def test_two_devices_with_the_same_log_touch_their_own_copies_only(place: 
     "token",
     ["", "x", "tq1.edge-7." + "A" * 43, "tq1.edge-9." + "A" * 43, "tq1...." + "A" * 43, "é" * 20],
 )
-async def test_a_token_that_does_not_hold_is_told_the_same_whatever_it_is(
-    place: Place, token: str
-) -> None:
+async def test_every_invalid_token_gets_the_same_answer(place: Place, token: str) -> None:
     Registry(place.hub).enroll("edge-7")
     before = place.tree()
     headers = {"Authorization": f"Bearer {token}".encode()}
@@ -123,7 +121,7 @@ async def test_all_that_is_not_there_is_one_404(place: Place, path: str) -> None
     assert place.tree() == before
 
 
-async def test_a_log_that_the_hub_has_not_got_is_none_of_a_sessions(place: Place) -> None:
+async def test_a_session_for_a_log_that_the_hub_lacks_is_refused(place: Place) -> None:
     answer = await place.sent(Ask(1, UUID(_LOG_ID), ()))
     assert (answer.status_code, answer.json()["type"]) == (409, "superseded")
 
@@ -156,7 +154,7 @@ async def test_a_body_is_bounded_before_it_is_read(place: Place) -> None:
     assert (await place.ask("POST", "/sync", content=b"[]")).status_code == 400
 
 
-async def test_a_full_disk_is_told_before_anything_is_written(
+async def test_a_full_disk_is_reported_before_any_write(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await place.write()
@@ -179,7 +177,7 @@ async def test_the_two_latest_tokens_of_a_device_hold(place: Place) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "..", "Edge", "a/b", "-a", "a" * 64, "a\n", "ü"])
-def test_a_name_that_could_lead_elsewhere_is_none_of_a_device(tmp_path: Path, name: str) -> None:
+def test_a_device_name_that_could_escape_its_folder_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="no name of a device"):
         Registry(tmp_path).enroll(name)
     assert not list(tmp_path.iterdir())
@@ -192,7 +190,7 @@ def test_a_token_goes_over_tls_or_not_at_all(url: str) -> None:
     assert check_url("https://hub.example/x/") == "https://hub.example/x"
 
 
-async def test_a_frame_that_does_not_read_back_is_told_and_the_rest_goes_once_it_is_repaired(
+async def test_an_unreadable_frame_is_reported_and_the_rest_goes_after_a_repair(
     place: Place,
 ) -> None:
     await place.write(6, 500)
@@ -262,7 +260,9 @@ _COMMANDS: Final = (
 
 
 @pytest.mark.parametrize("words", _COMMANDS, ids=lambda words: words[0])
-def test_a_mistyped_path_makes_no_hub_and_is_told(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_a_mistyped_path_is_reported_and_creates_no_hub(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
     hub = str(tmp_path / "hob")
     done = CliRunner().invoke(main, ["hub", words[0], hub, *words[1:]])
     assert done.exit_code == 2
@@ -381,7 +381,7 @@ async def test_a_hub_that_ended_has_no_file_open(place: Place) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="lists the files of a process in /proc")
-async def test_who_sends_has_no_file_open_once_that_is_closed(place: Place) -> None:
+async def test_a_closed_hub_has_no_open_files(place: Place) -> None:
     assert place.token
     async with Hub(place.hub) as hub:
         await hub.device(DEVICE).enqueue(hub.call_by_name("update", "7.2"))
@@ -440,7 +440,7 @@ async def test_a_content_type_lifts_no_limit(place: Place) -> None:
         ("log_id", json.dumps("-" * 36)),
     ],
 )
-async def test_what_is_not_of_its_fields_type_is_told_so_and_written_nowhere(
+async def test_a_field_of_a_wrong_type_is_refused_and_writes_nothing(
     place: Place, field: str, value: str
 ) -> None:
     assert place.token

@@ -231,7 +231,7 @@ async def test_a_request_that_is_cancelled_while_it_connects_leaves_no_connectio
         await line.close()
 
 
-async def test_a_token_that_is_none_is_told_as_a_line_that_fails(url: str) -> None:
+async def test_a_malformed_token_raises_a_hub_error(url: str) -> None:
     line = Line(url, "two\nlines")
     with pytest.raises(HubError, match="Invalid header value"):
         await line.request("GET", "/healthz", {})
@@ -314,7 +314,7 @@ async def test_an_answer_without_an_end_is_not_taken(monkeypatch: pytest.MonkeyP
             await Line(f"http://127.0.0.1:{port}", TOKEN).request("GET", "/logs", {})
 
 
-async def test_an_answer_may_end_with_its_connection_and_a_question_ends_with_its_head() -> None:
+async def test_a_reply_without_a_length_ends_with_its_connection() -> None:
     async with answering(b"HTTP/1.0 200 OK\r\n\r\n{}") as (port, asked):
         answer = await Line(f"http://127.0.0.1:{port}", TOKEN).request("GET", "/logs", {})
     assert answer == HubReply(200, b"{}")
@@ -340,7 +340,7 @@ async def test_a_request_that_was_given_up_is_no_end_of_the_line(
             await line.request("GET", "/logs", {})
 
 
-async def test_who_asked_for_nothing_is_not_told_that_a_line_cannot_be_judged(
+async def test_without_a_metered_setting_an_unknown_line_logs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -363,7 +363,7 @@ async def test_a_hub_that_is_busy_says_how_long_to_wait() -> None:
         await line.close()
 
 
-async def test_a_request_given_up_before_it_connected_leaves_no_connection_behind() -> None:
+async def test_a_request_that_is_cancelled_while_connecting_leaks_no_connection() -> None:
     """Its thread began late: nobody would hang up what it opens."""
     began, given_up = threading.Event(), threading.Event()
 
@@ -500,7 +500,7 @@ def _question(session: int) -> Question:
 
 
 @pytest.mark.parametrize("status", [0, 401, 403, 429, 503])
-async def test_who_is_not_answered_asks_ever_more_rarely_until_a_session_succeeds(
+async def test_a_device_without_an_answer_backs_off_until_a_session_succeeds(
     status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
