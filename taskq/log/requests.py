@@ -463,13 +463,15 @@ class Letter(NamedTuple):
     #: its ENQUEUED record, without due time
     born: bytes
     enqueued_ns: int
-    #: attempts whose records are gone, packed
+    #: its attempts, and the log of the last one, packed
     history: bytes = b""
+    lines: bytes = b""
 
     @property
     def size(self) -> int:
         """About how many bytes it adds to the log."""
-        return codec.WHOLE.size + len(self.born) + len(self.history) + codec.BACK.size
+        kept = len(self.history) + len(self.lines)
+        return codec.WHOLE.size + len(self.born) + kept + codec.BACK.size
 
     @property
     def has_options(self) -> bool:
@@ -551,7 +553,7 @@ class Rewrite(NamedTuple):
     history: bytes = b""
     body: bytes | None = None
     flags: int = 0
-    #: of a job that ended: the log of its last attempt, packed
+    #: the log of its last attempt, packed
     lines: bytes = b""
 
 

@@ -264,7 +264,7 @@ def carried_live(agenda: Agenda, dedup: Dedup, item: Rewrite) -> Carried | None:
         attempt=attempt, token=token, due_ns=due_ns, due_is_wall=due_is_wall,
         claim=(epoch, owner), lease_ns=agenda.leases.deadline_ns(job),
         key_until_ns=_key_until(dedup, item), expires_ns=expires_ns, history=item.history,
-        cancel_wanted=job in agenda.leases.asked, needs=needs, awaiting=awaiting,
+        lines=item.lines, cancel_wanted=job in agenda.leases.asked, needs=needs, awaiting=awaiting,
     )  # fmt: skip
 
 

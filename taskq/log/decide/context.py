@@ -207,7 +207,8 @@ def _settlement_size(item: requests.Settlement) -> int:
 def _carried_size(item: Rewrite | Again) -> int:
     if not isinstance(item, Rewrite):
         return len(item.record)
-    return len(item.born) + len(item.body or b"") + len(item.lines) + codec.WHOLE.size
+    attempts = len(item.history) + len(item.lines)
+    return len(item.born) + len(item.body or b"") + attempts + codec.WHOLE.size
 
 
 def _step_size(step: NewStep) -> int:
@@ -229,7 +230,7 @@ _SIZES: Final[dict[int, Callable[[Any], int]]] = {
     Op.ENROL: lambda many: sum(len(rule.rule) + len(rule.details) + _TICKED_BYTES for rule in many),
     Op.CONTROL: lambda change: len(change.name) + controls.VALUE_BYTES_MAX + _MOVED_BYTES,
     Op.PURGE: lambda jobs: codec.BACK.size * len(jobs),
-    Op.EDIT: lambda edit: len(edit.item.born) + len(edit.item.history) + 2 * codec.WHOLE.size,
+    Op.EDIT: lambda edit: _carried_size(edit.item) + codec.WHOLE.size,
     Op.WITHDRAW: lambda withdrawal: codec.BACK.size * len(withdrawal.jobs),
     Op.CARRY: lambda items: sum(map(_carried_size, items)),
     Op.STEP: _step_size,

@@ -300,7 +300,8 @@ class DeadLetters:
         location = batch.where + batch.size
         carried = Carried(
             job=job, state=_AGAIN, born=born, enqueued_ns=letter.enqueued_ns,
-            history=letter.history, key_until_ns=key_until_ns, waited=self._ends.again(born),
+            history=letter.history, lines=letter.lines, key_until_ns=key_until_ns,
+            waited=self._ends.again(born),
             awaiting=agenda.steps.awaiting(job, agenda.times.shift_ns),
         )  # fmt: skip
         batch.add(encode_carried(REVIVAL, carried, batch.lsn))

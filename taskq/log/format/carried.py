@@ -44,6 +44,11 @@ def encode_history(attempts: Sequence[AttemptView]) -> bytes:
     return b"".join(reversed(parts))
 
 
+def encode_attempts(attempts: Sequence[AttemptView]) -> tuple[bytes, bytes]:
+    """Return a job's attempts, packed, and the stored log lines of the last one."""
+    return encode_history(attempts), attempts[-1].stored_lines if attempts else b""
+
+
 def decode_history(data: bytes) -> list[AttemptView]:
     attempts: list[AttemptView] = []
     at = 0

@@ -17,7 +17,7 @@ from taskq.core.folds import agenda, jobtable
 from taskq.core.folds.dedup import key_hash
 from taskq.core.values import dataclass
 from taskq.core.views import JobView
-from taskq.log.format.carried import decode_carried, encode_history, is_carrying
+from taskq.log.format.carried import encode_attempts
 from taskq.log.format.options import DUE_OPTIONS, enqueue_extras, queue_of, timeless
 from taskq.log.read.jobs import JobFilter
 from taskq.log.requests import LETTERS_BYTES_MAX, LETTERS_MAX, Letter, Rewrite
@@ -203,16 +203,11 @@ def _lanes(agenda: agenda.Agenda, queue: str | None, task: str | None) -> frozen
 
 def _letter(journal: Journal, job: int, location: int) -> Letter:
     """Return a dead letter whose ENQUEUED record stands at a location, or in the record there."""
-    born = journal.files.record(location, job)
-    record = journal.files.unchecked_record(location)
-    born = timeless(born, job, DUE_OPTIONS)
-    if not is_carrying(record):
-        place = journal.indexes.find(job)
-        if place is None:
-            raise errors.LogDamaged(f"{journal.path}: the frame of lsn {job} does not read back")
-        return Letter(job, born, place.time_ns)
-    carried = decode_carried(record)
-    return Letter(job, born, carried.enqueued_ns, carried.history)
+    born = timeless(journal.files.record(location, job), job, DUE_OPTIONS)
+    view = job_view(journal, job, journal.clock.wall_ns())
+    if view is None:
+        raise errors.LogDamaged(f"{journal.path}: the frame of lsn {job} does not read back")
+    return Letter(job, born, view.enqueued_ns, *encode_attempts(view.attempts))
 
 
 def waiting_page(sight: LogView, wanted: JobFilter, start: int, end: int, limit: int) -> Page[int]:
@@ -257,10 +252,11 @@ def waiting_job(sight: LogView, job: int) -> Rewrite:
         raise errors.NotWaiting(job_id, actual.name.lower(), journal.path)
     location, shift_ns = agenda.location(job), agenda.times.shift_ns
     is_wall = agenda.times.waits(job, view.due_ns, is_wall=True)
+    history, lines = encode_attempts(view.attempts)
     return Rewrite(
         job, location, state, journal.files.record(location, job), view.enqueued_ns,
         agenda.attempt(job), view.due_ns - (0 if is_wall else shift_ns), is_wall,
-        view.expires_ns - shift_ns, history=encode_history(view.attempts),
+        view.expires_ns - shift_ns, history=history, lines=lines,
     )  # fmt: skip
 
 

@@ -52,7 +52,9 @@ _DROPPED_BYTES_MAX: Final = 4_096
 #: Attempts of one job that are kept for display; of more, the latest.
 _ATTEMPTS_SHOWN: Final = 100
 _OWNER_LOST: Final = str(Cause.OWNER_LOST)
-_OVER: Final = SETTLED_STATES - {after(State.RUNNING, kinds.DEATH)}
+_DEATH: Final = kinds.name_of(kinds.DEATH)
+_LETTER: Final = after(State.RUNNING, kinds.DEATH)
+_OVER: Final = SETTLED_STATES - {_LETTER}
 
 
 def records(
@@ -167,10 +169,15 @@ class Story:
         if self.state is State.SUCCEEDED:
             self._result, self._result_flags = carried.body, carried.flags & PACKED
         else:
-            # Attempts that do not count any more are those before a requeue.
-            counted = self._attempts if carried.attempt else []
-            reasons = (attempt.reason for attempt in reversed(counted) if attempt.reason)
-            self._reason = (carried.body or b"").decode("utf-8", "replace") or next(reasons, "")
+            self._reason = (carried.body or b"").decode("utf-8", "replace") or self._last_reason()
+
+    def _last_reason(self) -> str:
+        for attempt in reversed(self._attempts):
+            if attempt.outcome == _DEATH and self.state is not _LETTER:
+                break  # it was requeued since
+            if attempt.reason:
+                return attempt.reason
+        return ""
 
     def add(self, record: Record) -> None:
         if record.carried is not None:

@@ -340,16 +340,22 @@ class Compaction:
             carried = decode_carried(record)
             born, enqueued_ns, before = carried.born, carried.enqueued_ns, carried.history
         location = self._low + offset
-        item = self._live_item(needed, job, location, born, enqueued_ns)
+        item = self._live_item(needed, job, location, born, enqueued_ns, has_run=before != b"")
         if item is None and self._agenda.table.find(job) is None:
             item = self._settled_item(job, location, born, enqueued_ns, was_alive=is_alive)
-        if item is None or item.state is model.State.ABSENT or item.history or not before:
+        if item is None or item.state is model.State.ABSENT or item.history:
             return item
-        # It waits with no attempt that counts, and the last one may have ended since.
-        return item._replace(history=self._retained.history(job, 1) or before)
+        return item._replace(history=before)
 
     def _live_item(
-        self, needed: Needed, job: int, location: int, born: bytes, enqueued_ns: int
+        self,
+        needed: Needed,
+        job: int,
+        location: int,
+        born: bytes,
+        enqueued_ns: int,
+        *,
+        has_run: bool,
     ) -> Rewrite | None:
         table = self._agenda.table
         chunk = table.find(job)
@@ -358,10 +364,13 @@ class Compaction:
         meta = chunk.metas[table.index]
         attempt = (meta & jobtable.ATTEMPT_MASK) >> jobtable.ATTEMPT_SHIFT
         due_ns, is_wall = needed.dues.get(job, (0, False))
+        # Of a job that is back, maybe no attempt counts.
+        has_run = has_run or attempt > 0 or meta & jobtable.META_BACK != 0
+        history, lines = self._retained.attempts(job) if has_run else (b"", b"")
         return Rewrite(
             job, location, model.State(meta & jobtable.STATE_MASK), born, enqueued_ns, attempt,
             due_ns, is_wall, needed.expiries.get(job, 0),
-            history=self._retained.history(job, attempt),
+            history=history, lines=lines,
         )  # fmt: skip
 
     def _settled_item(

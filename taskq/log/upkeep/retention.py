@@ -14,7 +14,7 @@ from taskq.core import kinds, model, records
 from taskq.core.folds import agenda, jobtable
 from taskq.core.values import NamedTuple
 from taskq.log.format import codec, flows, frames, options
-from taskq.log.format.carried import decode_carried, encode_history, find_moment
+from taskq.log.format.carried import decode_carried, encode_attempts, find_moment
 from taskq.log.format.record import Record, places
 from taskq.log.machine.threads import Reporter
 from taskq.log.read.readers import HUB_READER, reader_positions
@@ -567,20 +567,19 @@ class Retained:
             ended_ns=died_seconds * model.SECOND_NS,
         )
 
-    def history(self, job: int, attempt: int) -> bytes:
-        if not attempt:
-            return b""
+    def attempts(self, job: int) -> tuple[bytes, bytes]:
+        """Return the job's attempts so far, packed, and the log lines of the last one."""
         view = job_view(self._journal, job, self._now_ns)
-        return encode_history(view.attempts) if view is not None else b""
+        return encode_attempts(view.attempts if view is not None else ())
 
     def _item(self, job: int, location: int, born: bytes, enqueued_ns: int, end: Record) -> Rewrite:
         state, body, flags, ended_ns = end_of(end)
         born, expires_ns = self._expiry(job, born)
+        history, lines = self.attempts(job)
         return Rewrite(
             job, location, state, born, enqueued_ns, end.attempt,
             expires_ns=expires_ns, ended_ns=ended_ns,
-            history=self.history(job, end.attempt), body=body, flags=flags & _BODY_FLAGS,
-            lines=end.lines,
+            history=history, body=body, flags=flags & _BODY_FLAGS, lines=lines,
         )  # fmt: skip
 
     def _expiry(self, job: int, born: bytes) -> tuple[bytes, int]:

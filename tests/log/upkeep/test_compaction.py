@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import pytest
 
 from taskq import TaskLog
 from taskq.core.errors import JobNotFound, TaskqError
+from taskq.core.kinds import RETURNS
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.log.config import KEEP_PARTS, SEGMENT_BYTES_MIN, LogConfig, QueuePolicy
 from taskq.log.format import frames as segment
+from taskq.log.format.carried import encode_lines
 from taskq.log.journal.lock import TailHint
 from taskq.log.read.readers import NamedReader, ReaderPosition
 from taskq.log.read.selection import letters
@@ -27,10 +30,20 @@ from taskq.log.upkeep import upkeep as errand
 from taskq.log.upkeep.upkeep import LOOK_NS, Upkeep
 from tests.effort import every, grows, some
 from tests.log.mix import ACTS, CONFIGS, Mix
-from tests.log.world import FILLER, PATH, Process, World, fill_segment, keeping, meaning, tend
+from tests.log.world import (
+    FILLER,
+    PATH,
+    Process,
+    World,
+    edit,
+    fill_segment,
+    keeping,
+    meaning,
+    tend,
+)
 from tests.machine.crashable import PowerLost, ProcessKilled
 
-DAY = 86_400
+HOUR, DAY = 3_600, 86_400
 SMALL = keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None)
 WEEK = keeping(keep_seconds=7 * DAY)
 OTHER = EnqueueSpec("other", "mail.send", 2, 3)
@@ -339,6 +352,74 @@ def test_what_nobody_thought_of_does_not_end_the_process(
     assert len(world.segments()) <= 3
 
 
+#: Acts on a job, one after the other; each claim ends as named.
+STORIES = {
+    "snoozed": ("released",),
+    "snoozed again": ("released", "released"),
+    "retried": ("retried",),
+    "requeued": ("dead", "requeue"),
+    "requeued and snoozed": ("retried", "dead", "requeue", "released"),
+    "requeued twice": ("dead", "requeue", "retried", "dead", "requeue"),
+    "edited": ("released", "edit"),
+    "running after a requeue": ("dead", "requeue", "claim"),
+    "running after a snooze": ("released", "claim"),
+    "dead without words": ("retried", "wordless"),
+    "cancelled": ("released", "cancel"),
+}
+
+
+def compacted(process: Process) -> None:
+    """Have the segment that is the first one go, and some more."""
+    first, segment = process.world.segments()[0], process.journal.segment
+    while process.journal.segment == segment or len(process.world.segments()) < 4:
+        assert process.ask(Op.CANCEL, process.enqueue(FILLER)) == Cancel.WITHDRAWN
+    process.world.clock.advance(2 * HOUR)
+    tend(process)
+    assert first not in process.world.segments()
+
+
+def act(process: Process, job: int, what: str) -> None:
+    if what == "requeue":
+        requeue(process, job)
+    elif what == "edit":
+        assert edit(process, job, priority=1)
+    elif what == "cancel":
+        assert process.ask(Op.CANCEL, job) == Cancel.WITHDRAWN
+    else:
+        process.world.clock.advance(2 * DAY)
+        (delivery,) = process.claim()
+        assert delivery.job == job
+        if what != "claim":
+            kind, body = (Kind.DEAD, b"") if what == "wordless" else (Kind[what.upper()], b"why")
+            lines = encode_lines(f"log of {what}")
+            cause = Cause.SNOOZE if kind is Kind.RELEASED else Cause.EXHAUSTED
+            delay_ns = DAY * SECOND_NS if kind in RETURNS else 0
+            process.settle(delivery, kind, body=body, cause=cause, delay_ns=delay_ns, lines=lines)
+
+
+@pytest.mark.parametrize("carried", [0, 1, 2])
+@pytest.mark.parametrize("story", STORIES)
+def test_what_is_shown_of_a_job_stays_however_often_it_is_written_again(
+    story: str, carried: int
+) -> None:
+    policies = {"other": QueuePolicy(keep_seconds=30 * DAY)}
+    world = World(config=keeping(keep_seconds=HOUR, queues=policies))
+    process = world.process()
+    job = process.enqueue(b"x", spec=OTHER)
+    for _ in range(carried):
+        compacted(process)
+    for what in STORIES[story]:
+        act(process, job, what)
+    before = world.job(job)
+    assert before.attempts
+    for _ in range(2):
+        compacted(process)
+        view = world.job(job)
+        *early, last = (replace(attempt, stored_lines=b"") for attempt in before.attempts)
+        lines = before.attempts[-1].stored_lines  # those of earlier attempts go
+        assert view == replace(before, attempts=(*early, replace(last, stored_lines=lines)))
+
+
 # -- reader pins -----------------------------------------------------------------------------------
 
 
@@ -405,7 +486,6 @@ def test_a_reader_that_lags_too_far_is_dropped_with_a_warning_that_names_it(
 # -- sealing ---------------------------------------------------------------------------------------
 
 
-HOUR = 3_600
 MARK = b"4111-1111-1111-1111"
 LOOK = LOOK_NS // SECOND_NS
 
