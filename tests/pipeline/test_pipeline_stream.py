@@ -365,11 +365,14 @@ def test_damage_is_read_past_when_asked_and_the_stream_goes_on_behind_it(tmp_pat
     assert len(seen) == len(set(seen))
 
 
-def test_a_log_that_cannot_be_read_is_left_out_until_it_can(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{"corruptMode": "skip"}, {"failOnDataLoss": "hold"}])
+def test_a_log_that_cannot_be_read_is_left_out_until_it_can(
+    tmp_path: Path, options: dict[str, str]
+) -> None:
     bad, good = MadeLog(tmp_path / "bad"), MadeLog(tmp_path / "good")
     bad.enqueue(1)
     good.enqueue(1)
-    stream = Stream(tmp_path, corruptMode="skip")
+    stream = Stream(tmp_path, **options)
     assert len(stream.step()) == 2
     identity = (bad.path / "taskq.json").read_text()
     (bad.path / "taskq.json").write_text("{")

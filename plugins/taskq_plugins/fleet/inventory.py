@@ -369,7 +369,12 @@ def _paths(directory: str) -> list[tuple[int, str]]:
 
 
 def _look(log: LogPlace, lsn: int, path: str) -> SegmentPlace | None:
-    facts = os.stat(path)  # noqa: PTH116 - text, maybe no UTF-8
+    try:
+        facts = os.stat(path)  # noqa: PTH116 - text, maybe no UTF-8
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise SegmentUnreadable(path, error.strerror or str(error)) from error
     key = (path, facts.st_ino, facts.st_mtime_ns)
     epoch = _epochs.get(key)
     if epoch is None:

@@ -214,16 +214,23 @@ def _longest(copies: list[LogPlace], on_problem: OnLog | None) -> LogPlace | Non
     first = copies[0]
     if len(copies) == 1:
         return first
-    sizes = {copy.path: _segment_sizes(copy.path) for copy in copies}
-    longest = max(copies, key=lambda copy: max(sizes[copy.path].items(), default=(0, 0)))
-    for copy in copies:
-        if copy is not longest and not _begins(sizes, copy.path, longest.path):
-            error = LogTwice(first.log_id, copy.path, longest.path)
-            if on_problem is None:
-                raise error
-            on_problem(error, first.device)
-            return None
+    try:
+        sizes = {copy.path: _segment_sizes(copy.path) for copy in copies}
+        longest = max(copies, key=lambda copy: max(sizes[copy.path].items(), default=(0, 0)))
+        for copy in copies:
+            if copy is not longest and not _begins(sizes, copy.path, longest.path):
+                raise LogTwice(first.log_id, copy.path, longest.path)
+    except (LogTwice, OSError) as error:
+        problem = error if isinstance(error, LogTwice) else _refused(error)
+        if on_problem is None:
+            raise problem from None
+        on_problem(problem, first.device)
+        return None
     return longest
+
+
+def _refused(error: OSError) -> FleetError:
+    return FleetError(f"{shown(str(error.filename))} cannot be read ({error.strerror})")
 
 
 def _segment_sizes(path: str) -> dict[int, int]:
@@ -322,7 +329,7 @@ def _directories(path: str, on_problem: OnLog | None) -> list[str]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        problem = FleetError(f"{shown(path)} cannot be read ({error.strerror})")
+        problem = _refused(error)
         if on_problem is None:
             raise problem from error
         on_problem(problem, shown(Path(path).name))

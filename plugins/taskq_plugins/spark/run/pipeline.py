@@ -74,7 +74,7 @@ class RunOptions:
         return str(datetime.now(UTC).date() - timedelta(days=self.keep_days[table]))
 
     def of_source(self) -> ReadOptions:
-        return read_options(
+        options = read_options(
             {
                 "path": str(self.journals),
                 "corruptMode": self.corrupt,
@@ -82,6 +82,7 @@ class RunOptions:
                 "targetPartitionBytes": str(PART_BYTES),
             }
         )
+        return options.model_copy(update={"holds": True})
 
     def reading(self) -> RowReader:
         return RowReader(

@@ -86,6 +86,8 @@ class ReadOptions(BaseModel):
     )
     corrupt_mode: Annotated[str, _reads(str.lower), Field(pattern="^(fail|skip)$")] = "fail"
     include_details: Flag = False
+    #: No option of the source: a log that cannot be read is held, even where a loss is accepted.
+    holds: bool = False
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:

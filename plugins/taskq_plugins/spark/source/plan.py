@@ -158,13 +158,22 @@ def between(options: ReadOptions, begins: Positions, ends: Positions) -> list[li
     Raises:
         DataLoss: something went, and ``options`` do not say to go on.
     """
-    if options.fail_on_data_loss == "hold":
+    holds = options.fail_on_data_loss == "hold"
+    if holds:
         options = options.model_copy(update={"fail_on_data_loss": "false"})
     moved = {log_id: end for log_id, end in ends.items()
              if log_id not in begins or begins[log_id].place != end.place}  # fmt: skip
     if not moved:
         return []
     sight = logs.look(options.path, options.devices)
+    if holds:  # those of other logs stop no batch
+        lost = {log_id: end.device for log_id, end in moved.items() if log_id not in sight.logs}
+        sight = sight._replace(
+            problems=[
+                each for each in sight.problems
+                if each.log_id in lost or (not each.log_id and each.device in lost.values())
+            ]
+        )  # fmt: skip
     there = {log_id: log for log_id, log in sight.logs.items() if log_id in ends}
     known = {log_id: at._replace(held="") for log_id, at in begins.items() if log_id in moved}
     planned = plan(options, known, UNLIMITED, sight._replace(logs=there), moved)
@@ -224,7 +233,7 @@ class _Batch:
         self._before = positions
         self._room = max_bytes
         self._fails = options.fail_on_data_loss == "true"
-        self._holds = options.fail_on_data_loss == "hold"
+        self._holds = options.holds or options.fail_on_data_loss == "hold"
         self._skips = options.corrupt_mode != "fail"
         self._waiting: dict[str, Backlog] = {}
         #: logs of which not even the first bytes read
@@ -453,7 +462,9 @@ def _resumed(
     if not at.segment:
         return standing.earliest, None
     if not standing.end.mark.segment and not standing.bound:
-        on_loss(LogVanished(standing.log.device, standing.log.log_id))
+        text = next(iter(standing.left_out.values()), "")
+        vanished = LogVanished(standing.log.device, standing.log.log_id)
+        on_loss(LogHeld(text) if text else vanished)
         return at, None
     if at.lsn >= (standing.bound or at.lsn + 1):
         return at, None  # read to its end from its own directory, which is gone
