@@ -214,19 +214,22 @@ def _longest(copies: list[LogPlace], on_problem: OnLog | None) -> LogPlace | Non
     first = copies[0]
     if len(copies) == 1:
         return first
+    problem: FleetError
     try:
         sizes = {copy.path: _segment_sizes(copy.path) for copy in copies}
         longest = max(copies, key=lambda copy: max(sizes[copy.path].items(), default=(0, 0)))
-        for copy in copies:
-            if copy is not longest and not _begins(sizes, copy.path, longest.path):
-                raise LogTwice(first.log_id, copy.path, longest.path)
-    except (LogTwice, OSError) as error:
-        problem = error if isinstance(error, LogTwice) else _refused(error)
-        if on_problem is None:
-            raise problem from None
-        on_problem(problem, first.device)
-        return None
-    return longest
+        odd = [copy for copy in copies
+               if copy is not longest and not _begins(sizes, copy.path, longest.path)]  # fmt: skip
+    except OSError as error:
+        problem = _refused(error)
+    else:
+        if not odd:
+            return longest
+        problem = LogTwice(first.log_id, odd[0].path, longest.path)
+    if on_problem is None:
+        raise problem
+    on_problem(problem, first.device)
+    return None
 
 
 def _refused(error: OSError) -> FleetError:
