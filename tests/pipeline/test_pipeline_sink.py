@@ -5,6 +5,7 @@ import datetime as dt
 import os
 import pickle
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,12 +13,14 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from taskq import Call, TaskQ, retry
 from taskq.core.errors import TaskqError, UsageError
 from taskq.core.model import Extras
+from taskq.errors import LogError, SourceMoved
 from taskq_plugins.spark.sink import ingest, writers
 from taskq_plugins.spark.sink.rows import BadRow
 from taskq_plugins.spark.sink.writers import batch_writer, stream_writer
@@ -459,7 +462,24 @@ def test_a_driver_killed_at_any_step_goes_on_with_the_parts_that_were_published(
     assert not files(tmp_path)
 
 
-def test_two_processes_at_one_upload_take_turns(tmp_path: Path) -> None:
+def test_two_processes_at_one_upload_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both begin at the same place: one of their first transactions is refused."""
+    both, begun, refused = threading.Barrier(2, timeout=10), set(), []
+    actual = TaskQ.ingest
+
+    async def at_once(app: TaskQ, *args: Any, **kwargs: Any) -> Any:
+        if app not in begun:
+            begun.add(app)
+            both.wait()
+        try:
+            return await actual(app, *args, **kwargs)
+        except SourceMoved as error:
+            refused.append(error)
+            raise
+
+    monkeypatch.setattr(TaskQ, "ingest", at_once)
     writers = batch(tmp_path, upload="day"), batch(tmp_path, upload="day")
     messages = [[writer.write(rows(*range(50)))] for writer in writers]
     with ThreadPoolExecutor(2) as pool:
@@ -469,7 +489,50 @@ def test_two_processes_at_one_upload_take_turns(tmp_path: Path) -> None:
         ]
         for future in done:
             future.result()
+    assert refused
     assert sorted(bodies(tmp_path)) == sorted(b'{"n":%d}' % n for n in range(50))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (ingest.Upload, "_make_folder"), (pq, "ParquetWriter"), (ingest, "_closed"),
+        (TaskQ, "position"), (ingest.Upload, "_publish"), (os, "link"), (ingest.Upload, "_ingest"),
+        (ingest, "_calls"), (TaskQ, "ingest"), (shutil, "rmtree"),
+    ],
+)  # fmt: skip
+def test_an_upload_that_another_process_finishes_meanwhile_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """It removes the folder, before any step of this one."""
+    actual = getattr(owner, name)
+
+    def finished_before(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(owner, name, actual)
+        other = batch(tmp_path, upload="day")
+        other.commit([other.write(rows(1, 2, 3))])
+        return actual(*args, **kwargs)
+
+    writer = batch(tmp_path, upload="day")
+    monkeypatch.setattr(owner, name, finished_before)
+    writer.commit([writer.write(rows(3, 2)), writer.write(rows(1))])
+    assert getattr(owner, name) is actual, "no other process came"
+    assert sorted(bodies(tmp_path)) == [b'{"n":1}', b'{"n":2}', b'{"n":3}']
+    assert not files(tmp_path)
+    assert "so its 3 jobs were not enqueued" in capsys.readouterr().err
+    known_as_published = ingest.Upload(tmp_path, "upload-day").finish(None)
+    assert known_as_published == ingest.Ingested(3, is_new=False)
+
+
+def test_an_upload_that_lost_a_part_is_not_published_and_may_be_repeated(tmp_path: Path) -> None:
+    writer = batch(tmp_path, upload="day")
+    messages = [writer.write(rows(1)), writer.write(rows(2))]
+    batch(tmp_path, upload="day").abort([])
+    with pytest.raises(LogError, match="the upload's file is gone"):
+        writer.commit(messages)
+    writer.commit([writer.write(rows(1, 2))])
+    assert bodies(tmp_path) == [b'{"n":1}', b'{"n":2}']
 
 
 def test_a_write_that_fails_removes_the_part_it_was_at(tmp_path: Path) -> None:

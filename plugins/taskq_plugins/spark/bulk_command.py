@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from taskq import TaskQ
     from taskq_plugins.spark.bulk_files import FileRows
     from taskq_plugins.spark.past_jobs import Counted, PastJobs
-    from taskq_plugins.spark.sink.ingest import Ingested
+    from taskq_plugins.spark.sink.ingest import Ingested, Part
     from taskq_plugins.spark.sink.options import SinkOptions
 
 
@@ -176,7 +176,8 @@ def _enqueue(
     from taskq_plugins.spark.sink.ingest import Upload  # noqa: PLC0415
     from taskq_plugins.spark.sink.rows import RowCalls  # noqa: PLC0415
 
-    upload, parts = Upload(sink.data_dir, f"upload-{sink.upload}"), []
+    upload = Upload(sink.data_dir, f"upload-{sink.upload}")
+    parts: list[Part] | None = None
     if upload.published() is None:  # else a run that was killed wrote them
         calls = chain.from_iterable(map(RowCalls(sink, app, file.name).calls, rows.batches))
         with progress(rows.total, "reading rows") as advance:
@@ -263,7 +264,7 @@ def replay(
         with progress(chosen.jobs, "reading jobs") as advance:
             upload = Upload(data_dir.absolute(), f"replay-{run}")
             is_begun = upload.published() is not None
-            done = upload.finish([] if is_begun else upload.write_parts(past.calls(), advance))
+            done = upload.finish(None if is_begun else upload.write_parts(past.calls(), advance))
     _print_replay(chosen, past, done, run, as_json=as_json)
     if past.problem_count:
         context.exit(Failure.exit_code)

@@ -98,7 +98,6 @@ class Upload(NamedTuple):
             calls: of the jobs, some at a time.
             on_rows: gets how many were written since its last call.
         """
-        self._make_folder()
         parts: list[Part] = []
         writer: pq.ParquetWriter | None = None
         path, count = self.folder, 0
@@ -108,7 +107,7 @@ class Upload(NamedTuple):
                     continue
                 if writer is None:
                     path, count = self.folder / f"{secrets.token_hex(8)}.parquet", 0
-                    writer = pq.ParquetWriter(path, _SCHEMA, compression="zstd")
+                    writer = self._writer(path)
                 writer.write_batch(_staged(some))
                 count += len(some)
                 if on_rows is not None:
@@ -127,6 +126,13 @@ class Upload(NamedTuple):
             raise
         return parts
 
+    def _writer(self, path: Path) -> pq.ParquetWriter:
+        try:
+            return pq.ParquetWriter(path, _SCHEMA, compression="zstd")
+        except FileNotFoundError:  # the first part, or another process finished the upload
+            self._make_folder()
+            return pq.ParquetWriter(path, _SCHEMA, compression="zstd")
+
     def _make_folder(self) -> None:
         """Make the folder for the users of the log's directory alone."""
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -140,8 +146,9 @@ class Upload(NamedTuple):
         """Remove parts that nobody published; None: all of them."""
         names = {part.name for part in self.published() or ()}
         paths = self.folder.glob("*.parquet") if parts is None else map(self._path, parts)
-        for path in [path for path in paths if path.name not in names]:
-            path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # a folder that vanishes while it is listed
+            for path in [path for path in paths if path.name not in names]:
+                path.unlink(missing_ok=True)
         with suppress(OSError):
             self.folder.rmdir()
 
@@ -153,11 +160,17 @@ class Upload(NamedTuple):
     def published(self) -> list[Part] | None:
         """Return the parts that count, None if there are none yet."""
         with suppress(FileNotFoundError):
-            return [Part(*part) for part in json.loads((self.folder / _MANIFEST).read_bytes())]
+            return self._manifest()
         return None
 
-    def finish(self, parts: list[Part]) -> Ingested:
+    def _manifest(self) -> list[Part]:
+        return [Part(*part) for part in json.loads((self.folder / _MANIFEST).read_bytes())]
+
+    def finish(self, parts: list[Part] | None) -> Ingested:
         """Publish the parts, unless others were, and ingest what the log does not have yet.
+
+        Args:
+            parts: None for an upload that was published before.
 
         Raises:
             LogError: the log cannot be written; repeat the upload under the same name.
@@ -165,35 +178,41 @@ class Upload(NamedTuple):
         with ThreadPoolExecutor(1, "taskq-ingest") as pool:  # there may be a loop in this thread
             return pool.submit(asyncio.run, self._finish(parts)).result()
 
-    async def _finish(self, parts: list[Part]) -> Ingested:
-        if not parts and self.published() is None:
+    async def _finish(self, parts: list[Part] | None) -> Ingested:
+        if parts == [] and self.published() is None:
             return Ingested(0, is_new=False)
         # This process ingests, and leaves the log's upkeep to workers.
         app = TaskQ(self.data_dir, upkeep=False)
         try:
-            at = await app.position(self.source)
-            if _place(at, self.batch) is None:
-                jobs = sum(part.jobs for part in self.published() or parts)
-                shutil.rmtree(self.folder, ignore_errors=True)
-                return Ingested(jobs, is_new=False)
-            self._publish(parts)
+            lost: FileNotFoundError | None = None
             while True:
+                # Another process may be at the same upload. If it ends, it removes the folder.
+                at = await app.position(self.source)
+                begun = _place(at, self.batch)
+                if begun is None:
+                    counted = self.published() or parts
+                    jobs = at["jobs"] if counted is None else sum(part.jobs for part in counted)
+                    shutil.rmtree(self.folder, ignore_errors=True)
+                    return Ingested(jobs, is_new=False)
+                if lost is not None:
+                    raise LogError(f"{lost.filename}: the upload's file is gone") from lost
                 try:
-                    return await self._ingest(app, at)
-                except SourceMoved:  # another process is at the same upload
-                    at = await app.position(self.source)
+                    return await self._ingest(app, self._publish(parts), at, begun)
+                except SourceMoved:
+                    continue
                 except FileNotFoundError as error:
-                    at = await app.position(self.source)
-                    if _place(at, self.batch) is not None:
-                        raise LogError(f"{error.filename}: the upload's file is gone") from error
+                    lost = error
         finally:
             await app.close()
-            self.discard(parts)
+            self.discard(parts or [])
             _sweep(self.folder.parent)
 
-    def _publish(self, parts: list[Part]) -> None:
-        if self.published() is not None:
-            return
+    def _publish(self, parts: list[Part] | None) -> list[Part]:
+        """Return the parts that count: these, unless others were published before."""
+        if parts is None or self.published() is not None:
+            return self._manifest()
+        for part in parts:
+            self._path(part).stat()  # else no later writing could mend the upload
         own = self.folder / f"{secrets.token_hex(8)}.json"
         with own.open("w") as file:
             json.dump(parts, file)
@@ -202,28 +221,27 @@ class Upload(NamedTuple):
         with suppress(FileExistsError):
             os.link(own, self.folder / _MANIFEST)
         own.unlink()
+        return self._manifest()
 
-    async def _ingest(self, app: TaskQ, at: Any) -> Ingested:
-        begun = _place(at, self.batch)
-        parts = self.published() or []
-        jobs, duplicates = sum(part.jobs for part in parts), 0
-        if begun is not None:
-            part, row, duplicates = begun
-            for number in range(part, len(parts)):
-                for calls, behind in _calls(self._path(parts[number]), row):
-                    position = {
-                        "batch": self.batch, "part": number, "row": behind,
-                        "duplicates": duplicates,
-                    }  # fmt: skip
-                    handles = await app.ingest(self.source, calls, position, after=at)
-                    # Those of the last transaction before a kill are not counted: nobody knows.
-                    duplicates += sum(handle.duplicate for handle in handles)
-                    at = position
-                row = 0
-            end = {"batch": self.batch, "jobs": jobs, "duplicates": duplicates}
-            await app.ingest(self.source, [], end, after=at)
+    async def _ingest(
+        self, app: TaskQ, parts: list[Part], at: Any, begun: tuple[int, int, int]
+    ) -> Ingested:
+        part, row, duplicates = begun
+        for number in range(part, len(parts)):
+            for calls, behind in _calls(self._path(parts[number]), row):
+                position = {
+                    "batch": self.batch, "part": number, "row": behind, "duplicates": duplicates
+                }  # fmt: skip
+                handles = await app.ingest(self.source, calls, position, after=at)
+                # Those of the last transaction before a kill are not counted: nobody knows.
+                duplicates += sum(handle.duplicate for handle in handles)
+                at = position
+            row = 0
+        jobs = sum(part.jobs for part in parts)
+        end = {"batch": self.batch, "jobs": jobs, "duplicates": duplicates}
+        await app.ingest(self.source, [], end, after=at)
         shutil.rmtree(self.folder, ignore_errors=True)
-        return Ingested(jobs, begun is not None, duplicates)
+        return Ingested(jobs, is_new=True, duplicates=duplicates)
 
 
 def _place(at: Any, batch: int) -> tuple[int, int, int] | None:
@@ -246,11 +264,12 @@ def _sweep(folder: Path) -> None:
 
 def _closed(writer: pq.ParquetWriter, path: Path, jobs: int) -> Part:
     writer.close()
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with suppress(FileNotFoundError):  # publishing finds out whether the upload is done
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     return Part(path.name, jobs)
 
 
