@@ -475,14 +475,21 @@ async def test_more_than_a_part_holds_comes_in_several_at_once(place: Fleet) -> 
 
 
 async def test_only_the_latest_session_gets_jobs(place: Fleet) -> None:
-    await place.put()
-    await place.take()
-    values = {
-        "session": 1, "log_id": "12345678-1234-5678-1234-567812345678", "after": {},
-        "wait_seconds": 0, "bytes_max": 1,
-    }  # fmt: skip
-    answer = await place.ask("POST", "/down", place.tokens["edge-7"], json=values)
-    assert answer.status_code == 409
+    answers = []
+    sessions = place.server._copies._sessions
+    for _ in range(2):
+        await place.put()
+        await place.take()
+        answers.append(dict(sessions))
+    ((key, older),), ((same, latest),) = (found.items() for found in answers)
+    assert key == same
+    for session, expected in ((older, (409, "superseded")), (latest, (200, None))):
+        values = {
+            "session": session, "log_id": str(key[1]), "after": {}, "wait_seconds": 0,
+            "bytes_max": 1,
+        }  # fmt: skip
+        answer = await place.ask("POST", "/down", place.tokens["edge-7"], json=values)
+        assert (answer.status_code, answer.json().get("type")) == expected
 
 
 async def test_why_names_where_a_job_of_the_outbox_is(place: Fleet) -> None:

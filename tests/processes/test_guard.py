@@ -350,4 +350,6 @@ def test_long_jobs_among_short_ones_are_not_hoarded(tmp_path: Path, task: str) -
             second.expect("  ready")
             jobs[-1].result_sync(25)
             eventually(lambda: app.stats_sync().queues[0].succeeded == len(jobs), 25)
+    runs, _ = spans(tmp_path)
+    assert len({run.pid for run in runs}) == 2
     assert hoarded(tmp_path) == []

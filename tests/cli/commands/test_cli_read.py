@@ -315,7 +315,8 @@ def test_the_payload_comes_from_where_it_is_said_to(tmp_path: Path, source: str)
     body = "grüße\n".encode()
     (tmp_path / "body").write_bytes(body)
     words = {"argument": [body.decode()], "file": [f"@{tmp_path / 'body'}"], "dash": ["-"]}
-    job = put_by_command(tmp_path / "q", *words.get(source, []), data=body)
+    data = body if source in {"stdin", "dash"} else b"other"
+    job = put_by_command(tmp_path / "q", *words.get(source, []), data=data)
     shown = taskq_json("show", job, "-d", tmp_path / "q")
     assert shown["payload"] == {"encoding": "text", "data": "grüße\n"}
     assert (shown["queue"], shown["task"], shown["priority"]) == ("default", None, 5)

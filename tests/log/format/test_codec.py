@@ -208,10 +208,21 @@ def test_no_flipped_bit_of_a_frame_goes_unnoticed(body: bytes, seed: int, bit: i
 # -- bytes that nobody wrote ----------------------------------------------------------------------
 
 
-@given(data=st.binary(max_size=200), at=st.integers(0, 220), seed=SEED)
-def test_random_bytes_are_no_frame_and_no_segment(data: bytes, at: int, seed: int) -> None:
-    assert codec.decode_frame_header(data, at, seed, at) is None
-    assert codec.decode_segment_header(data, "a.log") is None
+#: the first fields of a frame: those checked before its CRC
+_FRAME_BEGIN = codec.FRAME_HEADER.pack(codec.FRAME_MAGIC, 9, 1, 0, 0, 2, 7, 7, 2, 0, 0)[:24]
+
+
+@given(
+    begin=st.sampled_from([b"", codec.FRAME_MAGIC_BYTES, _FRAME_BEGIN, codec.SEGMENT_MAGIC]),
+    rest=st.binary(max_size=200) | st.binary(min_size=codec.SEGMENT_HEADER.size, max_size=200),
+    at=st.integers(0, 220),
+    seed=SEED,
+)
+def test_random_bytes_are_no_frame_and_no_segment(
+    begin: bytes, rest: bytes, at: int, seed: int
+) -> None:
+    assert codec.decode_frame_header(bytes(at) + begin + rest, at, seed, at) is None
+    assert codec.decode_segment_header(begin + rest, "a.log") is None
 
 
 @given(data=st.binary(max_size=200), at=st.integers(0, 220), size=st.integers(0, 2**16))

@@ -403,7 +403,7 @@ def test_one_slow_job_does_not_make_the_fast_ones_beside_it_look_slow() -> None:
     pace = ClaimPace(8)
     pace.claimed(waiting=8, full=True, now=0.0)
     pace.finished(7, now=0.001)
-    pace.claimed(waiting=7, full=True, now=0.002)
+    pace.claimed(waiting=7, full=False, now=0.002)
     pace.finished(7, now=0.003)
     assert pace.size == 16
 
