@@ -292,13 +292,11 @@ def test_enqueues_are_refused_while_few_files_may_still_be_made(left: int) -> No
 def test_health_looks_at_the_files_that_may_still_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def disk() -> bool:
-        (seen,) = [item for item in check_health(tmp_path) if item.name == "disk"]
-        return seen.ok
-
     for files, is_well in (((3, _PLENTY), False), ((_PLENTY, _PLENTY), True), (None, True)):
         monkeypatch.setattr(LocalDisk, "files", lambda _self, _path, files=files: files)
-        assert disk() is is_well
+        (seen,) = [item for item in check_health(tmp_path) if item.name == "disk"]
+        assert seen.ok is is_well
+        assert seen.detail.startswith("3 files may still be made") is not is_well
 
 
 # -- disk refuses ----------------------------------------------------------------------------------

@@ -14,17 +14,21 @@ import pytest
 
 from taskq import TaskLog
 from taskq.core.errors import JobNotFound, TaskqError
+from taskq.core.folds.steps import Form
 from taskq.core.kinds import RETURNS
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.log.config import KEEP_PARTS, SEGMENT_BYTES_MIN, LogConfig, QueuePolicy
+from taskq.log.decide.steps import NewStep
 from taskq.log.format import frames as segment
 from taskq.log.format.carried import encode_lines
 from taskq.log.journal.lock import TailHint
 from taskq.log.read.readers import NamedReader, ReaderPosition
 from taskq.log.read.selection import letters
+from taskq.log.read.timeline import steps_of
 from taskq.log.requests import Cancel, EnqueueSpec, Op, Order, Rewrite
 from taskq.log.state import snapshot
+from taskq.log.state.job_history import read_job
 from taskq.log.upkeep import retention
 from taskq.log.upkeep import upkeep as errand
 from taskq.log.upkeep.upkeep import LOOK_NS, Upkeep
@@ -244,7 +248,7 @@ def requeue(process: Process, job: int) -> None:
 
 
 @grows
-def test_a_job_that_ends_in_the_midst_of_it_is_kept_with_its_result() -> None:
+def test_a_job_that_ends_in_the_midst_of_it_is_kept_with_its_steps_and_result() -> None:
     """It was alive when the segment was looked through, and its time counts from its end."""
     number, more = 0, True
     while more:
@@ -252,6 +256,7 @@ def test_a_job_that_ends_in_the_midst_of_it_is_kept_with_its_result() -> None:
         process = world.process()
         job = process.enqueue(b"slow")
         (delivery,) = process.claim()
+        process.ask(Op.STEP, NewStep(delivery, Form.STEP, "charge", 1, body=b"receipt"))
         first = world.segments()[0]
         fill_segment(process)
         world.clock.advance(8 * DAY)
@@ -264,6 +269,9 @@ def test_a_job_that_ends_in_the_midst_of_it_is_kept_with_its_result() -> None:
             assert first not in world.segments()
             view = world.job(job)
             assert (view.state, view.result, view.payload) == (State.SUCCEEDED, b"result", b"slow")
+            story = read_job(world.reader(), job)
+            assert story is not None
+            assert [step.title for step in steps_of(story.records)] == ["charge#1"]
         number += every(3)
     assert number > 5
 

@@ -324,7 +324,7 @@ async def test_a_job_that_is_cancelled_while_its_condition_is_probed_never_runs(
         await go_on.wait()
         return True
 
-    @app.task(requires=[condition(holds)])
+    @app.task(requires=[condition(holds, timeout="1h")])
     async def work(number: int) -> int:
         ran.append(number)
         return number

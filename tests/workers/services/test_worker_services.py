@@ -549,6 +549,10 @@ def found(path: Path, config: LogConfig | None = None) -> dict[str, bool]:
     return {check.name: check.ok for check in check_health(path, config)}
 
 
+def problems(path: Path, config: LogConfig | None = None) -> dict[str, str]:
+    return {check.name: check.detail for check in check_health(path, config) if not check.ok}
+
+
 def ask(*arguments: object) -> tuple[int, Any]:
     words = ["health", *map(str, arguments), "--json"]
     result = CliRunner().invoke(main, words)
@@ -585,10 +589,11 @@ async def test_a_failed_write_a_full_disk_and_a_stopped_process_are_found(
     async with app, app.worker():
         marker = app.data_dir / FAILED_FILE
         marker.write_text("{}")
-        assert found(app.data_dir)["writes"] is False
+        assert problems(app.data_dir)["writes"].startswith("An fsync failed")
         assert ask("-d", app.data_dir, "--live")[0] == 1
         marker.unlink()
-        assert found(app.data_dir, LogConfig(min_free_bytes=2**60))["disk"] is False
+        full = problems(app.data_dir, LogConfig(min_free_bytes=2**60))["disk"]
+        assert full.endswith(f"{2**60:,} must stay so: enqueues are refused, make room")
         monkeypatch.setattr(health, "process_state", lambda _: "stopped: python -m taskq")
         assert found(app.data_dir)["process"] is False
 
