@@ -196,6 +196,9 @@ async def test_an_act_is_in_the_timeline_as_long_as_its_job_is_kept(tmp_path: Pa
             await log.cancel(await log.put(os.urandom(SEGMENT_BYTES_MIN // 2)))
         clock.advance(9_000)
         await log.compact(keep="5m")
+        with log.acting("ana"):
+            port = await app.connection.port()
+            assert await port.withdraw([]) == []  # which is no act
         records = [record async for record in log.stream(follow=False) if record.kind == "acted"]
         assert {record.job_id for record in records} == {jobs["live"], jobs["dead"]}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 from uuid import UUID
@@ -13,6 +15,8 @@ from hypothesis import strategies as st
 from taskq.engine import Border, DurableLog, LocalDisk, Replica
 from taskq.errors import LogError
 from taskq.log.journal.lock import WriterLock
+from taskq.log.journal.recovery import FAILED_FILE, failure_marker
+from taskq.log.machine.ports import write_file
 from taskq.log.requests import Op
 from taskq_plugins.hub.copies import in_order
 from taskq_plugins.hub.models import (
@@ -29,8 +33,8 @@ from taskq_plugins.hub.models import (
 )
 from taskq_plugins.hub.sync import Push, Verdict, compare
 from tests.hub.simulation import DEVICE, Simulation, at_once, hub_files
-from tests.log.world import PLAIN, fill_segment
-from tests.machine.crashable import PowerLost, ProcessKilled
+from tests.log.world import PATH, PLAIN, fill_segment
+from tests.machine.crashable import CrashableDisk, PowerLost, ProcessKilled
 from tests.processes.harness import eventually
 
 _BIT: Final = 1
@@ -49,6 +53,7 @@ class Line:
         log = simulation._read_device()
         assert log is not None
         self.log: DurableLog = log
+        self.disk = CrashableDisk(simulation.world.machine)
         first = log.segments[0]
         self.data, self.end = log.part(Border(first), 10**6)
         answer = self.ask(Sync(log.identity.log_id, 1, frozenset(), log.end))
@@ -329,8 +334,8 @@ def _compare(synced: CopyEnd, log: Told) -> Verdict:
     return compare(synced, cast("DurableLog", log))
 
 
-def _synced(at: Border = _AT, *, has_end: bool = False) -> CopyEnd:
-    return CopyEnd(1, at, is_sealed=False, has_end=has_end, begins=7)
+def _synced(at: Border = _AT, *, has_end: bool = False, begins: int = 7) -> CopyEnd:
+    return CopyEnd(1, at, is_sealed=False, has_end=has_end, begins=begins)
 
 
 @pytest.mark.parametrize(
@@ -373,3 +378,32 @@ def test_a_position_reads_back_as_it_was_written(segment: int, frame: int, stem:
     assert Border.from_list(Border(segment).as_list()) == Border(segment)
     with pytest.raises(ValueError, match="is no position"):
         Border.from_list(at._replace(offset=at.offset + 8).as_list())
+
+
+def _compact(line: Line) -> None:
+    line.disk.remove(f"{PATH}/log/{line.log.segments[0]:020d}.log")
+
+
+def _move(line: Line) -> None:
+    """The device's next opener cannot know that its last frame is on disk."""
+    header = line.log.end.header
+    assert header is not None
+    marker = failure_marker(line.log.end.segment, header.first_lsn, OSError())
+    write_file(line.disk, f"{PATH}/{FAILED_FILE}", json.dumps(marker).encode())
+    line.simulation._drop_process()
+    line.simulation._device()
+
+
+@pytest.mark.parametrize(("change", "number"), [(_compact, 0), (_move, 1)])
+def test_a_log_goes_on_behind_what_the_hub_has_wherever_that_stands_now(
+    change: Callable[[Line], None], number: int
+) -> None:
+    line = Line()
+    at = line.log.end_of(line.log.segments[number])
+    change(line)
+    log = line.simulation._read_device()
+    assert log is not None
+    assert not log.stands(at)
+    for stem, is_there in ((at.stem, True), (bytes(56), False)):
+        synced = _synced(at._replace(stem=stem), begins=line.log.segments[0])
+        assert (compare(synced, log) is Verdict.BEHIND) is is_there

@@ -156,6 +156,27 @@ async def test_claims_go_back_when_the_page_stops(data: Path) -> None:
             assert claim["payload"] == {"encoding": "base64", "data": "AP8="}
 
 
+async def test_claims_go_back_when_their_client_hangs_up_before_the_answer(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claimed = asyncio.Event()
+
+    async def answer_never() -> None:
+        claimed.set()
+        await asyncio.Event().wait()
+
+    async with program(data, allow_actions=True) as client:
+        await post(client, "jobs", task="js.run", queue="js")
+        with monkeypatch.context() as patch:
+            patch.setattr(api, "checkpoint", answer_never)
+            first = asyncio.create_task(post(client, "claims", queues=["js"]))
+            await claimed.wait()
+            first.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+        assert len(await post(client, "claims", queues=["js"])) == 1
+
+
 async def test_dead_letters_are_requeued_and_purged_and_queues_paused(data: Path) -> None:
     async with program(data, allow_actions=True) as client:
         (failure,) = await get(client, "failures")
