@@ -222,9 +222,9 @@ class Simulation:
 
     def _back_up(self) -> None:
         if self.random.random() < 0.5 and self.log_id is not None:
-            self._device_backup = _files(self.world.machine)
+            self._device_backup = files_of(self.world.machine)
         else:
-            self._hub_backup = _files(self.hub_machine)
+            self._hub_backup = files_of(self.hub_machine)
 
     def _set_device_back(self) -> None:
         """A copy of yesterday comes back: with other inodes, in place, or over a reboot."""
@@ -237,7 +237,7 @@ class Simulation:
         is_left = log_id in self.registry._facts(DEVICE).get("left", ())
         in_place = self.random.random() < 0.5 and not is_left
         self._seen = None
-        _set_back(self.world.machine, self._device_backup, in_place=in_place)
+        set_back(self.world.machine, self._device_backup, in_place=in_place)
         if self.random.random() < 0.5:
             self.world.lose_power()
         self.due &= self._held()
@@ -253,7 +253,7 @@ class Simulation:
             return
         self._stop_hub()
         self._may_part = True
-        _set_back(self.hub_machine, self._hub_backup, in_place=False)
+        set_back(self.hub_machine, self._hub_backup, in_place=False)
         self._answered, self.registry = None, Registry()  # that is set back with the rest
         self._checked.clear()
         self.due &= self._held()
@@ -312,7 +312,7 @@ class Simulation:
     def _copies(self) -> Files:
         return {
             path: data
-            for path, data in _files(self.hub_machine).items()
+            for path, data in files_of(self.hub_machine).items()
             if path.startswith(f"{HUB}/devices/")
         }
 
@@ -562,14 +562,14 @@ def _records(disk: CrashableDisk, path: str, end: Border | None = None) -> Recor
 
 
 def hub_files(simulation: Simulation) -> Files:
-    return _files(simulation.hub_machine)
+    return files_of(simulation.hub_machine)
 
 
-def _files(machine: Machine) -> Files:
+def files_of(machine: Machine) -> Files:
     return {path: machine.content(path) for path in machine.paths()}
 
 
-def _set_back(machine: Machine, files: Files, *, in_place: bool) -> None:
+def set_back(machine: Machine, files: Files, *, in_place: bool) -> None:
     disk, before = CrashableDisk(machine), machine.paths()
     for path in before:
         if not in_place or path not in files:

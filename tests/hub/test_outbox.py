@@ -44,7 +44,7 @@ from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import SyncResult, sync
 from tests.effort import grows, some
 from tests.hub.place import Place
-from tests.hub.simulation import OutboxSimulation
+from tests.hub.simulation import OutboxSimulation, files_of, set_back
 from tests.log.world import PLAIN, World, fill_segment, keeping, tend
 from tests.machine.crashable import CrashableDisk
 
@@ -602,12 +602,14 @@ async def test_what_the_readme_shows_of_jobs_for_devices_runs(
     assert (await place.take()).taken.jobs == 2
 
 
-def test_a_job_is_known_by_what_compaction_wrote_again_of_it() -> None:
+def test_a_job_is_known_by_what_compaction_wrote_again_of_it_and_by_a_copy_set_back() -> None:
     world = World(config=keeping(min_free_bytes=0, reserve_bytes=0, keep_seconds=1.0))
     process, key = world.process(), b"hub:12345678-5"
     extras = Extras(key=key, headers={JOB: "12345678-5"}, due_ns=10**6 * SECOND_NS)
     move = checked_move("hub-jobs 12345678", 5, None)
     (job,) = process.ask(Op.INGEST, Ingest(move, [(PLAIN, b"{}", extras)]))
+    process.rest()
+    early = files_of(world.machine)
     fill_segment(process)
     fill_segment(process)
     world.clock.advance(1_000)
@@ -621,9 +623,18 @@ def test_a_job_is_known_by_what_compaction_wrote_again_of_it() -> None:
     reading.read()
     assert reading.jobs == {"12345678-5": There(world.path, job, False, "")}
     assert reading.taken["12345678"] == 5
+    fill_segment(process)
+    world.clock.advance(1)
+    late = CopyReader(disk, world.path, log_id, world.clock.wall_ns())
     process.ask(Op.CANCEL, job)
     reading.read()
     assert reading.jobs == {"12345678-5": There(world.path, job, True, "")}
+    late.read()
+    assert not late.taken  # that stands in a segment which has not grown since
+    process.kill()
+    set_back(world.machine, early, in_place=False)
+    reading.read()
+    assert reading.jobs == {"12345678-5": There(world.path, job, False, "")}
 
 
 async def test_a_lost_devices_jobs_go_to_another_under_their_ids_and_run_there_alone(
