@@ -347,7 +347,7 @@ async def test_a_signal_of_another_type_is_passed_over_and_stays(
     assert caplog.text.count("passed over, since it does not fit int") == 1
 
 
-async def test_who_sends_a_signal_of_a_wrong_type_and_who_asks_why_hear_of_it(
+async def test_a_signal_of_a_wrong_type_is_reported_to_the_sender_and_in_why(
     shop: Shop, box: Sandbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At once where the type is known; and it spoils nothing, not for a requeue either."""
@@ -391,7 +391,7 @@ async def test_a_value_that_no_longer_fits_names_job_step_and_type(box: Sandbox)
     assert "does not fit the return annotation int" in why
 
 
-async def test_steps_that_nobody_asks_for_are_passed_over_and_told_once(
+async def test_unused_recorded_steps_are_skipped_and_logged_once(
     shop: Shop, box: Sandbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     charge = shop.charge

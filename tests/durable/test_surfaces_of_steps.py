@@ -123,7 +123,7 @@ async def test_the_timeline_and_streams_name_steps_waits_and_signals(app: TaskQ)
         assert await job.result(5) == 5
 
 
-async def test_a_replay_from_a_step_has_those_before_it(app: TaskQ) -> None:
+async def test_a_replay_from_a_step_keeps_earlier_steps(app: TaskQ) -> None:
     done: list[str] = []
 
     def note(name: str) -> str:
@@ -237,7 +237,7 @@ async def until_idle(app: TaskQ) -> None:
     await app.worker(burst=True).run()
 
 
-async def test_a_restored_backup_goes_on_behind_the_steps(tmp_path: Path) -> None:
+async def test_a_restored_backup_resumes_after_the_recorded_steps(tmp_path: Path) -> None:
     app = TaskQ(tmp_path / "log", durability="os")
     order, _ = tasks_of(app)
     async with app:

@@ -99,7 +99,7 @@ async def mirrored(path: Path) -> list[dict[str, Any]]:
     return [json.loads(view.payload) for view in views]
 
 
-async def test_each_letter_is_mirrored_once_also_one_that_nobody_told(tmp_path: Path) -> None:
+async def test_each_dead_letter_is_mirrored_once_even_without_a_hook(tmp_path: Path) -> None:
     app = TaskQ(tmp_path / "jobs")
 
     @app.task(name="mail.send", retry=retry.exponential(attempts=1))

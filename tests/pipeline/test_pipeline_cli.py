@@ -104,7 +104,7 @@ def invoke(run: Callable[[], None]) -> tuple[int, str]:
     return result.exit_code, result.stderr
 
 
-def test_a_package_that_is_missing_at_run_time_is_told_in_one_line() -> None:
+def test_a_package_missing_at_run_time_is_reported_in_one_line() -> None:
     def run() -> None:
         raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
 
@@ -113,7 +113,7 @@ def test_a_package_that_is_missing_at_run_time_is_told_in_one_line() -> None:
     assert message == f"taskq: {missing('this command', 'pyspark', 'spark')}\n"
 
 
-def test_a_package_that_pyspark_finds_too_old_is_told_likewise() -> None:
+def test_a_package_too_old_for_pyspark_is_reported_in_one_line() -> None:
     class PySparkImportError(ImportError):
         pass
 
@@ -221,7 +221,7 @@ def test_the_shim_drops_the_one_argument_and_keeps_all_others_as_they_are(tmp_pa
         ("something else", "did not start on local"),
     ],
 )
-def test_a_start_that_fails_is_told_with_its_remedy(said: str, remedy: str) -> None:
+def test_a_failed_start_is_reported_with_its_remedy(said: str, remedy: str) -> None:
     result = start_error(RuntimeError("it did not start"), "local[2]", [said])
     assert isinstance(result, SparkError)
     assert remedy in str(result)

@@ -91,7 +91,7 @@ class Lives:
 
 
 @pytest.mark.long("Spark compiles and runs each of the queries")
-def test_rows_of_each_query_are_those_of_a_plain_loop(spark: SparkSession) -> None:
+def test_each_query_returns_the_rows_of_a_plain_loop(spark: SparkSession) -> None:
     for seed in range(3):
         check_lives(spark, Lives(seed))
     check_steps(spark)

@@ -83,7 +83,7 @@ def test_other_options_or_another_directory_are_another_upload(tmp_path: Path) -
     assert "upload mine" in enqueue(file, "--name", "mine").output
 
 
-def test_options_are_those_of_an_enqueue(tmp_path: Path) -> None:
+def test_pipeline_enqueue_has_the_options_of_enqueue(tmp_path: Path) -> None:
     file = write(tmp_path / "rows.parquet", [{"to": "a", "n": 7}])
     words = ["-Q", "mail", "--priority", 9, "--attempts", 0, "--key", "n", "--window", "1h",
              "--until", "settled", "--header", "a=b=c", "--keep", "30d"]  # fmt: skip
@@ -326,7 +326,7 @@ def test_jobs_that_are_not_over_are_left_alone(tmp_path: Path) -> None:
     assert replay(where="job = 99").output == "no job that is over fits: nothing to replay\n"
 
 
-def test_what_cannot_be_replayed_is_told_and_the_rest_is_done(tmp_path: Path) -> None:
+def test_jobs_that_cannot_be_replayed_are_reported_and_the_rest_is_enqueued(tmp_path: Path) -> None:
     rows = [
         job(1),
         job(2, payload=None),

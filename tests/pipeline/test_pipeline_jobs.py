@@ -134,7 +134,7 @@ def folded(tmp_path_factory: pytest.TempPathFactory) -> Folded:
     )
 
 
-def test_jobs_are_as_their_logs_tell_them(folded: Folded) -> None:
+def test_folded_jobs_equal_the_jobs_of_their_logs(folded: Folded) -> None:
     """Whatever compaction wrote again; a log that was read as it grew has others besides."""
     for log in folded.logs:
         name = log.records["log_id"][0].as_py()
@@ -238,7 +238,7 @@ CARRIED = {
 }  # fmt: skip
 
 
-def test_attempts_that_a_record_carries_tell_how_long_they_waited_and_ran() -> None:
+def test_carried_attempts_have_their_wait_and_run_times() -> None:
     end = {"lsn": 21, "kind": "retried", "cause": "caller", "ts_ns": 33, "attempt": 2}
     rows = made(CARRIED, end, read=(15, 999)).attempts
     assert rows["number"].to_pylist() == [1, 2]
@@ -247,7 +247,7 @@ def test_attempts_that_a_record_carries_tell_how_long_they_waited_and_ran() -> N
     assert rows["outcome"].to_pylist() == ["retried", "retried"]
 
 
-def test_what_was_told_before_is_not_told_again() -> None:
+def test_records_that_were_folded_before_add_no_rows() -> None:
     assert not made({"kind": "told"}, {"lsn": 1, "kind": "enqueued", "ts_ns": 0}).jobs.num_rows
     assert not made(CARRIED).jobs.num_rows
     assert made(CARRIED, read=(15, 999)).jobs["state"].to_pylist() == ["running"]

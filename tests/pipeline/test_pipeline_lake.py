@@ -109,7 +109,7 @@ def test_a_batch_is_committed_once_however_often_it_is_run(lake: Lake) -> None:
     assert lake.batch("jobs") == 1
 
 
-def test_what_came_and_went_since_a_version_is_told(lake: Lake) -> None:
+def test_changes_lists_files_added_and_removed_since_a_version(lake: Lake) -> None:
     with lake.writer() as writer:
         append(writer, [1], 0)
         append(writer, [2], 1, is_over=False)
@@ -138,7 +138,7 @@ def test_many_small_files_of_a_day_are_written_together(
     assert lake.batch("jobs") == SMALL_FILES_MAX
 
 
-def test_one_process_writes_at_a_time_and_the_other_is_told_which(lake: Lake) -> None:
+def test_a_second_writer_of_a_lake_is_refused_with_the_name_of_the_first(lake: Lake) -> None:
     with lake.writer() as writer:
         append(writer, [1])
         with pytest.raises(LakeBusy, match=f"process {os.getpid()} .*writes to this lake") as shown:
@@ -251,7 +251,7 @@ def test_a_table_of_another_version_is_named_with_what_it_lacks(lake: Lake) -> N
             writer.commit("jobs", write(writer, [2]), (), wider)
 
 
-def test_damage_is_told_with_the_file(lake: Lake) -> None:
+def test_damage_in_a_lake_is_reported_with_its_file(lake: Lake) -> None:
     with lake.writer() as writer:
         append(writer, [1])
     (name,) = lake.paths("jobs")
@@ -399,7 +399,7 @@ def test_a_lake_that_is_not_there_is_named(tmp_path: Path) -> None:
         assert (result.exit_code, "is not a lake" in result.output) == (1, True)
 
 
-def test_status_tells_tables_and_what_is_left(tmp_path: Path) -> None:
+def test_status_shows_tables_and_unread_records(tmp_path: Path) -> None:
     journals = tmp_path / "journals"
     asyncio.run(live(journals / "edge-1", 1, 10))
     asyncio.run(live(journals / "edge-2", 2, 10))

@@ -149,7 +149,7 @@ def test_a_batch_has_at_most_the_bytes_that_it_may_have(tmp_path: Path) -> None:
     assert max(Counter(batches["batch"].to_pylist()).values()) <= 3
 
 
-def test_readers_see_none_of_a_batch_that_was_cut_short(
+def test_readers_see_nothing_of_an_interrupted_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asyncio.run(live(tmp_path / "logs" / "edge-1", 1, 4))

@@ -278,7 +278,7 @@ def test_text_that_is_no_utf8_is_refused_and_named(tmp_path: Path) -> None:
         ({"queue": "a\0"}, "do not print"),
     ],
 )
-def test_options_that_cannot_be_meant_so_are_refused(
+def test_a_wrong_option_is_refused_with_a_hint(
     options: dict[str, str], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(TaskqError) as caught:
@@ -406,7 +406,7 @@ def test_a_batch_of_a_stream_is_published_once(tmp_path: Path, in_batch: Any) ->
     assert not files(tmp_path)
 
 
-def test_a_batch_that_was_written_before_is_told_of(
+def test_a_batch_that_was_written_before_is_reported(
     tmp_path: Path, in_batch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its rows may be new: two streams may have copies of one checkpoint, or it was set back."""
@@ -462,7 +462,7 @@ def test_a_driver_killed_at_any_step_goes_on_with_the_parts_that_were_published(
     assert not files(tmp_path)
 
 
-def test_two_processes_at_one_upload_take_turns(
+def test_two_commits_of_one_upload_enqueue_each_row_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both begin at the same place: one of their first transactions is refused."""

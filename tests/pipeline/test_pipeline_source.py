@@ -205,7 +205,7 @@ def test_a_torn_tail_is_not_there_yet(tmp_path: Path, fleet: dict[str, MadeLog])
     assert read_batch(tmp_path) == before
 
 
-def test_a_directory_without_logs_is_told_from_one_that_is_not_there(tmp_path: Path) -> None:
+def test_a_directory_without_logs_differs_from_a_missing_one(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(FleetError, match=r"holds no task log: give the option path"):
         read_batch(tmp_path)

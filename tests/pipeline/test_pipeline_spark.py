@@ -150,7 +150,7 @@ def signal_of_its_end(pidfd: int) -> None:
     os.close(pidfd)
 
 
-def test_a_master_that_does_not_answer_is_told_at_once() -> None:
+def test_a_spark_master_without_an_answer_is_reported_at_once() -> None:
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):
         sessions._check_answers(f"spark://nobody:x,127.0.0.1:{port}")
@@ -158,7 +158,7 @@ def test_a_master_that_does_not_answer_is_told_at_once() -> None:
         sessions._check_answers(f"spark://127.0.0.1:{port}")
 
 
-def test_java_that_ends_while_it_is_told_to_leaves_no_session_behind(tmp_path: Path) -> None:
+def test_java_that_ends_during_stop_leaves_no_session(tmp_path: Path) -> None:
     """A process that was just killed may be there still, though nobody answers any more."""
 
     class Context:
@@ -392,7 +392,9 @@ def test_every_type_of_spark_that_json_has_a_form_for_is_an_argument(
 
 
 @pytest.mark.slow
-def test_what_is_wrong_is_told_and_nothing_is_enqueued(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_write_with_a_wrong_row_or_option_enqueues_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     # One task: another that still runs when the write is given up leaves its file for the sweep.
     good = spark.range(0, 1_000, 1, 1)
     bad: list[tuple[DataFrame, dict[str, Any], str]] = [
@@ -560,7 +562,7 @@ def test_when_the_driver_is_killed_anybody_takes_its_jobs_at_once(tmp_path: Path
         (("--help",), 0, "at least once"),
     ],
 )
-def test_where_jobs_run_is_said_and_wrong_words_are_told(
+def test_the_executors_are_printed_and_wrong_arguments_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int, said: str
 ) -> None:
     text = "from taskq import TaskQ\napp = TaskQ('data')\n@app.task\ndef work() -> None: ...\n"

@@ -234,7 +234,7 @@ def test_large_frames_get_their_turn_among_many_small_ones(tmp_path: Path) -> No
     assert sum(len(lsns(stream.step(), "large")) for _ in range(3)) >= 2
 
 
-def test_the_progress_tells_how_far_the_batch_is_behind(tmp_path: Path) -> None:
+def test_the_progress_of_a_stream_includes_its_lag(tmp_path: Path) -> None:
     a, b = MadeLog(tmp_path / "a"), MadeLog(tmp_path / "b")
     for _ in range(4):
         a.enqueue(3)
@@ -347,7 +347,7 @@ def test_a_log_that_vanishes_is_data_loss_unless_that_is_accepted(
     assert lsns(again.step(), "gone") == [2]
 
 
-def test_damage_is_read_past_when_asked_and_the_stream_goes_on_behind_it(tmp_path: Path) -> None:
+def test_a_stream_skips_damage_on_request_and_continues_after_it(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "edge")
     frames = [made.enqueue(1, size=500) for _ in range(6)]
     damage(frames[2], at=20)
@@ -450,7 +450,7 @@ def test_what_was_not_read_before_a_declared_gap_is_read_from_where_the_hub_keep
     assert shown(later)[:1] == shown(read_batch(tmp_path))[:1] == [gap]
 
 
-def test_a_gap_that_nobody_declared_is_told_where_reading_goes_over_it(tmp_path: Path) -> None:
+def test_an_undeclared_gap_is_reported_where_reading_crosses_it(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "edge")
     frames = []
     for _ in range(3):
@@ -471,7 +471,7 @@ def test_a_gap_that_nobody_declared_is_told_where_reading_goes_over_it(tmp_path:
 
 
 @pytest.mark.parametrize("left_bytes", [None, 0, 30, 70])
-def test_what_went_from_the_end_of_a_planned_batch_is_told_as_a_gap(
+def test_records_lost_from_the_end_of_a_planned_batch_are_reported_as_a_gap(
     tmp_path: Path, left_bytes: int | None
 ) -> None:
     """Be it the end of its last segment (``left_bytes``: of a frame, too), or all of that."""

@@ -163,7 +163,7 @@ def test_a_mode_that_there_is_not_is_refused(
         (0o2770, 0o2770, ""),
     ],
 )
-def test_a_log_that_others_could_reach_is_told_once_and_left_as_it_is(
+def test_a_log_open_to_other_users_is_reported_once_and_unchanged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, inner: int, message: str
 ) -> None:
     """With the command that closes it: at opening, and by ``health``, which fails nobody for it."""
@@ -216,7 +216,7 @@ for use in (lambda: TaskLog.open(sys.argv[1]).__enter__(), lambda: LogReader.ope
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_who_may_not_enter_a_log_is_told_whose_it_is(place: Path, inside: bool) -> None:
+def test_a_refused_open_names_the_owner_of_the_log(place: Path, inside: bool) -> None:
     """Writers and readers alike: the directory, its user and mode, and what to do."""
     log = place / "log"
     subprocess.run([sys.executable, "-m", "taskq", "put", "-d", log, "x"], check=True)

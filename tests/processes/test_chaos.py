@@ -194,7 +194,7 @@ def check_end(path: Path) -> None:
         ),
     ],
 )
-def test_chaos_leaves_a_log_in_which_everything_told_is_true(
+def test_chaos_leaves_a_log_that_keeps_every_answer(
     tmp_path: Path, durability: Durability, seed: int, rounds: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Kills and stops at random: no answer is taken back and no living worker loses its job."""

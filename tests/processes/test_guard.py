@@ -64,7 +64,7 @@ def result(path: Path, job: JobHandle[Any]) -> bytes | None:
     return view(path, job).result
 
 
-def test_one_death_is_told_and_mended_and_disturbs_no_other(tmp_path: Path) -> None:
+def test_a_dead_child_is_reported_and_replaced_while_others_go_on(tmp_path: Path) -> None:
     """The job of the other process goes on, and the dead one's place is filled again."""
     with start_guard(tmp_path, "--processes", 2) as guard, opened(tmp_path) as app:
         pids = ready_pids(guard, 2)

@@ -287,7 +287,7 @@ def test_a_stop_signal_that_another_thread_takes_wakes_the_loop(
         assert worker.wait(at_most(STOP_SECONDS)) == 0
 
 
-def test_a_worker_that_was_stopped_ends_when_it_is_told_to_and_goes_on(tmp_path: Path) -> None:
+def test_a_stopped_worker_ends_on_sigterm_once_it_continues(tmp_path: Path) -> None:
     """SIGTERM and then SIGCONT, as service managers send them."""
     with start_worker(tmp_path) as worker:
         worker.expect("  ready")
@@ -297,7 +297,7 @@ def test_a_worker_that_was_stopped_ends_when_it_is_told_to_and_goes_on(tmp_path:
         assert worker.wait(at_most(STOP_SECONDS)) == 0
 
 
-def test_a_process_that_a_task_forks_ends_when_it_is_told_to(tmp_path: Path) -> None:
+def test_a_process_forked_by_a_task_ends_on_sigterm(tmp_path: Path) -> None:
     job = enqueue(tmp_path, "jobs.terminates_a_child")
     with start_worker(tmp_path):
         eventually(lambda: view(tmp_path, job).state is State.SUCCEEDED, STOP_SECONDS)

@@ -221,7 +221,7 @@ def test_what_another_process_writes_wakes_a_claim_an_outcome_and_a_stream_at_on
     store.close()
 
 
-def test_who_was_alone_until_then_wakes_who_came(tmp_path: Path) -> None:
+def test_a_lone_process_wakes_the_first_one_that_joins(tmp_path: Path) -> None:
     """Alone a process looks for no sleepers; the first that opens the log is seen."""
     store = open_here(tmp_path)
     writer = store._open.writer
@@ -243,7 +243,7 @@ def test_who_was_alone_until_then_wakes_who_came(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_job_that_was_settled_before_anyone_asked_is_told_at_once(tmp_path: Path) -> None:
+def test_the_outcome_of_an_already_settled_job_returns_at_once(tmp_path: Path) -> None:
     store = open_here(tmp_path)
     port = store.thread_port
     job = put(store, b"x")
@@ -334,7 +334,7 @@ def test_what_nobody_syncs_is_synced_for_the_stream(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_second_process_is_refused_the_name_and_told_who_has_it(tmp_path: Path) -> None:
+def test_a_second_process_with_a_taken_name_is_refused_and_gets_the_holder(tmp_path: Path) -> None:
     store = open_here(tmp_path)
     put(store, b"x")
     with Child("actors.py", "follow_log", tmp_path, "billing", "os") as first:
@@ -391,7 +391,7 @@ def jobs_in(path: Path) -> list[int]:
     return [record.lsn for record in of_kind(log_records(path), Kind.ENQUEUED)]
 
 
-def test_an_outcome_that_does_not_read_back_is_told_as_an_error(
+def test_an_unreadable_outcome_raises_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, "taskq")

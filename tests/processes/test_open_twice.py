@@ -162,7 +162,7 @@ def test_a_killed_exclusive_holder_keeps_nobody_out(tmp_path: Path) -> None:
             second.expect("open")
 
 
-def test_exclusive_waits_for_nobody_who_came_first(tmp_path: Path) -> None:
+def test_an_exclusive_open_locks_out_earlier_processes_without_waiting(tmp_path: Path) -> None:
     """Taking a log for oneself while another has it open shuts that one out, with a clear error."""
     with Child("actors.py", "answer", tmp_path, "lock_wait_seconds=0.5") as earlier:
         earlier.expect("open")

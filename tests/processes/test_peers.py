@@ -27,7 +27,7 @@ def board(path: Path) -> dict[int, int]:
     return {owner: wanted for owner, wanted in SLOT.iter_unpack(data) if owner}
 
 
-def test_a_wake_reaches_those_who_sleep_for_it_and_nobody_else(tmp_path: Path) -> None:
+def test_a_wake_reaches_only_processes_that_sleep_for_it(tmp_path: Path) -> None:
     """An owner asleep for jobs is not woken for an outcome."""
     first, second = (LocalPeers(str(tmp_path), "") for _ in range(2))
     second.announce(INTEREST_READY)
@@ -84,7 +84,7 @@ def test_the_pipe_of_the_dead_is_tried_once(
     peers.close()
 
 
-def test_waking_the_dead_does_not_silence_whoever_takes_their_place(
+def test_waking_a_dead_owner_keeps_the_announcement_of_its_successor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An owner that comes while another tries the dead one's pipe keeps its announcement."""
@@ -158,7 +158,7 @@ def test_waking_a_killed_sleeper_harms_nobody(tmp_path: Path) -> None:
             producer.expect("enqueued")
 
 
-def test_the_killed_leave_nothing_behind_for_long(tmp_path: Path) -> None:
+def test_files_and_slots_of_killed_processes_are_reused(tmp_path: Path) -> None:
     """Their files go and their places on the board are used again."""
     for _ in range(5):
         with Child("actors.py", "answer", tmp_path) as child:

@@ -72,7 +72,7 @@ def unsynced(calls: list[Call], answered: int, mark: str) -> bool:
 
 
 @pytest.mark.parametrize("durability", Durability)
-def test_an_answer_comes_behind_its_write_and_where_that_is_promised_behind_its_sync(
+def test_an_answer_comes_after_its_write_and_in_fsync_mode_after_its_sync(
     tmp_path: Path, fsynced: list[Call], durability: Durability
 ) -> None:
     """In the other modes nobody waits for the disk, which ``interval`` syncs by and by."""

@@ -270,7 +270,7 @@ def _slow(*values: object) -> object:
         *(_slow(call, delay) for call in ("pread", "flock", "statx") for delay in (5, 50, 500)),
     ],
 )
-def test_behind_a_slow_call_the_event_loop_stands_still_no_more(
+def test_the_event_loop_does_not_stall_after_a_slow_call(
     tmp_path: Path, slow: Path, call: str, milliseconds: int
 ) -> None:
     rounds = 3 if milliseconds > 100 else 10
@@ -335,7 +335,7 @@ def test_close_answers_everything(tmp_path: Path) -> None:
     assert len(of_kind(log_records(tmp_path), Kind.ENQUEUED)) == 1_001
 
 
-def test_whoever_sends_while_it_closes_is_answered(tmp_path: Path) -> None:
+def test_requests_during_a_close_are_all_answered(tmp_path: Path) -> None:
     """Threads that hammer the log while it closes get a job or LogClosed, never silence."""
     for number in range(20):
         store = open_here(tmp_path / str(number))
