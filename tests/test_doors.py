@@ -132,6 +132,8 @@ def looks_at_privates(path: Path) -> Iterator[str]:
 def test_nobody_outside_looks_at_what_an_app_keeps_to_itself() -> None:
     files = [path for folder in OUTSIDE for path in (ROOT / folder).rglob("*.py")]
     assert not [look for path in files for look in looks_at_privates(path)]
+    # A test that does is found.
+    assert [*looks_at_privates(ROOT / "tests/app/test_steering.py")]
 
 
 def test_the_workers_are_found_by_name_in_one_place() -> None:

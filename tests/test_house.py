@@ -66,20 +66,23 @@ NAMES = r"(?:one|told|found)\b"
 #: Owners of a ``wait`` or ``join`` that raises an error, fails the test, or is a pause itself.
 LOUD = r"(?:process|popen|screen|clocked|pause|barrier|flow|again|Event\(\)|Registry\(.*\))"
 WAITERS = {"effort.py", "conftest.py"}
-#: What the code of some files never has: why, the files, and how it looks.
+#: What the code of some files never has: why, the files, how it looks, and a line that has it.
 NEVER = {
     "text of strangers drives the terminal": (
         [path for path in OURS if path.name not in PRINTERS],
         r"\bclick\.s?echo\(|(?<![\w.])print\(|\bsys\.stdout\.write\(",
+        "click.secho(text)",
     ),
     # A program may fill those; see ``taskq.log.machine.threads``.
     "work waits for the threads of a loop": (
         OURS,
         r"\basyncio\.to_thread\(|\.run_in_executor\(\s*None\b",
+        "await asyncio.to_thread(print)",
     ),
     "systems are told apart outside the machine and one module of workers": (
         [path for path in OURS if not str(path.relative_to(ROOT)).startswith(SYSTEMS)],
         r"\bsys\.platform\b|\bos\.name\b",
+        "if sys.platform == ''",
     ),
     "a variable is not named for what it holds": (
         [*SOURCES, *TESTS],
@@ -88,18 +91,22 @@ NEVER = {
             rf"|\b(?:for|as|lambda) \(?(?:\w+, )*{NAMES}|\b{NAMES} :="
             rf"|\bdef \w+\((?:.*, )?{NAMES}:|^\s+{NAMES}: .+,$"
         ),
+        "    found = look()",
     ),
     # Its answer is looked at, or ``ended`` does so.
     "a limit of time expires in silence": (
         [path for path in TESTS if path.name not in WAITERS and "bench" not in path.parts],
         rf"^ *(?!\S*{LOUD}\.(?:wait|join)\()\w[\w.\[\]]*(?:\(\))?(?:\.\w+)*\.(?:wait|join)\([^)\n]",
+        "    thread.join(5)",
     ),
 }
 
 
 @pytest.mark.parametrize("what", NEVER)
 def test_it_never_happens_that(what: str) -> None:
-    paths, pattern = NEVER[what]
+    paths, pattern, example = NEVER[what]
+    assert len(paths) > 100
+    assert re.search(pattern, example, re.MULTILINE)
     assert not [
         place(path, code(path).count("\n", 0, match.end()) + 1)
         for path in paths
@@ -124,17 +131,19 @@ def statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def test_functions_fit_a_page_and_docstrings_begin_with_what_is_done() -> None:
-    seen = []
+    seen, count = [], 0
     for path in SOURCES:
         of_classes = path.is_relative_to(ROOT / "taskq") or path.is_relative_to(ROOT / "workers")
         for node in statements(tree_of(path)):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 continue
+            count += 1
             is_class = isinstance(node, ast.ClassDef)
             first = re.split(r"\W", ast.get_docstring(node, clean=False) or "", maxsplit=1)[0]
             is_long = (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES_MAX and not is_class
             if is_long or (first.lower() in NO_VERBS and (of_classes or not is_class)):
                 seen.append(place(path, node.lineno))
+    assert count > 1_000
     assert not seen
 
 

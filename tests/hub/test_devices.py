@@ -98,12 +98,15 @@ async def test_a_retired_device_sends_no_more_and_what_it_sent_stays(place: Plac
 
 async def test_a_device_fills_what_it_may_and_no_more(place: Place) -> None:
     place.restart(device_bytes=100_000)
+    await place.write(1, 50_000)
+    assert await place.sync() == [Verdict.NEW]
     await place.write(3, 50_000)
     with pytest.raises(HubError, match="507"):
         await place.sync()
-    assert used_bytes(place.hub / "devices" / DEVICE) < 120_000
+    assert 50_000 < used_bytes(place.hub / "devices" / DEVICE) < 120_000
     place.restart()
-    assert (await place.sync())[-1] in (Verdict.NEW, Verdict.BEHIND)
+    assert await place.sync() == [Verdict.BEHIND]
+    assert is_copy(place.copies(), place.segments())
 
 
 async def test_a_body_that_would_become_larger_than_it_may_is_not_unpacked(place: Place) -> None:

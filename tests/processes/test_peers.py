@@ -58,7 +58,11 @@ def test_a_full_pipe_is_no_trouble(tmp_path: Path) -> None:
     second.announce(INTEREST_READY)
     for _ in range(100_000):
         first.wake(INTEREST_READY)
-    second.sleep(INTEREST_READY, 0)
+    assert second.sleep(INTEREST_READY, 0)
+    while second.sleep(INTEREST_READY, 0):  # the rest of it
+        pass
+    first.wake(INTEREST_READY)
+    assert second.sleep(INTEREST_READY, 0), "it is not taken for dead"
     first.close()
     second.close()
 

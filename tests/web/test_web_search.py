@@ -117,7 +117,7 @@ def test_how_long_it_took_is_a_span(query: str, least_s: int, most_s: int | None
     took = Search.parse(query).took_ns
     assert took is not None
     assert took[0] == least_s * 10**9
-    assert most_s is None or took[1] == most_s * 10**9
+    assert took[1] == most_s * 10**9 if most_s else took[1] > 10**18
 
 
 @pytest.mark.parametrize("form", ["{id}", " {id}: ", "{end}", "-{end}", "[{id}],", "#{id}"])
@@ -155,7 +155,7 @@ async def test_search_reports_where_it_stopped_and_the_next_page_continues(
             (following,) = re.findall(r'rel="next" href="([^"]+)"', page)
             page = await shown(client, following.replace("&amp;", "&"))
             steps += 1
-    assert "user 3" in page or "mail.send" in page
+    assert len(ids(page)) == 1
     assert steps == 3
 
 
@@ -257,7 +257,11 @@ async def test_tabs_count_the_filtered_jobs_of_each_state(log: Path) -> None:
 
 async def test_rows_are_sorted_by_a_column_and_then_the_other_way(log: Path) -> None:
     async with browser(log) as client:
-        for path, column in (("/jobs", "task"), ("/tasks", "dead"), ("/tasks", "success")):
+        for path, column, above, below in (
+            ("/jobs", "task", "reports.build", "mail.send"),
+            ("/tasks", "dead", "mail.send", "pages.fetch"),
+            ("/tasks", "success", "pages.fetch", "mail.send"),
+        ):
             down = await follow(client, await shown(client, path), column)
             assert 'aria-sort="descending"' in down
             up = await follow(client, down, column)
@@ -265,6 +269,7 @@ async def test_rows_are_sorted_by_a_column_and_then_the_other_way(log: Path) -> 
             rows = [re.findall(r"(?:mail\.send|pages\.fetch|reports\.build)</a>", page)
                     for page in (down, up)]  # fmt: skip
             assert rows[0] != rows[1]
+            assert rows[0].index(f"{above}</a>") < rows[0].index(f"{below}</a>")
             assert sorted(rows[0]) == sorted(rows[1])
 
 
