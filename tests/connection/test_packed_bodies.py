@@ -72,7 +72,7 @@ async def test_a_compressed_payload_comes_back_wherever_it_is_asked_for(
 async def test_a_dead_letter_gives_back_the_bytes_that_were_given(
     log: TaskLog, body: bytes, options: dict[str, Any], is_listed: bool
 ) -> None:
-    """Dead, shown, requeued and claimed again. A list leaves out a payload of several MB."""
+    """Dead, shown, requeued and claimed again. A list leaves out packed payloads over 1 MiB."""
     job_id = await log.put(body, attempts=2, headers={"who": "me"}, key="k", **options)
     assert await log.put(body, key="k", **options) == job_id
     for _ in range(2):
