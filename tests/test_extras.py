@@ -125,7 +125,7 @@ async def test_a_deprecated_coroutine_names_the_line_that_awaits_it() -> None:
     assert warned[0].filename == __file__
 
 
-def test_programs_do_not_see_the_helper() -> None:
+def test_the_deprecation_helper_is_not_in_dir_of_taskq() -> None:
     assert taskq._deprecated is _deprecated  # type: ignore[attr-defined]
     assert "_deprecated" not in dir(taskq)
 

@@ -173,7 +173,7 @@ def test_a_workers_first_job_waits_for_nothing_that_it_does_not_need(tmp_path: P
     }
 
 
-def test_types_of_the_core_of_pydantic_are_there_for_whoever_asks_later() -> None:
+def test_types_of_pydantic_core_can_be_imported_later() -> None:
     program = """
 from taskq.calls.serialization import import_core
 import_core()

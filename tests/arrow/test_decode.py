@@ -347,7 +347,7 @@ def test_a_wrong_length_is_named_wherever_it_stands(count: int, wrong: int) -> N
 
 
 @given(offsets=st.lists(st.integers(0, 2**40), max_size=20), seed=st.integers(0, 2**32 - 1))
-def test_seeds_of_many_frames_are_those_of_each(offsets: list[int], seed: int) -> None:
+def test_seeds_of_many_frames_equal_their_single_seeds(offsets: list[int], seed: int) -> None:
     expected = [codec.crc32(offset.to_bytes(8, "little"), seed) for offset in offsets]
     assert place_seeds(seed, np.array(offsets, np.int64)).tolist() == expected
 

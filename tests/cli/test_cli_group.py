@@ -234,7 +234,7 @@ WHOLE = (
 
 
 @pytest.mark.parametrize("command", WHOLE, ids=" ".join)
-def test_a_directory_may_stand_before_the_command_after_it_or_behind_d(
+def test_the_directory_may_come_before_or_after_the_command_or_after_d(
     sample: Sample, command: tuple[str, ...]
 ) -> None:
     expected = taskq(*command, "-d", sample.path)

@@ -129,7 +129,7 @@ def test_a_name_that_cannot_be_is_refused_at_every_door(tmp_path: Path, name: st
         assert "queue name" in result.output
 
 
-def test_a_process_is_told_by_its_name_alone_and_that_drives_no_terminal() -> None:
+def test_a_process_is_shown_by_name_only_and_without_control_characters() -> None:
     script = (
         "import ctypes, sys\n"
         "ctypes.CDLL(None).prctl(15, b'\\x1b]0;) R\\n', 0, 0, 0)\n"

@@ -97,7 +97,7 @@ async def test_a_block_without_async_is_not_entered_in_the_thread_of_an_event_lo
             raise AssertionError("it was entered")
 
 
-def test_attempts_tell_who_ran_the_job_and_what_went_wrong(app: TaskQ) -> None:
+def test_attempts_have_the_worker_and_the_error(app: TaskQ) -> None:
     job = app.enqueue_by_name_sync("fail")
     with app.worker_thread():
         with pytest.raises(JobFailed):
@@ -176,7 +176,7 @@ CALLS: list[Callable[[TaskQ], Coroutine[Any, Any, Any]]] = [
 
 @pytest.mark.parametrize("is_open", [False, True])
 @pytest.mark.parametrize("ask", CALLS)
-def test_a_loop_that_is_not_asyncios_is_told_what_to_use(
+def test_another_event_loop_than_asyncio_is_refused_with_advice(
     app: TaskQ, ask: Callable[[TaskQ], Coroutine[Any, Any, Any]], is_open: bool
 ) -> None:
     if is_open:
@@ -343,7 +343,7 @@ async def test_a_job_that_did_not_succeed_raises_what_became_of_it(
     assert raised.value.job_id == job.id
 
 
-def test_a_handle_is_told_apart_from_anything_else(app: TaskQ) -> None:
+def test_a_handle_equals_no_other_handle_or_type(app: TaskQ) -> None:
     handle: JobHandle[Any] = JobHandle(app, None, Tag("0123abcd"), 1)
     assert handle != "0123abcd-1"
     assert handle != JobHandle(app, None, Tag("0123abcd"), 2)
@@ -380,7 +380,7 @@ async def test_nobody_knows_its_task_or_its_queue_is_paused(spaced: TaskQ) -> No
         assert (await late(spaced)).why == f"queue 'default' is paused; let it go on with: {resume}"
 
 
-async def test_what_would_take_longer_than_a_tenth_of_the_wait_is_left_to_who_asks(
+async def test_a_timeout_omits_a_reason_that_takes_over_a_tenth_of_the_wait(
     spaced: TaskQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "_READ_BYTES_MIN", 0)

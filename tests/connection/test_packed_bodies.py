@@ -69,7 +69,7 @@ async def test_a_compressed_payload_comes_back_wherever_it_is_asked_for(
         (NOISE + LARGE, {"compress": "zlib"}, False),
     ],
 )
-async def test_a_dead_letter_gives_back_the_bytes_that_were_given(
+async def test_a_dead_letter_keeps_its_payload_and_headers(
     log: TaskLog, body: bytes, options: dict[str, Any], is_listed: bool
 ) -> None:
     """Dead, shown, requeued and claimed again. A list leaves out packed payloads over 1 MiB."""
@@ -131,7 +131,7 @@ async def test_what_would_be_too_large_is_not_decompressed(tmp_path: Path) -> No
         assert (await log.get(other)).payload == bytes(100_001)
 
 
-async def test_zstd_without_its_package_is_told_before_anything_is_written(
+async def test_zstd_without_its_package_is_refused_before_any_write(
     log: TaskLog, app_without_zstandard: None, tmp_path: Path
 ) -> None:
     extra = re.escape(install_line("zstd"))

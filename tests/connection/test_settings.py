@@ -244,7 +244,7 @@ _NAMED: dict[str, Callable[[Path, pytest.MonkeyPatch], TaskQ]] = {
 
 @pytest.mark.parametrize("texts", [_STRANGERS, _BROKEN], ids=["stranger", "broken"])
 @pytest.mark.parametrize("way", _NAMED)
-def test_who_names_the_directory_of_the_log_reads_nothing_of_the_working_directory(
+def test_a_given_log_directory_ignores_settings_of_the_working_directory(
     way: str, texts: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in texts.items():
@@ -334,7 +334,7 @@ def test_a_pipe_in_place_of_a_file_keeps_nobody_waiting(name: str, tmp_path: Pat
     assert settings_files() == []
 
 
-def test_a_deleted_working_directory_stops_only_who_needs_it(
+def test_a_deleted_working_directory_stops_only_calls_that_need_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = tmp_path / "gone"

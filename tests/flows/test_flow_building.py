@@ -128,7 +128,7 @@ async def test_a_flow_hands_each_result_on(parts: Parts, name: str) -> None:
 
 
 @pytest.mark.parametrize("room", [0, -1], ids=["fits", "too large"])
-async def test_what_a_step_takes_in_has_a_limit_commas_and_brackets_included(
+async def test_a_step_fails_if_its_inputs_are_over_the_limit(
     parts: Parts, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
     monkeypatch.setattr(inputs, "INPUT_BYTES_MAX", len("[10,11,12]") - 1 + room)

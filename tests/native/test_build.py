@@ -55,7 +55,7 @@ exec({use!r})
 """
 
 
-def test_whoever_changes_the_sources_raises_their_version() -> None:
+def test_a_change_of_the_c_sources_requires_a_new_version() -> None:
     assert (native.VERSION, build.digest()) == SOURCES
 
 

@@ -209,7 +209,7 @@ def test_more_is_asked_for_as_soon_as_too_few_are_left(extension: Any) -> None:
     assert counts == [1, 0]
 
 
-async def test_who_gave_up_gets_no_answer(extension: Any) -> None:
+async def test_a_cancelled_future_gets_no_answer(extension: Any) -> None:
     loop = asyncio.get_running_loop()
     gone, waits = loop.create_future(), loop.create_future()
     gone.cancel()
@@ -365,7 +365,7 @@ def test_the_handle_of_a_job(extension: Any) -> None:
     assert type(made) is JobHandle
 
 
-def test_classes_are_told_apart_and_looked_at_again_once_they_changed(extension: Any) -> None:
+def test_handle_classes_stay_apart_and_are_read_again_after_a_change(extension: Any) -> None:
     names = ("_app", "_task", "_tag", "lsn", "duplicate")
     kinds: list[Any] = [
         type("Slots", (), {"__slots__": names}),

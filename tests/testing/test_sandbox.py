@@ -74,7 +74,7 @@ async def test_what_is_enqueued_is_found_by_its_arguments(shop: _Shop, box: Sand
     assert [job.view.state for job in enqueued(shop.send)] == [State.READY] * 3
 
 
-async def test_what_was_not_enqueued_is_told_beside_what_was(shop: _Shop, box: Sandbox) -> None:
+async def test_a_failed_assert_enqueued_lists_the_enqueued_jobs(shop: _Shop, box: Sandbox) -> None:
     with pytest.raises(AssertionError, match=r"no job of shop\.send was enqueued"):
         box.assert_enqueued(shop.send)
     await shop.send.enqueue("a@b.c", subject="hi")
@@ -121,7 +121,7 @@ async def test_a_worker_that_waits_sees_that_time_has_passed(shop: _Shop, box: S
         assert await job.result(timeout=30) == 1
 
 
-async def test_a_sandbox_leaves_nothing_behind(shop: _Shop) -> None:
+async def test_a_sandbox_leaves_no_files(shop: _Shop) -> None:
     before = shop.app.data_dir
     async with Sandbox(shop.app) as box:
         await shop.send.enqueue("a@b.c", "x")
@@ -342,7 +342,7 @@ def test_a_sandbox_is_drained_without_a_loop(app: TaskQ) -> None:
         assert len(box.enqueued()) == 2
 
 
-def test_arguments_that_no_call_can_have_are_told_though_nothing_was_enqueued(app: TaskQ) -> None:
+def test_impossible_arguments_are_refused_although_no_job_was_enqueued(app: TaskQ) -> None:
     @app.task
     def double(number: int) -> int:
         return 2 * number

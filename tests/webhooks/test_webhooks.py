@@ -65,7 +65,7 @@ async def burst(app: TaskQ, *calls: Any) -> list[Any]:
     return jobs
 
 
-async def test_each_success_and_each_death_is_told_once_and_signed(app: TaskQ) -> None:
+async def test_each_success_and_dead_letter_is_posted_once_and_signed(app: TaskQ) -> None:
     receiver = Receiver()
     Webhooks(app, URL, SECRET, transport=receiver.transport)
     fine, broken = tasks_of(app)
@@ -147,7 +147,7 @@ async def test_a_message_is_sent_as_often_as_its_receiver_asks_with_one_id(
     assert [reason in letter for letter in letters] == [True] * bool(reason)
 
 
-async def test_only_what_was_asked_for_is_told_and_two_receivers_each_get_theirs(
+async def test_each_webhook_gets_only_its_events_and_tasks(
     app: TaskQ,
 ) -> None:
     first, second = Receiver(), Receiver()
@@ -256,7 +256,7 @@ async def test_a_kill_between_a_death_and_its_hooks_loses_no_message(
 
 
 @pytest.mark.parametrize("kind", ["logs", "shards"])
-async def test_deaths_in_each_of_several_logs_are_told(tmp_path: Path, kind: str) -> None:
+async def test_webhooks_post_dead_letters_of_several_logs(tmp_path: Path, kind: str) -> None:
     logs = [tmp_path / "a", tmp_path / "b"]
     receiver = Receiver()
     if kind == "shards":
@@ -300,7 +300,7 @@ async def test_what_a_hook_enqueues_goes_into_the_log_of_the_death(tmp_path: Pat
 # -- a task that hears of deaths -------------------------------------------------------------------
 
 
-async def test_a_task_hears_of_each_death_but_those_of_its_own_jobs(tmp_path: Path) -> None:
+async def test_an_on_dead_task_gets_every_dead_letter_except_its_own(tmp_path: Path) -> None:
     app, heard = TaskQ(tmp_path, durability="os"), list[object]()
 
     @app.on_dead

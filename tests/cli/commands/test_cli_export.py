@@ -286,7 +286,7 @@ async def test_what_was_written_before_the_moment_is_left_out(
 
 
 @pytest.mark.parametrize("option", [[], ["--show-secrets"]])
-async def test_what_commands_tell_in_it_has_no_secrets(
+async def test_exported_output_of_commands_has_no_secrets(
     ids: dict[str, str], option: list[str]
 ) -> None:
     async with TaskLog.open("data") as log:
@@ -306,7 +306,7 @@ async def test_what_commands_tell_in_it_has_no_secrets(
     assert len(shown["attempts"]) == 2
 
 
-async def test_settings_are_told_without_what_is_secret(
+async def test_settings_are_shown_without_secrets(
     ids: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TASKQ_HUB_URL", "https://ada:lovelace@hub.example/")
@@ -479,7 +479,9 @@ def test_settings_that_another_user_could_plant_are_not_obeyed(
     assert TaskQ().name == "", "who owns the directory may"
 
 
-def test_a_dry_run_tells_the_same_and_changes_nothing(grown: tuple[Path, str, str]) -> None:
+def test_a_dry_run_of_compact_prints_the_segments_and_changes_nothing(
+    grown: tuple[Path, str, str],
+) -> None:
     path, _, _ = grown
     before = logs(path)
     output = taskq_json("compact", "-d", path, "--keep", "0", "--dry-run")
@@ -583,7 +585,7 @@ async def test_a_repair_writes_over_nothing_and_beside_nobody(
         assert not (tmp_path / "new").exists()
 
 
-def test_a_damaged_shard_is_repaired_below_the_new_place_under_its_name(tmp_path: Path) -> None:
+def test_repair_of_shards_keeps_the_name_of_each_shard(tmp_path: Path) -> None:
     with TaskQ(shards=Shards(tmp_path / "root")) as app:
         app.enqueue_by_name_sync("mail.send", "Ada")
     [segment] = [
@@ -642,7 +644,7 @@ def _log_check(path: Path) -> Check:
 
 
 @pytest.mark.parametrize(("number", "size"), [(0, None), (2, 0), (2, 64), (5, None), (5, 64)])
-def test_a_lost_segment_is_told_by_all_until_a_person_accepts_it(
+def test_every_check_reports_a_lost_segment_until_it_is_accepted(
     queue: Path, number: int, size: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert taskq("verify", "-d", queue).exit_code == 0

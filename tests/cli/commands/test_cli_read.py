@@ -31,7 +31,7 @@ ON_A_LOG = (
 )
 
 
-async def test_workers_shows_who_has_the_log_open_and_what_they_hold(tmp_path: Path) -> None:
+async def test_workers_shows_open_processes_and_their_claims(tmp_path: Path) -> None:
     async with TaskLog.open(tmp_path, name="me") as log:
         await log.put(b"x")
         (delivery,) = await log.claim()
@@ -132,7 +132,7 @@ async def test_a_reader_sees_which_queues_and_tasks_live_workers_serve(tmp_path:
         assert taskq_json("why", other.id, "-d", tmp_path)["code"] == "no_worker"
 
 
-async def test_who_claims_bytes_by_hand_serves_them(tmp_path: Path) -> None:
+async def test_a_process_that_claims_from_a_queue_counts_as_serving_it(tmp_path: Path) -> None:
     async with TaskLog.open(tmp_path) as log:
         job_id = await log.put(b"bytes", queue="q")
         await log.claim(queues=["other"])
@@ -250,7 +250,7 @@ def test_tail_under_a_name_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert taskq("tail", "-d", tailed, "--reader", "a/b").exit_code == 2
 
 
-def test_tail_shows_what_is_behind_damage(tmp_path: Path) -> None:
+def test_tail_shows_records_after_damage(tmp_path: Path) -> None:
     tailed = tmp_path / "q"
     for _ in range(6):
         put(tailed, b"x" * 300)
@@ -311,7 +311,9 @@ def test_the_first_put_starts_a_log_and_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["argument", "file", "stdin", "dash"])
-def test_the_payload_comes_from_where_it_is_said_to(tmp_path: Path, source: str) -> None:
+def test_put_takes_its_payload_from_an_argument_a_file_or_stdin(
+    tmp_path: Path, source: str
+) -> None:
     body = "grüße\n".encode()
     (tmp_path / "body").write_bytes(body)
     words = {"argument": [body.decode()], "file": [f"@{tmp_path / 'body'}"], "dash": ["-"]}

@@ -269,7 +269,7 @@ class Checked:
 
 
 @given(steps=STEPS)
-def test_any_history_equals_a_sorted_list(steps: list[tuple[str, int, int]]) -> None:
+def test_sorted_blocks_behave_like_a_sorted_list(steps: list[tuple[str, int, int]]) -> None:
     """No block is empty or over twice its size, so the work of one step is bounded."""
     checked = Checked()
     for step in steps:

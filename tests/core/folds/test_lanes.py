@@ -49,7 +49,7 @@ def sweep_all(held: Lane, stale: set[int]) -> None:
 @grows
 @settings(max_examples=some(100, 200))
 @given(steps=STEPS)
-def test_any_history_equals_a_sorted_list(steps: list[tuple[str, int, int]]) -> None:
+def test_sorted_blocks_behave_like_a_sorted_list(steps: list[tuple[str, int, int]]) -> None:
     """Pops return the smallest ids under the bound, each as often as it was put in."""
     held, model, gone = lane(), list[int](), [0]
     last = 0

@@ -413,7 +413,7 @@ def test_a_log_opens_on_a_full_disk_so_that_its_jobs_can_be_settled(
     assert reserve_size(world) == 0
 
 
-def test_a_disk_that_is_full_for_good_is_named_at_opening() -> None:
+def test_opening_on_a_full_disk_asks_to_free_space() -> None:
     world = World(config=CONFIG)
     world.machine.free = 0
     with pytest.raises(AppendFailed, match="Free some space"):

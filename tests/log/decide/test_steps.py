@@ -91,7 +91,7 @@ def test_a_job_that_waits_burns_no_attempt_and_is_due_when_the_first_wait_is_ove
     assert [it.name for it in seen.waits] == ["sleep", "paid"]
 
 
-def test_a_wait_counts_from_when_it_began_whatever_becomes_of_the_attempt() -> None:
+def test_a_wait_keeps_its_start_over_retries_compaction_and_crashes() -> None:
     world = World(config=keeping(keep_bytes=1))
     process = world.process()
     job = process.enqueue()

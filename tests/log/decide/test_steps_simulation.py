@@ -484,7 +484,7 @@ class Play:
         return view.state in (State.SUCCEEDED, State.CANCELLED)
 
 
-def test_recorded_steps_hold_through_all_that_happens_to_a_job_and_its_log() -> None:
+def test_recorded_steps_survive_crashes_retries_and_compaction() -> None:
     counts: Counter[str] = Counter()
     for seed in range(some(1, 200)):
         history = Play(seed)

@@ -448,7 +448,7 @@ def test_without_jobs_a_source_moves_alone_and_is_forgotten(world: World) -> Non
     assert world.kinds() == [Kind.INGESTED] * 2
 
 
-def test_what_a_log_knows_of_sources_is_bounded(
+def test_number_and_bytes_of_sources_are_limited(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = world.process()

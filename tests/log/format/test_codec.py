@@ -218,7 +218,7 @@ _FRAME_BEGIN = codec.FRAME_HEADER.pack(codec.FRAME_MAGIC, 9, 1, 0, 0, 2, 7, 7, 2
     at=st.integers(0, 220),
     seed=SEED,
 )
-def test_random_bytes_are_no_frame_and_no_segment(
+def test_bytes_with_a_magic_but_no_valid_crc_are_not_a_header(
     begin: bytes, rest: bytes, at: int, seed: int
 ) -> None:
     assert codec.decode_frame_header(bytes(at) + begin + rest, at, seed, at) is None

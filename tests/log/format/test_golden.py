@@ -409,7 +409,7 @@ MOVES: Final = [
     MOVES,
     ids=[f"{state}-{kinds.name_of(kind)}" for state, kind, _ in MOVES],
 )
-def test_the_loops_and_the_story_do_what_the_table_says(
+def test_the_folds_and_a_jobs_history_follow_the_transition_table(
     before: State, kind: int, states: tuple[State, ...], jobs: int, *, is_alone: bool
 ) -> None:
     for due_ns, state in zip((0, NOW + 9), states, strict=False):

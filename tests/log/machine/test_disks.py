@@ -362,7 +362,7 @@ def test_an_unsynced_cut_may_come_back() -> None:
 
 
 @pytest.mark.disk
-def test_unsynced_names_may_come_and_go() -> None:
+def test_a_power_loss_may_keep_or_drop_unsynced_names() -> None:
     def act(disk: CrashableDisk) -> None:
         disk.close(disk.open("/d/new", create=True))
         disk.close(disk.open("/d/tmp", create=True))

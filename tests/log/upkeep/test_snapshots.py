@@ -417,7 +417,7 @@ HARMS: Final[dict[str, tuple[Callable[[Small], bytes], str]]] = {
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_one_that_is_no_whole_snapshot_of_this_log_is_passed_over(
+def test_a_damaged_or_foreign_snapshot_is_skipped(
     small: Small, harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     content, warning = HARMS[harm]
