@@ -126,7 +126,7 @@ def test_a_job_is_too_old_when_its_next_attempt_would_begin_after_its_longest_ag
 
 
 @pytest.mark.parametrize("wish", [Retry(delay=3), Snooze(5), Discard("no"), None])
-def test_decide_is_told_the_error_and_the_attempt_and_may_return_or_raise_its_wish(
+def test_decide_gets_error_and_attempt_and_may_return_or_raise_a_decision(
     wish: Any,
 ) -> None:
     asked: list[tuple[BaseException, int]] = []

@@ -140,7 +140,7 @@ def job(**changes: Any) -> views.JobView:
 
 
 @given(micros=st.integers(1, TIME_NS_MAX // 1_000 - 1), rest=st.integers(0, 999))
-def test_a_moment_is_told_to_the_microsecond(micros: int, rest: int) -> None:
+def test_times_have_microseconds(micros: int, rest: int) -> None:
     told_ns = micros * 1_000 + rest
     expected = EPOCH + timedelta(microseconds=micros)
     view = job(due_ns=told_ns, expires_ns=told_ns, settled_ns=told_ns)
@@ -169,11 +169,11 @@ def test_never_is_no_moment(never: int) -> None:
         (b"\xff\x00", {"encoding": "base64", "data": "/wA="}),
     ],
 )
-def test_a_body_is_told_as_what_it_is(body: bytes | None, document: object) -> None:
+def test_a_body_becomes_json_text_or_base64(body: bytes | None, document: object) -> None:
     assert views.body_document(body) == document
 
 
-def test_a_document_of_a_job_has_null_for_what_there_is_none_of() -> None:
+def test_a_job_document_has_null_for_missing_values() -> None:
     empty = job().as_dict()
     names = ("attempts_max", "due_at", "expires_at", "settled_at", "key", "reason", "result")
     assert [empty[name] for name in (*names, "problem")] == [None] * 8
@@ -195,7 +195,7 @@ RECORDS = st.builds(TickRecord, st.sampled_from("abc"), STATES, st.booleans(), s
 
 
 @given(st.lists(RECORDS, max_size=20))
-def test_the_last_record_rules_and_a_rule_stays_until_another_is_told(
+def test_the_last_record_wins_and_a_rule_stays_until_a_new_one(
     records: list[TickRecord],
 ) -> None:
     values: dict[str, ScheduleState] = {}

@@ -97,7 +97,7 @@ def made(spans: list[tuple[int, int]], most: int) -> tuple[rates.Times, list[int
     spans=CLAIMS, count=st.integers(1, 8), window=st.integers(1, WINDOW), later=st.integers(0, 99)
 )
 @example(spans=[(0, 1), (2, 1)], count=2, window=WINDOW, later=99)  # the first counts no more
-def test_at_the_moment_that_is_told_a_claim_is_free_and_not_before(
+def test_a_claim_is_free_exactly_at_the_computed_time(
     spans: list[tuple[int, int]], count: int, window: int, later: int
 ) -> None:
     times, claims = made(spans, 8)

@@ -176,7 +176,7 @@ def test_every_reason_is_in_the_table() -> None:
     assert {case[0] for case in _CASES} == set(Why) - of_readers
 
 
-def test_a_reason_tells_programs_until_when_and_behind_how_many() -> None:
+def test_a_reason_has_until_and_the_number_of_jobs_ahead() -> None:
     due = _NOW + _MINUTE
     assert why(_facts(job=_job(State.SCHEDULED, due_ns=due))).until_ns == due
     assert why(_facts(workers=_ONE, ahead_higher=3, ahead_older=4)).ahead == 7
@@ -212,7 +212,7 @@ def test_waiting_jobs_are_counted_by_what_they_wait_for_but_for_bytes() -> None:
     assert waiting_jobs(agenda)["p", "t"] == Waiting(ready=1)
 
 
-def test_what_nobody_takes_is_told_by_task_where_its_queue_is_served_and_else_by_queue() -> None:
+def test_strays_are_grouped_by_task_in_served_queues_and_else_by_queue() -> None:
     ready = {
         ("q", "t"): Waiting(3), ("q", "u"): Waiting(0, 1), ("q", "v"): Waiting(1, 0, 1),
         ("p", "t"): Waiting(4),

@@ -296,7 +296,7 @@ def rows_of(log: LogPlace) -> list[inventory.SegmentRow]:
     return list(inventory.segment_rows(log, places, inventory.durable_end(log, places)))
 
 
-def test_the_inventory_tells_a_missing_segment_from_gaps_by_design(tmp_path: Path) -> None:
+def test_the_inventory_separates_missing_segments_from_intended_gaps(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "a")
     made.enqueue(3)
     made.rotate()

@@ -275,7 +275,7 @@ def test_a_worker_stands_still_only_when_all_its_logs_do(
         store.close()
 
 
-async def test_what_waits_here_of_a_log_that_fails_goes_back_and_that_is_told_once(
+async def test_claimed_jobs_of_a_failed_log_are_returned_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     apps, (other, gone) = apps_of(Random(0), 2)

@@ -184,7 +184,7 @@ def test_a_burst_prints_a_banner_and_a_line_for_each_job_then_ends(
     assert look(queue, added)[0] is State.SUCCEEDED
 
 
-def test_quiet_prints_no_job_lines_and_the_queues_and_directory_are_as_told(
+def test_quiet_prints_no_job_lines_and_honours_queues_and_directory(
     start: Any, tmp_path: Path
 ) -> None:
     queue = TaskQ(tmp_path / "other")
@@ -373,7 +373,7 @@ def test_lines_are_documents_and_prints_are_among_them_if_asked(
     ]
 
 
-def test_without_a_level_warnings_are_told_and_all_is_kept(
+def test_the_default_level_prints_warnings_and_keeps_all_lines(
     start: Any, queue: TaskQ, tmp_path: Path
 ) -> None:
     (tmp_path / "kept.py").write_text(
@@ -520,7 +520,7 @@ async def test_what_a_plugin_raises_is_logged_with_its_name_and_stops_nothing(
 
 
 @pytest.mark.usefixtures("_installed")
-async def test_a_plugin_that_is_not_there_is_told_before_any_job_is_claimed(
+async def test_a_missing_plugin_is_reported_before_any_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TASKQ_PLUGINS", "sentri")
@@ -568,7 +568,7 @@ def module(text: str) -> str:
 
 
 @pytest.mark.usefixtures("here")
-def test_all_that_is_well_is_told_and_nothing_is_made(tmp_path: Path) -> None:
+def test_check_reports_every_passed_item_and_creates_nothing(tmp_path: Path) -> None:
     code, result = check(module(SHOP))
     assert code == 0
     assert list(result) == [
@@ -607,7 +607,7 @@ WRONG = {
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("text", WRONG)
-def test_what_could_not_run_is_told_with_the_rest(text: str) -> None:
+def test_check_reports_a_failed_item_among_the_others(text: str) -> None:
     name, words = WRONG[text]
     code, result = check(module(text))
     assert code == 1
@@ -616,7 +616,7 @@ def test_what_could_not_run_is_told_with_the_rest(text: str) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_settings_that_are_refused_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_reports_refused_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TASKQ_DURABILITY", "often")
     code, result = check()
     assert (code, result["settings"][0]) == (1, False)
@@ -647,7 +647,7 @@ def test_waiting_jobs_are_counted_and_their_arguments_tried() -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_a_directory_that_is_no_log_or_cannot_be_written_is_told(
+def test_check_reports_a_directory_that_is_no_log_or_not_writable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -665,7 +665,7 @@ def test_a_directory_that_is_no_log_or_cannot_be_written_is_told(
 
 
 @pytest.mark.usefixtures("here")
-def test_a_clock_behind_the_logs_last_record_is_told(
+def test_check_reports_a_clock_earlier_than_the_last_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with TaskQ(tmp_path / "data") as app:
@@ -728,7 +728,7 @@ def labels(operation: str, **more: Any) -> Labels:
     return tuple(sorted(seen.items()))
 
 
-async def test_counts_are_those_of_what_happened(app: TaskQ, meters: Meters) -> None:
+async def test_worker_counts_match_the_attempts(app: TaskQ, meters: Meters) -> None:
     ended: list[JobFinished] = []
 
     @app.task(name="work", queue="mail", retry=retry.fixed(2, 0))

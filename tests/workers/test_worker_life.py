@@ -277,7 +277,7 @@ async def test_a_stop_does_not_wait_for_a_log_that_does_not_open(
     assert not worker.started.is_set()
 
 
-async def test_sync_tasks_run_in_so_many_threads_with_their_context(fake: FakeApp) -> None:
+async def test_sync_tasks_run_in_parallel_threads_with_their_context(fake: FakeApp) -> None:
     barrier = threading.Barrier(4)
     seen: dict[int, tuple[str, str]] = {}
 
@@ -645,7 +645,7 @@ async def test_a_worker_that_sleeps_stops_when_its_directory_is_removed(tmp_path
     await app.close()
 
 
-async def test_a_worker_tells_its_queues_tasks_and_slots_until_it_drains(fake: FakeApp) -> None:
+async def test_a_worker_publishes_queues_tasks_and_slots_until_it_drains(fake: FakeApp) -> None:
     @fake.task(name="first")
     async def first() -> None: ...
 

@@ -76,7 +76,7 @@ async def test_the_last_word_lands_is_seen_by_everybody_and_gone_with_the_job(
     assert all(b"all of it" not in path.read_bytes() for path in (path / "log").iterdir())
 
 
-async def test_a_job_that_tells_nothing_has_no_progress_and_costs_no_file(
+async def test_a_job_without_progress_calls_has_none_and_writes_no_file(
     app: TaskQ, tmp_path: Path
 ) -> None:
     @app.task
@@ -92,7 +92,7 @@ async def test_a_job_that_tells_nothing_has_no_progress_and_costs_no_file(
             await app.job(f"{job.id.rpartition('-')[0]}-999").progress()
 
 
-async def test_an_attempt_does_not_show_what_the_one_before_it_told(app: TaskQ) -> None:
+async def test_an_attempt_does_not_show_the_progress_of_the_previous_one(app: TaskQ) -> None:
     second = asyncio.Event()
     go_on = asyncio.Event()
 
@@ -147,7 +147,7 @@ class Runner:
     """The runner of a job, as a board sees it."""
 
 
-def test_a_board_forgets_who_is_gone_and_has_an_end(tmp_path: Path) -> None:
+def test_a_progress_board_drops_ended_jobs_and_is_bounded(tmp_path: Path) -> None:
     board = ProgressBoard(tmp_path, 7)
     lasting = Runner()
     for job in range(JOBS_MAX + 10):

@@ -89,7 +89,7 @@ def test_attempts_are_counted_up_to_their_limit_and_no_further() -> None:
 @pytest.mark.parametrize("count", [RUN_MIN, RUN_MIN + 1, 3 * RUN_MIN])
 @pytest.mark.parametrize("has_others_first", [False, True])
 @pytest.mark.parametrize("of", ["plain jobs", "jobs that expire", "jobs with steps", "a limit"])
-def test_successes_side_by_side_are_those_of_one_after_another(
+def test_settling_together_equals_settling_one_by_one(
     of: str, has_others_first: bool, count: int
 ) -> None:
     together, in_turn = Agenda(), Agenda()

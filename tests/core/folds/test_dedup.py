@@ -193,7 +193,7 @@ def test_the_hash_of_a_key_is_fixed_for_ever() -> None:
     assert key_hash(b"ab", b"c") != key_hash(b"a", b"bc")
 
 
-def test_a_record_that_moves_tells_whether_its_job_holds_the_key() -> None:
+def test_apply_moved_returns_whether_the_job_holds_the_key() -> None:
     held = Dedup()
     for job in (1, 2):
         held.apply_taken(7, job, job, 0, 0)
@@ -310,7 +310,7 @@ def test_a_key_below_zero_or_above_64_bits_is_looked_up_without_an_error() -> No
 
 
 @given(pairs=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=60))
-def test_it_tells_which_pairs_it_has_in_whatever_order_it_is_asked(
+def test_sorted_blocks_find_their_pairs_in_any_order(
     pairs: list[tuple[int, int]],
 ) -> None:
     held = SortedBlocks()

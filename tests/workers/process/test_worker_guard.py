@@ -304,7 +304,7 @@ def test_a_worker_that_is_stopped_while_its_thread_starts_ends_at_once(
     assert not worker.worker.started.is_set()
 
 
-def test_what_is_wrong_is_told_where_the_worker_is_started(tmp_path: Path) -> None:
+def test_errors_of_a_worker_thread_are_raised_at_its_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     other = TaskQ(tmp_path / "file")
     with pytest.raises(LogError), other.worker_thread():

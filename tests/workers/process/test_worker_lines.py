@@ -333,7 +333,7 @@ def test_a_worker_whose_reader_went_away_runs_its_jobs_and_ends_well(queue: Task
         ),
     ],
 )
-def test_a_command_that_cannot_print_still_tells_by_its_exit_code(
+def test_a_command_that_cannot_print_keeps_its_exit_code(
     queue: TaskQ, redirected: str, words: list[str], code: int, printed: str
 ) -> None:
     queue.enqueue_by_name_sync("jobs.here")
@@ -368,7 +368,7 @@ def start_worker(path: Path, *options: object) -> Child:
 
 
 @pytest.mark.parametrize("options", [(), pytest.param(("--processes", 2), marks=pytest.mark.slow)])
-def test_a_worker_tells_that_it_is_ready_and_that_it_stops(
+def test_a_worker_notifies_systemd_of_ready_and_stopping(
     tmp_path: Path,
     manager: socket.socket,
     monkeypatch: pytest.MonkeyPatch,
@@ -385,7 +385,7 @@ def test_a_worker_tells_that_it_is_ready_and_that_it_stops(
         assert worker.wait() == 0
 
 
-def test_a_replacement_is_told_as_reloading_and_ends_with_ready(
+def test_a_reload_notifies_systemd_of_reloading_and_then_ready(
     tmp_path: Path, manager: socket.socket
 ) -> None:
     with start_worker(tmp_path, "--processes", 1) as guard:

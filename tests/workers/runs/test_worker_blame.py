@@ -311,7 +311,7 @@ def deep(depth: int) -> None:
         raise KeyError("bottom")
 
 
-def test_a_place_is_looked_up_once_and_each_is_told_as_its_own(
+def test_a_place_of_failure_is_looked_up_once_and_kept_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look_up = Mock(wraps=traceback.extract_tb)
@@ -377,6 +377,6 @@ def test_a_summary_is_type_and_message() -> None:
     assert encoded.startswith(b"ValueError: xxx")
 
 
-def test_a_refused_call_is_told_from_a_failure_within() -> None:
+def test_a_refused_call_differs_from_a_failure_inside_it() -> None:
     assert not raised_by_call(caught(deep, 1))
     assert raised_by_call(TypeError("never raised"))

@@ -137,7 +137,7 @@ def test_a_script_that_is_its_apps_module_is_not_imported_a_second_time(
 
 
 @pytest.mark.usefixtures("clean_imports")
-def test_a_script_whose_modules_have_imported_it_again_is_told_to_part_with_its_app(
+def test_a_script_that_is_imported_again_gets_advice_to_move_its_app(
     write: Callable[..., None],
 ) -> None:
     write(
@@ -173,7 +173,7 @@ def test_tasks_of_another_app_are_refused_instead_of_waiting_for_ever(
         (("proj.bad",), "taskq: importing 'proj.bad' failed:\n"),
     ],
 )
-def test_a_module_that_cannot_be_included_is_told_as_the_app_itself_would_be(
+def test_a_broken_included_module_is_reported_like_a_broken_app(
     write: Callable[..., None], names: tuple[str, ...], words: str
 ) -> None:
     write(app=_APP, tasks=_TASKS, bad="1 / 0\n")
@@ -259,7 +259,7 @@ asyncio.run(main())
 
 
 @pytest.mark.usefixtures("clean_imports")
-def test_a_script_without_a_main_guard_is_told_so_and_starts_no_workers_in_its_children(
+def test_a_script_without_a_main_guard_gets_advice_and_no_workers_in_children(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
@@ -382,7 +382,7 @@ def test_an_error_within_the_module_shows_its_own_lines_alone(target: str, words
 
 
 @pytest.mark.usefixtures("forget_imports", "shop")
-def test_what_taskq_refuses_is_told_with_the_line_that_asked_for_it() -> None:
+def test_a_usage_error_at_import_is_reported_with_its_line() -> None:
     head, where, *_, last = problem("shop.rate:app").splitlines()
     assert head == "importing 'shop.rate' failed:"
     assert where.endswith('rate.py", line 3, in <module>')

@@ -94,7 +94,7 @@ async def test_a_call_cannot_give_an_injected_parameter(app: TaskQ) -> None:
         store.decode(b'{"row":1,"db":{"url":"","rows":[]}}')
 
 
-async def test_a_plain_call_gives_it_and_one_that_forgets_is_told(app: TaskQ) -> None:
+async def test_a_plain_call_must_pass_injected_parameters(app: TaskQ) -> None:
     @app.task
     async def store(row: int, db: Inject[Database] = injected()) -> None:
         db.rows.append(row)
@@ -154,7 +154,7 @@ async def test_a_missing_resource_stops_the_start_and_names_task_parameter_and_t
     await app.close()
 
 
-async def test_two_resources_of_one_type_are_not_told_apart(app: TaskQ) -> None:
+async def test_two_resources_of_one_type_are_ambiguous(app: TaskQ) -> None:
     @app.lifespan
     async def both() -> AsyncIterator[tuple[Mailer, Mailer]]:
         yield Mailer("a"), Mailer("b")
@@ -186,7 +186,7 @@ async def refuse() -> None:
     raise ConnectionError("nobody listens")
 
 
-async def test_a_lifespan_that_fails_stops_the_start_and_closes_those_before_it(
+async def test_a_failing_lifespan_stops_the_start_and_closes_earlier_ones(
     app: TaskQ,
 ) -> None:
     events: list[str] = []
@@ -226,7 +226,7 @@ async def test_a_lifespan_that_hangs_at_its_end_is_cancelled(
     assert "did not close within 0.01 s" in caplog.text
 
 
-async def test_one_that_ignores_even_that_is_left_behind(
+async def test_a_lifespan_that_ignores_cancellation_is_abandoned(
     app: TaskQ, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = asyncio.Event()

@@ -432,7 +432,7 @@ async def test_a_job_that_waits_in_the_buffer_is_not_begun(app: TaskQ) -> None:
     assert ran == []
 
 
-async def test_whoever_holds_a_delivery_of_bytes_asks_whether_it_is_wanted(tmp_path: Path) -> None:
+async def test_cancel_asked_shows_a_cancel_request_of_a_delivery(tmp_path: Path) -> None:
     async with TaskLog.open(tmp_path / "bytes") as log:
         job_id = await log.put(b"x")
         (delivery,) = await log.claim(1)

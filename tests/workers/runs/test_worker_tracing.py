@@ -316,7 +316,7 @@ async def test_an_enqueue_that_is_refused_is_a_span_that_failed(app: TaskQ, trac
     assert attributes_of(refused)["error.type"] == "taskq.errors.DuplicateKey"
 
 
-async def test_a_duplicate_is_told_and_headers_of_the_caller_go_first(
+async def test_a_span_marks_a_duplicate_and_headers_of_the_caller_win(
     app: TaskQ, traces: Traces
 ) -> None:
     @app.task(name="work", key=lambda: "one")

@@ -358,7 +358,7 @@ def test_a_key_of_the_task_and_overlap_do_not_go_together(tmp_path: Path) -> Non
         schedule.enrolment()
 
 
-async def test_unknown_schedules_are_told_from_known_ones(app: TaskQ) -> None:
+async def test_unknown_schedules_are_separated_from_known_ones(app: TaskQ) -> None:
     for act in (app.schedules.pause, app.schedules.resume, app.schedules.forget):
         with pytest.raises(UsageError, match=r"no schedule 'x' \(it knows none\)"):
             await act("x")

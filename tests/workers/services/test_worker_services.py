@@ -254,7 +254,7 @@ def log(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("log")
-async def test_jobs_that_nobody_knows_are_told_at_the_start_and_again_and_again(
+async def test_jobs_without_a_task_are_reported_at_the_start_and_repeatedly(
     app: TaskQ, heard: Heard
 ) -> None:
     async with app:
@@ -269,7 +269,9 @@ async def test_jobs_that_nobody_knows_are_told_at_the_start_and_again_and_again(
 
 
 @pytest.mark.usefixtures("log")
-async def test_what_another_worker_would_take_is_not_told(app: TaskQ, heard: Heard) -> None:
+async def test_jobs_that_another_worker_would_take_are_not_reported(
+    app: TaskQ, heard: Heard
+) -> None:
     @app.task(name="known", queue="mail")
     async def known() -> None: ...
 
@@ -284,9 +286,7 @@ async def test_what_another_worker_would_take_is_not_told(app: TaskQ, heard: Hea
 
 
 @pytest.mark.usefixtures("log")
-async def test_a_queue_that_nobody_uses_is_told_with_those_that_are_known(
-    app: TaskQ, heard: Heard
-) -> None:
+async def test_an_unused_queue_is_reported_with_the_known_ones(app: TaskQ, heard: Heard) -> None:
     @app.task(name="send", queue="mail")
     async def send() -> None: ...
 
@@ -301,7 +301,7 @@ async def test_a_queue_that_nobody_uses_is_told_with_those_that_are_known(
 
 @pytest.mark.usefixtures("log")
 @pytest.mark.parametrize("runs_in", ["loop", "thread"])
-async def test_parents_that_fill_every_slot_and_wait_for_children_are_told_everywhere(
+async def test_parents_that_fill_all_slots_and_wait_for_children_are_reported(
     app: TaskQ, heard: Heard, monkeypatch: pytest.MonkeyPatch, runs_in: str
 ) -> None:
     monkeypatch.setattr(watches, "STUCK_SECONDS", 0.0)
@@ -389,7 +389,7 @@ async def end_of(app: TaskQ, *names: str) -> list[str]:
     return [job.id for job in jobs]
 
 
-async def test_each_death_is_told_once_with_its_reason_and_a_raising_hook_stops_nothing(
+async def test_on_dead_hooks_run_once_for_each_dead_letter_even_if_one_raises(
     deadly: TaskQ, letters: list[DeadLetter], caplog: pytest.LogCaptureFixture
 ) -> None:
     @deadly.on_dead
@@ -449,7 +449,7 @@ def heard_by(process: Process) -> Calls:
     return calls
 
 
-def test_jobs_of_killed_workers_that_are_taken_back_as_dead_are_told() -> None:
+def test_dead_letters_of_killed_workers_reach_on_dead_hooks() -> None:
     """By the process that takes them back, once the record is as durable as an answer."""
     world = World()
     first, second = world.process(), world.process()
@@ -466,7 +466,7 @@ def test_jobs_of_killed_workers_that_are_taken_back_as_dead_are_told() -> None:
     assert letter.reason.startswith("WorkerLost")
 
 
-def test_a_death_in_a_batch_that_broke_is_told_once_and_of_a_failed_sync_never() -> None:
+def test_on_dead_runs_once_for_a_failed_batch_and_never_for_a_failed_sync() -> None:
     world = World()
     process = world.process()
     for _ in range(2):
@@ -598,7 +598,7 @@ async def test_a_failed_write_a_full_disk_and_a_stopped_process_are_found(
         assert found(app.data_dir)["process"] is False
 
 
-def test_a_directory_that_is_no_log_is_told_and_not_made(tmp_path: Path) -> None:
+def test_a_directory_that_is_no_log_is_reported_and_not_created(tmp_path: Path) -> None:
     code, answer = ask("-d", tmp_path / "nothing")
     assert code == 1
     assert answer["checks"][0]["ok"] is False

@@ -87,7 +87,7 @@ async def test_decide_says_when_a_failed_job_runs_again(
     assert due_seconds(view) == pytest.approx(seconds, abs=0.5)
 
 
-async def test_decide_may_discard_and_the_reason_tells_error_and_why(app: TaskQ) -> None:
+async def test_decide_may_discard_and_the_reason_has_the_error_and_its_words(app: TaskQ) -> None:
     @app.task(retry=retry.fixed(decide=lambda *_: Discard("the account is closed")))
     async def charge() -> None:
         raise ValueError("card declined")
@@ -190,7 +190,7 @@ async def test_a_job_that_succeeds_may_be_as_old_as_it_likes(
             assert await job.result(timeout=20) == 42
 
 
-async def test_on_dead_of_a_task_is_told_of_its_own_jobs_alone(
+async def test_on_dead_of_a_task_gets_only_its_own_jobs(
     app: TaskQ, caplog: pytest.LogCaptureFixture
 ) -> None:
     pairs: list[tuple[str, str]] = []

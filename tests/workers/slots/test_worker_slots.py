@@ -342,7 +342,7 @@ async def test_hooks_hear_of_each_job_and_a_raising_one_stops_nothing(fake: Fake
     assert events[0].seconds >= 0
 
 
-async def test_an_end_that_the_log_did_not_keep_is_told_with_the_reason(
+async def test_an_end_that_the_log_refused_is_logged_with_the_reason(
     fake: FakeApp, caplog: pytest.LogCaptureFixture
 ) -> None:
     @fake.task
@@ -462,7 +462,7 @@ async def test_on_a_real_log_a_late_job_runs_beside_others_that_take_long(
             hold.set()
 
 
-async def test_a_worker_ends_by_itself_after_so_many_attempts(fake: FakeApp) -> None:
+async def test_a_worker_ends_by_itself_after_its_limit_of_attempts(fake: FakeApp) -> None:
     @fake.task
     async def work() -> None: ...
 
