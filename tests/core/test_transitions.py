@@ -52,8 +52,10 @@ def chosen_states(node: ast.AST) -> list[int]:
             return []
     if isinstance(node, ast.Dict):
         return [line for value in node.values for line in chosen_states(value)]
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        return [node.lineno] if node.value.id == "State" and node.attr != "ABSENT" else []
+    if isinstance(node, ast.Attribute):
+        of = node.value  # ``State``, or ``model.State``
+        is_one = getattr(of, "id", getattr(of, "attr", "")) == "State" and node.attr != "ABSENT"
+        return [node.lineno] if is_one else chosen_states(of)
     return [line for child in ast.iter_child_nodes(node) for line in chosen_states(child)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, Final
 
 import pytest
@@ -176,15 +177,20 @@ def test_one_bad_part_refuses_all_of_it(name: str) -> None:
 
 
 def test_a_bad_transaction_harms_no_other_request_of_its_batch(process: Process) -> None:
-    future = process.send(Op.CANCEL, 1)
-    job = process.enqueue()
-    refused = process.send(
-        Op.TRANSACT, requests.Bundle(cancels=(10**9,), items=((PLAIN, b"no", None),))
-    )
+    gone = process.enqueue()
+    cancelled, refused, first, second = (Future[Any]() for _ in range(4))
+    bad = requests.Bundle(cancels=(10**9,), items=((PLAIN, b"no", None),))
+    process.commit([
+        (Op.ENQUEUE, None, first, (PLAIN, b"1", None)),
+        (Op.TRANSACT, None, refused, bad),
+        (Op.CANCEL, None, cancelled, gone),
+        (Op.ENQUEUE, None, second, (PLAIN, b"2", None)),
+    ])  # fmt: skip
     process.sync()
     assert isinstance(refused.exception(0), errors.JobNotFound)
-    assert future.done()
-    assert [delivery.job for delivery in process.claim(9)] == [job]
+    assert cancelled.result(0) is requests.Cancel.WITHDRAWN
+    jobs = [first.result(0), second.result(0)]
+    assert [delivery.job for delivery in process.claim(9)] == jobs
 
 
 # -- every cut -------------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ async def test_an_attempt_that_outlives_its_segment_is_timed(tmp_path: Path) -> 
         for _ in range(4):
             await log.cancel(await log.put(os.urandom(SEGMENT_BYTES_MIN // 2)))
             clock.advance(600)
-        await app.compact(keep=1)
+        assert (await app.compact(keep=1)).segments[0].removed
         await log.ack(delivery)
         part = read(tmp_path).tasks["slow"]
     ((_, times),) = [cell for cell in part.hours.values() if cell[0][1]]
