@@ -61,6 +61,8 @@ def test_the_age_of_a_job_whose_frame_is_damaged_is_not_made_up() -> None:
     second = world.process()
     agenda = second.catch_up().agenda
     assert agenda is not None
+    queues = Gauges(second.journal).queues(agenda, world.clock.wall_ns())
+    assert [queue.oldest_ready_seconds for queue in queues] == [9, 0]
     world.machine.corrupt(world.segments()[0], 70, bytes(60))
     gauges = Gauges(second.journal)
     ages = [queue.oldest_ready_seconds for queue in gauges.queues(agenda, world.clock.wall_ns())]

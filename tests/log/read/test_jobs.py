@@ -403,6 +403,7 @@ def test_a_past_view_of_a_job_equals_the_view_taken_then(seed: int) -> None:
 
 
 def _check_told(history: History, lsns: list[int]) -> None:
+    assert any(history.told[lsn] for lsn in lsns)
     for lsn in lsns:
         journal, now_ns = _standing(history.world, Moment(lsn=lsn))
         for job, view in history.told[lsn].items():

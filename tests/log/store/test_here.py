@@ -662,6 +662,7 @@ def test_no_module_of_the_log_logs_or_warns_but_by_reports() -> None:
     for path in reporting:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not {"logging", "warnings"} & set(names), path
 
 
@@ -697,6 +698,7 @@ def test_a_handler_that_enqueues_never_waits_for_one_that_waits_for_it(
                 thread.start()
             for thread in threads:
                 ended(thread)
+        eventually(lambda: handler.threads)
     finally:
         logging.getLogger("taskq").removeHandler(handler)
         app.close_sync()
