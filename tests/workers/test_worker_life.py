@@ -393,7 +393,7 @@ async def test_a_log_that_is_closed_under_a_worker_stops_it_with_that_error(app:
 async def test_no_more_jobs_of_a_key_run_at_a_time(app: TaskQ) -> None:
     going, enough, full = Counter[str](), asyncio.Event(), asyncio.Event()
 
-    @app.task(name="send", concurrency=2, concurrency_key=lambda account, _number: account)
+    @app.task(name="send", retry=1, concurrency=2, concurrency_key=lambda account, _: account)
     async def send(account: str, _number: int) -> None:
         going[account] += 1
         assert going[account] <= 2

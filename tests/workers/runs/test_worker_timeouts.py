@@ -317,6 +317,7 @@ def wait_for_two_records(caplog: pytest.LogCaptureFixture) -> None:
     pause, until = threading.Event(), monotonic() + SECONDS
     while len(caplog.records) < 2 and monotonic() < until:
         pause.wait(0.005)
+    assert len(caplog.records) >= 2
 
 
 @pytest.mark.parametrize("stubborn", [None, ValueError("no"), Snooze(60)])
