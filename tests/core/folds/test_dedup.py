@@ -209,9 +209,10 @@ LARGEST = 2**64 - 1
 KEYS = st.integers(0, 12) | st.integers(0, LARGEST)
 ADD = st.tuples(st.just("add"), KEYS, st.integers(0, LARGEST))
 REMOVE = st.tuples(st.just("remove"), st.just(0), st.integers(0, 12))
+REMOVE_PAIR = st.tuples(st.just("remove pair"), st.integers(0, 12), st.integers(0, 12))
 SWEEP = st.tuples(st.just("sweep"), st.integers(1, 3), st.integers(1, 5))
 POP = st.tuples(st.just("pop"), KEYS, st.integers(0, 9))
-STEPS = st.lists(ADD | ADD | ADD | POP | REMOVE | SWEEP, max_size=120)
+STEPS = st.lists(ADD | ADD | ADD | POP | REMOVE | REMOVE_PAIR | SWEEP, max_size=120)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -251,6 +252,11 @@ class Checked:
             assert held.remove(number) == (at is not None)
             if at is not None:
                 del pairs[at]
+        elif name == "remove pair":
+            pair = pairs[number % len(pairs)] if pairs and key else (key, number)
+            assert held.remove_pair(*pair) == (pair in pairs)
+            if pair in pairs:
+                pairs.remove(pair)
         else:
             self.sweep_all(lambda value: value % (number + 1) != 0)
 
