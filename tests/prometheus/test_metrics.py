@@ -46,11 +46,13 @@ def scraped(address: str) -> Mapping[Key, float]:
 
 
 def test_counters_match_the_log_over_three_processes_with_one_killed(tmp_path: Path) -> None:
-    job = enqueue(tmp_path, "jobs.long_job")
+    ends = tmp_path / "ends"
+    job = enqueue(tmp_path, "jobs.waits_for", str(ends))
     with start_worker(tmp_path) as killed:
-        killed.expect("attempt 1")
+        killed.expect("waiting")
         running = samples(text_of(str(tmp_path)))
         killed.kill()
+    ends.touch()
     app = TaskQ(tmp_path, durability="os")
     app.enqueue_many_sync([app.call_by_name("jobs.quick", 1)] * 40)
     with start_worker(tmp_path) as first, start_worker(tmp_path) as other:
