@@ -102,7 +102,8 @@ class File:
         self.dirty.clear()
         self.sizes.clear()
         self.holder = None
-        self.modified_ns = self._kept_modified_ns
+        # With the first of its data on disk an inode has its times, too.
+        self.modified_ns = self._kept_modified_ns or self.modified_ns
 
     def forget_dirty(self, chance: random.Random) -> None:
         for number in self.dirty:
