@@ -475,13 +475,13 @@ async def test_more_than_a_part_holds_comes_in_several_at_once(place: Fleet) -> 
 
 
 async def test_only_the_latest_session_gets_jobs(place: Fleet) -> None:
-    known: list[dict[tuple[str, UUID], int]] = []
+    snapshots: list[dict[tuple[str, UUID], int]] = []
     sessions = place.server._copies._sessions
     for _ in range(2):
         await place.put()
         await place.take()
-        known.append(dict(sessions))
-    ((key, older),), ((same, latest),) = (one.items() for one in known)
+        snapshots.append(dict(sessions))
+    ((key, older),), ((same, latest),) = (one.items() for one in snapshots)
     assert key == same
     for session, expected in ((older, (409, "superseded")), (latest, (200, None))):
         values = {

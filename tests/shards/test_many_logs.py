@@ -60,6 +60,7 @@ async def test_jobs_of_all_logs_run_and_each_ends_in_its_own(tmp_path: Path) -> 
     begun: dict[str, list[tuple[str, int]]] = {"a": [], "b": []}
     now: Counter[str] = Counter()
     most: Counter[str] = Counter()
+    both = {log: asyncio.Event() for log in "ab"}
 
     @app.task
     async def note(log: str) -> None:
@@ -70,6 +71,10 @@ async def test_jobs_of_all_logs_run_and_each_ends_in_its_own(tmp_path: Path) -> 
     async def limited(log: str) -> None:
         now[log] += 1
         most[log] = max(most[log], now[log])
+        if now[log] == 2:
+            both[log].set()
+        async with within():
+            await both[log].wait()
         await asyncio.sleep(0)
         now[log] -= 1
 
