@@ -37,7 +37,7 @@ STOP_SIGNALS: Final = tuple(filter(None, (signal.SIGTERM, signal.SIGINT, _number
 TERMINATED: Final = 1 if _IS_WINDOWS else -signal.SIGTERM
 
 
-#: Turns of threads beside one that computes. Python's own are 5 ms.
+#: Length of a thread's turn beside a computing thread. Python's own is 5 ms.
 TURN_SECONDS: Final = 0.0005
 #: Processor seconds of other threads, by the second, from which turns are short.
 _BUSY_SHARE: Final = 0.3
@@ -45,10 +45,10 @@ _clock_of: Final = getattr(time, "pthread_getcpuclockid", None)
 
 
 class Turns:
-    """Short turns of threads while a thread of the program computes beside a worker's loop.
+    """Shorten threads' turns while another thread of the program computes beside a worker's loop.
 
-    Loop and storage thread hand each batch over to one another, and beside such a thread each of
-    them waits a whole turn for the GIL. Short turns all the time would cost a tenth of the
+    Loop and storage thread hand each batch over to one another, and beside a computing thread each
+    of them waits a whole turn for the GIL. Without one, short turns would cost a tenth of the
     throughput.
     """
 
@@ -80,7 +80,7 @@ class Turns:
 def _spent_by_storage() -> float:
     if _clock_of is None:
         return 0.0
-    # A thread that is listed here waits for the GIL before it can end.
+    # A listed thread needs the GIL to end, so its clock is there.
     threads = [thread for thread in threading.enumerate() if thread.name == "taskq-storage"]
     return sum(time.clock_gettime(_clock_of(thread.ident)) for thread in threads)
 

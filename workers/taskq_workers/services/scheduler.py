@@ -35,7 +35,7 @@ class Scheduler:
         self._outdated: set[str] = set()
         #: schedules that cannot tick, which was logged
         self._failing: set[str] = set()
-        #: those that were added at run time, by name, with the state that each was made of
+        #: schedules added at run time, by name, each with the state it was made of
         self._added: dict[str, tuple[tuple[bytes, bytes], hooks.Schedule | None]] = {}
         #: by schedule: up to where it was done with, and when its next tick is due
         self._next: dict[str, tuple[int, int]] = {}
