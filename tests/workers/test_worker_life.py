@@ -481,11 +481,11 @@ def test_turns_of_threads_are_short_only_while_others_compute(
         getswitchinterval=lambda: interval[0],
         setswitchinterval=lambda seconds: interval.insert(0, seconds),
     )
-    storage = SimpleNamespace(name="taskq-storage", ident=1)
+    storage = SimpleNamespace(name="taskq-storage", native_id=1)
     monkeypatch.setattr(system, "time", fake_time)
     monkeypatch.setattr(system, "sys", fake_sys)
     monkeypatch.setattr(threading, "enumerate", lambda: [storage])
-    monkeypatch.setattr(system, "_clock_of", lambda ident: ident)
+    monkeypatch.setattr(system, "IS_LINUX", True)
     turns = system.Turns()
     expected = []
     for seconds, others, then in [
@@ -508,6 +508,19 @@ def test_turns_of_threads_are_short_only_while_others_compute(
     turns.look()
     turns.rest()
     assert interval[0] == 0.0002
+
+
+@pytest.mark.skipif(not system.IS_LINUX, reason="the clock's id is Linux's own")
+def test_the_clock_of_a_thread_that_has_ended_raises() -> None:
+    thread = threading.Thread(target=lambda: None)
+    thread.start()
+    thread.join()
+    own = threading.get_native_id()
+    assert system._clock_of(own) == time.pthread_getcpuclockid(threading.get_ident())
+    while Path(f"/proc/self/task/{thread.native_id}").exists():
+        os.sched_yield()
+    with pytest.raises(OSError, match="Invalid argument"):
+        time.clock_gettime(system._clock_of(thread.native_id or 0))
 
 
 def end_loop(but: str = "") -> list[asyncio.Task[object]]:

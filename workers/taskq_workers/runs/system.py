@@ -41,7 +41,6 @@ TERMINATED: Final = 1 if _IS_WINDOWS else -signal.SIGTERM
 TURN_SECONDS: Final = 0.0005
 #: Processor seconds of other threads, by the second, from which turns are short.
 _BUSY_SHARE: Final = 0.3
-_clock_of: Final = getattr(time, "pthread_getcpuclockid", None)
 
 
 class Turns:
@@ -62,7 +61,7 @@ class Turns:
         spent = time.process_time() - time.thread_time() - _spent_by_storage()
         seconds, self._looked = now - self._looked, now
         others, self._spent = spent - self._spent, spent
-        if _clock_of is None or seconds > 1:
+        if not IS_LINUX or seconds > 1:
             return
         if others < _BUSY_SHARE * seconds:
             self.rest()
@@ -78,11 +77,22 @@ class Turns:
 
 
 def _spent_by_storage() -> float:
-    if _clock_of is None:
+    if not IS_LINUX:
         return 0.0
-    # A listed thread needs the GIL to end, so its clock is there.
-    threads = [thread for thread in threading.enumerate() if thread.name == "taskq-storage"]
-    return sum(time.clock_gettime(_clock_of(thread.ident)) for thread in threads)
+    spent = 0.0
+    for thread in threading.enumerate():
+        if thread.name == "taskq-storage" and thread.native_id:
+            with contextlib.suppress(OSError):
+                spent += time.clock_gettime(_clock_of(thread.native_id))
+    return spent
+
+
+def _clock_of(native_id: int) -> int:
+    """Return Linux's id of a thread's CPU clock, which fails once the thread has ended.
+
+    ``time.pthread_getcpuclockid`` may crash then.
+    """
+    return ~native_id << 3 | 6
 
 
 def at_fork(**actions: Callable[[], object]) -> None:
