@@ -36,6 +36,8 @@ RINGS: Final = {
     "native": "CASES=1000000 .ci/native",
     "pythons": ".ci/pythons",
 }
+#: Last lines of pytest; what tests print may have such words, too.
+_SUMMARY: Final = re.compile(r"^=* ?\d+ [a-z]+\b.* in \d[\d.]*s\b", re.MULTILINE)
 _ROW: Final = re.compile(r"^\| (\S+) \| (\d\S+) \| (.*) \|$", re.MULTILINE)
 
 
@@ -61,7 +63,8 @@ def run(name: str) -> bool:
         ("bash", "-c", RINGS[name]), cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
     )
     sys.stdout.write(ended.stdout)
-    counts = re.findall(r"\d+ (?:passed|failed|skipped|errors?)\b", ended.stdout)
+    summaries = "\n".join(_SUMMARY.findall(ended.stdout))
+    counts = re.findall(r"\d+ (?:passed|failed|skipped|errors?)\b", summaries)
     result = ", ".join(["red" if ended.returncode else "green", *counts])
     minutes = (time.monotonic() - begin) / 60
     rows = last_runs()
