@@ -205,7 +205,7 @@ def open_here(path: Path, durability: Durability = Durability.OS, **options: flo
 
 def put(store: Store, body: bytes, priority: int = 5) -> int:
     """Enqueue a new job and wait until it is acknowledged."""
-    lsn = store.thread_port.enqueue(EnqueueSpec(priority=priority), body).result(STEP_SECONDS)
+    lsn = store.thread_port.enqueue(EnqueueSpec(priority=priority), body).result()
     assert isinstance(lsn, int)
     return lsn
 

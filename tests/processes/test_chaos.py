@@ -168,10 +168,10 @@ def check_that_it_serves(path: Path) -> None:
     store = open_here(path)
     port = store.thread_port
     fresh = put(store, b"fresh", priority=9)
-    taken = port.claim(ClaimRequest(2, wait_until_ns=0)).result(10)
+    taken = port.claim(ClaimRequest(2, wait_until_ns=0)).result()
     assert taken[0].job == fresh
     ends = [Settlement(Kind.SUCCEEDED, delivery) for delivery in taken]
-    assert port.settle(ends).result(10) == [None] * len(taken)
+    assert port.settle(ends).result() == [None] * len(taken)
     store.close()
 
 
@@ -223,7 +223,7 @@ def test_kills_in_the_midst_of_upkeep_lose_nothing_and_bring_nothing_back(
         durability=Durability.OS, segment_bytes=SEGMENT_BYTES_MIN, keep_bytes=8 * SEGMENT_BYTES_MIN
     )
     store = open_store(str(tmp_path), config)
-    store.thread_port.compact(None, dry_run=False).result(60)
+    store.thread_port.compact(None, dry_run=False).result()
     store.close()
     check_folds(chaos)
     check_end(tmp_path)

@@ -175,7 +175,7 @@ def test_a_claim_served_to_a_loop_that_has_ended_is_given_back(tmp_path: Path) -
 
     asyncio.run(leave_a_claim_behind())
     job = put(store, b"x")
-    [delivery] = store.thread_port.claim(ClaimRequest(1)).result(10)
+    [delivery] = store.thread_port.claim(ClaimRequest(1)).result()
     assert (delivery.job, delivery.attempt) == (job, 1)
     store.close()
 
@@ -196,7 +196,7 @@ def test_an_answer_on_its_way_to_a_loop_that_ends_is_no_lost_job(tmp_path: Path)
     # The loop stands still, but is not closed: the answer is sent, and never looked at.
     job = put(store, b"x")
     loop.close()
-    [delivery] = store.thread_port.claim(ClaimRequest(1)).result(10)
+    [delivery] = store.thread_port.claim(ClaimRequest(1)).result()
     assert (delivery.job, delivery.attempt) == (job, 1)
     store.close()
 
@@ -225,7 +225,7 @@ def test_a_storage_thread_that_fails_leaves_nobody_waiting(
     store = open_here(tmp_path)
     port = store.thread_port
     waiting = port.claim(ClaimRequest(1))
-    port.stats().result(10)
+    port.stats().result()
     peers = store._open.peers
     assert peers is not None
 
@@ -235,13 +235,13 @@ def test_a_storage_thread_that_fails_leaves_nobody_waiting(
 
     monkeypatch.setattr(peers, "announce", fail)
     put(store, b"x")
-    [delivery] = waiting.result(10)
+    [delivery] = waiting.result()
     later = port.claim(ClaimRequest(1))
-    assert isinstance(later.exception(10), LogClosed)
+    assert isinstance(later.exception(), LogClosed)
     with pytest.raises(LogClosed):
         port.enqueue(SPEC, b"y")
     store.close()
     again = open_here(tmp_path)
-    [same] = again.thread_port.claim(ClaimRequest(1)).result(10)
+    [same] = again.thread_port.claim(ClaimRequest(1)).result()
     assert same.job == delivery.job
     again.close()

@@ -182,12 +182,12 @@ def rounds_of_outcomes(path: Path, store: Store, child: Child, owner: int) -> It
     port = store.thread_port
     for _ in range(ROUNDS):
         job = put(store, b"x")
-        [delivery] = port.claim(ClaimRequest(1)).result(10)
+        [delivery] = port.claim(ClaimRequest(1)).result()
         child.say(f"outcome {job}")
         child.expect("waiting")
         eventually(lambda: sleeps_for(path, owner, INTEREST_OUTCOME))
         result = str(time.monotonic_ns()).encode()
-        port.settle([Settlement(Kind.SUCCEEDED, delivery, result)]).result(10)
+        port.settle([Settlement(Kind.SUCCEEDED, delivery, result)]).result()
         state, ago, _ = child.expect("outcome").split()
         assert state == "SUCCEEDED"
         yield int(ago) / 1e9
@@ -228,8 +228,8 @@ def test_a_lone_process_wakes_the_first_one_that_joins(tmp_path: Path) -> None:
     for _ in range(3):
         put(store, b"x")
     eventually(lambda: writer.is_alone)
-    for delivery in store.thread_port.claim(ClaimRequest(3)).result(10):
-        store.thread_port.settle([Settlement(Kind.SUCCEEDED, delivery, b"")]).result(10)
+    for delivery in store.thread_port.claim(ClaimRequest(3)).result():
+        store.thread_port.settle([Settlement(Kind.SUCCEEDED, delivery, b"")]).result()
     with Child("actors.py", "answer", tmp_path) as claimer:
         owner = int(claimer.expect("open"))
         claimer.say("claim")
@@ -247,8 +247,8 @@ def test_the_outcome_of_an_already_settled_job_returns_at_once(tmp_path: Path) -
     store = open_here(tmp_path)
     port = store.thread_port
     job = put(store, b"x")
-    [delivery] = port.claim(ClaimRequest(1)).result(10)
-    port.settle([Settlement(Kind.SUCCEEDED, delivery, b"done")]).result(10)
+    [delivery] = port.claim(ClaimRequest(1)).result()
+    port.settle([Settlement(Kind.SUCCEEDED, delivery, b"done")]).result()
     with Child("actors.py", "answer", tmp_path) as waiter:
         waiter.say(f"outcome {job}")
         assert waiter.expect("outcome").endswith(" done")
@@ -268,7 +268,7 @@ def test_a_due_job_wakes_a_waiting_claim_without_help(tmp_path: Path) -> None:
             claimer.say("claim")
             claimer.expect("waiting")
             due = str(time.monotonic_ns() + delay_ns).encode()
-            store.thread_port.enqueue(EnqueueSpec(), due, Extras(due_ns=delay_ns)).result(10)
+            store.thread_port.enqueue(EnqueueSpec(), due, Extras(due_ns=delay_ns)).result()
             waits.append(int(claimer.expect("claimed").split()[2]) / 1e9)
     print(f"{median(waits) * 1e3:.1f} ms after it was due")  # noqa: T201 - a figure
     assert min(waits) >= 0
@@ -287,7 +287,7 @@ def test_every_waiting_process_gets_its_share(tmp_path: Path) -> None:
             claimer.expect("waiting")
             eventually(lambda: sleeps_for(tmp_path, owner, INTEREST_READY))  # noqa: B023
         now = str(time.monotonic_ns()).encode()
-        store.thread_port.enqueue_many([(EnqueueSpec(), now, None)] * 6).result(10)
+        store.thread_port.enqueue_many([(EnqueueSpec(), now, None)] * 6).result()
         seen = [claimer.expect("claimed").split() for claimer in claimers]
         assert sorted(int(line[0]) for line in seen) == [1, 2, 3, 4, 5, 6]
         assert max(int(line[2]) for line in seen) < at_most(1) * SECOND_NS
@@ -299,9 +299,9 @@ def test_waiting_costs_no_cpu(tmp_path: Path, beside: str) -> None:
     """Nothing is polled: under 1 % of a core over two seconds."""
     store = open_here(tmp_path)
     put(store, b"x")
-    [delivery] = store.thread_port.claim(ClaimRequest(1)).result(10)
+    [delivery] = store.thread_port.claim(ClaimRequest(1)).result()
     if beside == "nothing":
-        store.thread_port.settle([Settlement(Kind.SUCCEEDED, delivery)]).result(10)
+        store.thread_port.settle([Settlement(Kind.SUCCEEDED, delivery)]).result()
     words: tuple[object, ...] = ("idle", tmp_path, 2, delivery.job if beside == "an outcome" else 0)
     if beside == "a stream":
         words = ("follow_log", tmp_path, "-", "os", 2)
@@ -328,7 +328,7 @@ def test_what_nobody_syncs_is_synced_for_the_stream(tmp_path: Path) -> None:
         owner = int(follower.expect("open"))
         assert told(follower)[1] == "enqueued"
         eventually(lambda: sleeps_for(tmp_path, owner, INTEREST_GROWTH))
-        [delivery] = store.thread_port.claim(ClaimRequest(1)).result(10)
+        [delivery] = store.thread_port.claim(ClaimRequest(1)).result()
         assert delivery.job == 1
         assert [told(follower)[1] for _ in range(2)] == ["owner", "claimed"]
     store.close()
@@ -362,7 +362,7 @@ def test_a_reader_that_is_killed_loses_nothing_and_repeats_little(tmp_path: Path
     for _ in range(some(3, 5)):
         with Child("actors.py", "follow_log", tmp_path, "billing", "os") as reader:
             for _ in range(2):
-                store.thread_port.enqueue_many(items).result(20)
+                store.thread_port.enqueue_many(items).result()
                 jobs += BATCH
             before = len(seen)
             seen += [told(reader)[0] for _ in range(chance.randrange(1, 2 * BATCH))]
@@ -399,16 +399,16 @@ def test_an_unreadable_outcome_raises_an_error(
     store = open_here(tmp_path)
     port = store.thread_port
     job = put(store, b"first")
-    [delivery] = port.claim(ClaimRequest(1)).result(10)
+    [delivery] = port.claim(ClaimRequest(1)).result()
     outcome: Pending[Outcome] = port.outcome(job)
-    assert port.view(job).result(10)
+    assert port.view(job).result()
     pause = Pause(store)
     settled = port.settle([Settlement(Kind.SUCCEEDED, delivery, b"result")])
     second = port.enqueue(EnqueueSpec(), b"second")
     pause.end()
-    assert settled.result(10) == [None]
-    assert isinstance(outcome.exception(10), TaskqError)
-    jobs = [job, second.result(10)]
+    assert settled.result() == [None]
+    assert isinstance(outcome.exception(), TaskqError)
+    jobs = [job, second.result()]
     assert jobs_in(tmp_path) == jobs
     store.close()
 
@@ -420,9 +420,9 @@ def test_outcomes_that_cannot_be_looked_for_are_looked_for_again(
     store = open_here(tmp_path)
     port = store.thread_port
     job = put(store, b"first")
-    [delivery] = port.claim(ClaimRequest(1)).result(10)
+    [delivery] = port.claim(ClaimRequest(1)).result()
     settlement = Settlement(Kind.SUCCEEDED, delivery, b"result")
-    assert port.settle([settlement]).result(10) == [None]
+    assert port.settle([settlement]).result() == [None]
     add = watchers.Outcomes.add
     with monkeypatch.context() as patch:
 
@@ -435,10 +435,10 @@ def test_outcomes_that_cannot_be_looked_for_are_looked_for_again(
         outcome: Pending[Outcome] = port.outcome(job)
         second = port.enqueue(EnqueueSpec(), b"second")
         pause.end()
-        jobs = [job, second.result(10)]
+        jobs = [job, second.result()]
         assert jobs_in(tmp_path) == jobs
     put(store, b"third")
-    assert outcome.result(10).body == b"result"
+    assert outcome.result().body == b"result"
     store.close()
 
 
@@ -483,7 +483,7 @@ def test_racing_processes_make_one_job_per_key(tmp_path: Path, durability: Durab
     store = open_here(tmp_path, durability)
     for key, item in jobs.items():
         future = store.thread_port.enqueue(EnqueueSpec(), b"x", Extras(key=key.encode()))
-        assert future.result(10) == Duplicate(min(item))
+        assert future.result() == Duplicate(min(item))
     store.close()
     again, new_again = race(tmp_path, durability)
     assert again == jobs

@@ -101,7 +101,7 @@ def test_exclusive_keeps_others_out_at_once_and_names_the_holder(tmp_path: Path)
         holder.say("close")
         holder.expect("closed")
         store = open_here(tmp_path)
-        assert store.thread_port.enqueue(SPEC, b"y").result(10) == 2
+        assert store.thread_port.enqueue(SPEC, b"y").result() == 2
         store.close()
 
 

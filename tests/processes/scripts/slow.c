@@ -1,4 +1,8 @@
-/* Loaded before the C library: calls of one kind take longer, once slow_down was called. */
+/* Loaded before the C library: calls of one kind take longer, once slow_down was called.
+ *
+ * A call that the event loop waits for is counted: its own, one that keeps the GIL, and one within
+ * which the loop does not beat.
+ */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <string.h>
@@ -6,21 +10,36 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static volatile int microseconds, calls;
+#define STEP 1000
+#define STEPS_MAX 20000
+
+extern int PyGILState_Check(void);
+
+volatile int beats;
+static volatile int microseconds, calls, waits;
 static char slow[16];
 
 void slow_down(const char *name, int delay) {
     strncpy(slow, name, sizeof slow - 1);
     microseconds = delay;
-    calls = 0;
+    calls = waits = 0;
 }
 
 int slow_calls(void) { return calls; }
 
+int loop_waits(void) { return waits; }
+
 static void wait_in(const char *name) {
     if (!microseconds || strcmp(name, slow)) return;
     __sync_fetch_and_add(&calls, 1);
+    int before = beats, stands = gettid() == getpid() || PyGILState_Check();
     usleep(microseconds);
+    /* Two beats: one may be under way as the call begins. */
+    for (int step = 0; !stands && beats - before < 2; step++) {
+        stands = step > STEPS_MAX;
+        usleep(STEP);
+    }
+    if (stands) __sync_fetch_and_add(&waits, 1);
 }
 
 ssize_t pwrite(int file, const void *data, size_t size, off_t offset) {
