@@ -13,7 +13,7 @@ import contextlib
 import json
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 from uuid import UUID
@@ -696,8 +696,14 @@ class OutboxSimulation(Simulation):
         spec = EnqueueSpec(
             self.random.choice(("default", "firmware")), self.random.choice(_TASKS), attempts=3
         )
-        extras = Extras(due_ns=due_ns, expires_ns=expires_ns)
-        self._on_hub(lambda: self._outbox().offer(body, extras, spec))
+
+        def act() -> None:
+            keeper, begins = self._outbox(), outbox.begins(HUB, DEVICE, self._hub_disk)
+            headers = {outbox.FROM: begins}
+            extras = Extras(due_ns=due_ns, expires_ns=expires_ns, headers=headers)
+            keeper.offer(body, extras, spec)
+
+        self._on_hub(act)
 
     def _cancel_one(self) -> None:
         def act() -> None:
@@ -713,8 +719,8 @@ class OutboxSimulation(Simulation):
     def _settle(self) -> None:
         def act() -> None:
             keeper = self._outbox()
-            jobs, since_ns = keeper.ask(Op.LOOK, (outbox.waiting_in, Trait.AGENDA))
-            reader = self._reading(since_ns)
+            jobs, headers = keeper.ask(Op.LOOK, (outbox.waiting_in, Trait.AGENDA))
+            reader = self._reading(headers)
             tag = keeper.journal.tag
             over = [job for job in jobs if reader.is_settled(tag, job)]
             self._words.update({tag.id(job): reader.find(tag, job) for job in over})
@@ -722,12 +728,12 @@ class OutboxSimulation(Simulation):
 
         self._on_hub(act)
 
-    def _reading(self, since_ns: int = 0) -> outbox.DeviceReader:
+    def _reading(self, headers: Mapping[str, str]) -> outbox.DeviceReader:
         if self.log_id is not None:
             with self._hub()._held(DEVICE, self.log_id):
                 """What a crash left is cut off."""
         reader = outbox.DeviceReader(HUB, DEVICE, self._hub_disk)
-        reader.read(since_ns)
+        reader.read(headers)
         return reader
 
     def _pass_time(self) -> None:
@@ -771,7 +777,7 @@ class OutboxSimulation(Simulation):
         return given
 
     def _end(self, tag: Tag, job: int, name: str) -> JobView | None:
-        there = self._reading().find(tag, job, name)
+        there = self._reading({}).find(tag, job, name)
         if there is None or not there.is_over:
             return None
         its = job_view(self._reader(there.path), there.number, self.out.clock.wall_ns())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -333,7 +334,7 @@ async def test_a_job_that_cannot_be_cancelled_stops_no_other(
     assert ("edge-7", "7.3") in place.ran
 
 
-@pytest.mark.parametrize("name", ["hub-job", "hub-refused", "hub-ended"])
+@pytest.mark.parametrize("name", ["hub-job", "hub-refused", "hub-ended", "hub-from"])
 async def test_a_call_with_a_header_of_the_hub_is_refused(place: Fleet, name: str) -> None:
     with pytest.raises(UsageError, match=f"the header '{name}' is the hub's"):
         await place.put(headers={name: "succeeded"})
@@ -492,6 +493,43 @@ async def test_only_the_latest_session_gets_jobs(place: Fleet) -> None:
         assert (answer.status_code, answer.json().get("type")) == expected
 
 
+async def _fill_a_segment(place: Fleet) -> None:
+    async with TaskLog.open(place.log, segment_bytes=65_536) as log:
+        for _ in range(30):
+            await log.put(bytes(4_000), queue="other")
+
+
+async def test_ends_are_found_in_any_order_and_whatever_the_times_of_files_say(
+    place: Fleet,
+) -> None:
+    jobs = []
+    for version in ("1", "2"):
+        jobs.append(await place.put(version))
+        await place.round()
+        await _fill_a_segment(place)
+    await place.take()
+    first, *_ = sorted((place.copy / "log").iterdir())
+    os.utime(first, (1e9, 1e9))
+    async with Hub(place.hub) as hub:
+        for job in reversed(jobs):
+            result = await hub.job(job.id).result(timeout=1)
+            assert result == f"edge-7 has {1 + jobs.index(job)}"
+
+
+async def test_a_job_of_the_devices_own_with_the_headers_of_one_is_not_taken_for_it(
+    place: Fleet,
+) -> None:
+    job = await place.put(attempts=1)
+    await place.take()
+    (view,) = _jobs(place.log)
+    async with TaskLog.open(place.log) as log:
+        await log.cancel(await log.put(b"", queue="other", headers=view.headers))
+    await place.take()
+    assert await job.status() is State.READY
+    await place.round()
+    assert await job.result(timeout=1) == "edge-7 has 7.2"
+
+
 async def test_why_names_where_a_job_of_the_outbox_is(place: Fleet) -> None:
     job = await place.put()
     assert "edge-7 has not taken it yet; edge-7 was never heard of" in str(await job.why())
@@ -625,12 +663,12 @@ def test_a_job_is_known_by_what_compaction_wrote_again_of_it_and_by_a_copy_set_b
     assert reading.taken["12345678"] == 5
     fill_segment(process)
     world.clock.advance(1)
-    late = CopyReader(disk, world.path, log_id, world.clock.wall_ns())
+    late = CopyReader(disk, world.path, log_id, int(world.segments()[-1][-24:-4]))
     process.ask(Op.CANCEL, job)
     reading.read()
     assert reading.jobs == {"12345678-5": There(world.path, job, True, "")}
     late.read()
-    assert not late.taken  # that stands in a segment which has not grown since
+    assert not late.taken  # that stands in an earlier segment
     process.kill()
     set_back(world.machine, early, in_place=False)
     reading.read()

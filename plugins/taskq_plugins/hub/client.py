@@ -249,7 +249,8 @@ class Outbox(TaskQ):
         """Enqueue a call for the device."""
         if call.extras is not None and call.extras.key is not None and self.is_there:
             await self.settle()  # its key may be free
-        job = await self.enqueue(call)
+        begins = await off_loop(outbox.begins, self.hub, self.device)
+        job = await self.enqueue(call.options(headers={outbox.FROM: begins}))
         await off_loop(outbox.ring, self.hub)
         return SentJob(self, job._task, job._tag, job.lsn, job.duplicate)
 
@@ -270,7 +271,8 @@ class Outbox(TaskQ):
         port = await self.connection.port()
         for job in jobs:
             record = await port.look(partial(LogView.brought, job=job))
-            item = outbox.item_of(self.connection.tag.id(job), record)
+            begins = await off_loop(outbox.begins, other.hub, other.device)
+            item = outbox.item_of(self.connection.tag.id(job), record, begins)
             await other.connection.send_many([item])  # once: its key is its id
             await off_loop(outbox.note_moved, self.path, other.device)
             await port.cancel(job)
@@ -283,7 +285,7 @@ class Outbox(TaskQ):
 
     def find_there(self, view: JobView) -> tuple[outbox.There, JobView] | None:
         """Return a job as its device's log has it, from the hub's copy; None: it is not there."""
-        self._reader.read(view.enqueued_ns)
+        self._reader.read(view.headers)
         there = self._reader.find(self._tag, view.lsn, view.headers.get(JOB, ""))
         its = there and self._reader.view(there)
         return (there, its) if there and its else None

@@ -84,7 +84,7 @@ class CopyFiles:
         folder = f"{self.path}/old/1" if self.breaks else self.path
         lines = whole_lines(self.disk, f"{folder}/{SEALS}")[0]
         sealed = [line["segment"] for line in lines[:1]]
-        return min(sealed + _segments(self.disk, folder)[:1], default=0)
+        return min(sealed + segments(self.disk, folder)[:1], default=0)
 
     @property
     def next_lsn(self) -> int:
@@ -439,7 +439,7 @@ class Gaps:
         disk, path, at = self._disk, self._path, self.all[-1].at
         old = f"{path}/old/{len(self.all)}"
         # An earlier try may have come some of the way.
-        lsns = [lsn for lsn in _segments(disk, path) if lsn < at.segment]
+        lsns = [lsn for lsn in segments(disk, path) if lsn < at.segment]
         names = [f"{LOG}/{engine.segment_name(lsn)}" for lsn in lsns]
         if names:
             disk.make_directory(f"{old}/{LOG}")
@@ -455,7 +455,7 @@ class Gaps:
         self._notes.add(step="done", n=len(self.all))
 
 
-def _segments(disk: engine.Disk, path: str) -> list[int]:
+def segments(disk: engine.Disk, path: str) -> list[int]:
     names = disk.names(f"{path}/{LOG}")
     return sorted(lsn for name in names if (lsn := engine.segment_lsn(name)) is not None)
 
@@ -888,6 +888,8 @@ class Copies:
             if copy is not None:
                 copy.close()
             copy = None  # the next request reads the files again
+            with contextlib.suppress(OSError, LogError):
+                self._opened(device, log_id)  # cuts off half a frame
             raise
         finally:
             if copy is not None:

@@ -14,8 +14,9 @@ import fnmatch
 import logging
 import os
 import random
+import re
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -48,7 +49,7 @@ from taskq.errors import JobNotFound, LogDamaged, TaskqError
 from taskq.hooks import Connection, off_loop
 from taskq.values import SECOND_NS
 from taskq.views import LIVE_STATES, JobView
-from taskq_plugins.hub.copies import IDENTITY, in_order, kept, lineage
+from taskq_plugins.hub.copies import IDENTITY, in_order, kept, lineage, segments
 from taskq_plugins.hub.models import (
     BYTES_MAX,
     JOB,
@@ -72,8 +73,11 @@ REFUSED: Final = "hub-refused"
 #: Header, and queue, of the entry for a job that ended in a log that its device left: the state,
 #: and why. Its payload is the result.
 ENDED: Final = "hub-ended"
-#: Headers with the end of a job; a call may have none of them.
-OWN_HEADERS: Final = frozenset({JOB, REFUSED, ENDED})
+#: Header of a job in its outbox: the last segment of each copy when the job was enqueued. Earlier
+#: segments have nothing of the job. File times do not show this: clocks are set back.
+FROM: Final = "hub-from"
+#: A call may have none of them, and a job takes no other of them down.
+OWN_HEADERS: Final = frozenset({JOB, REFUSED, ENDED, FROM})
 #: Begins the name of a source of a device, before the id of an outbox's log.
 SOURCE: Final = "hub-jobs "
 #: Jobs that ended are kept: a device that was away must hear of a cancellation.
@@ -89,8 +93,7 @@ _ENDED_MAX: Final = 500
 _LSN_MAX: Final = 2**63
 #: How long the end of a job goes down to a device that was set back to before it took the job.
 _ENDED_NS: Final = 7 * 86_400 * SECOND_NS
-#: The clock of the hub may have been set while jobs waited.
-_CLOCK_NS: Final = 86_400 * SECOND_NS
+_SEGMENT: Final = re.compile(r"\b([0-9a-f]{32}):([0-9]{1,19})\b")
 
 
 def folder(hub: str | Path, device: str) -> Path:
@@ -108,14 +111,21 @@ def ring(hub: str | Path) -> None:
         os.utime(Path(hub, OUTBOX))
 
 
-def item_of(job_id: str, record: Record) -> Item:
+def begins(hub: str | Path, device: str, disk: Disk | None = None) -> str:
+    """Return where the copies of a device end now, for the header of a new job."""
+    copies = kept(hub, disk, device)
+    ends = [(copy.log_id, segments(copy.disk, copy.path)) for copy in copies]
+    return " ".join(f"{log_id.hex}:{lsns[-1]}" for log_id, lsns in ends if lsns)
+
+
+def item_of(job_id: str, record: Record, begins: str) -> Item:
     """Return an outbox's job for the outbox of another device, where it keeps its id."""
     extras = record.extras or Extras()
     flags = record.body_flags | (0 if record.stores_result else Flag.DROP_RESULT)
     spec = EnqueueSpec(
         record.queue, record.task, record.priority or 0, record.attempts_max, int(flags)
     )
-    headers = {JOB: job_id} | extras.headers
+    headers = {JOB: job_id} | extras.headers | {FROM: begins}
     due_ns, is_wall = record.due_ns, True
     more = Extras(
         due_ns=due_ns, due_is_wall=is_wall, expires_ns=record.expires_ns, expires_is_wall=True,
@@ -173,16 +183,14 @@ class There(NamedTuple):
 class CopyReader:
     """Reader of one copy; it restarts if its place is gone.
 
-    Args:
-        since_ns: what came before is not read.
-
     Attributes:
+        begin: segments before this one are not read.
         jobs: by their ids in the outbox.
         taken: by the tag of an outbox, the last of its records that was taken.
     """
 
-    def __init__(self, disk: Disk, path: str, log_id: UUID, since_ns: int = 0) -> None:
-        self._disk, self.path, self._log_id, self._since_ns = disk, path, log_id, since_ns
+    def __init__(self, disk: Disk, path: str, log_id: UUID, begin: int = 0) -> None:
+        self._disk, self.path, self._log_id, self.begin = disk, path, log_id, begin
         self._at = NOWHERE
         self._live: dict[int, str] = {}
         self.jobs: dict[str, There] = {}
@@ -193,7 +201,8 @@ class CopyReader:
         files = Replica(self._disk, self.path, own)
         try:
             if not files.stands(self._at):
-                self._at = self._begin(files)
+                young = (segment for segment in files.lsns if segment >= self.begin)
+                self._at = Border(next(young, 0), 0)
                 self._live.clear()
             for at, frame in files.frames_behind(self._at):
                 if self._live or _MARK in frame.data:
@@ -203,23 +212,19 @@ class CopyReader:
         finally:
             files.forget()
 
-    def _begin(self, files: Replica) -> Border:
-        """Return the start of the first segment that grew since then."""
-        for segment in files.lsns:
-            grew_ns = self._disk.modified_ns(files.file_path(segment))
-            if grew_ns is not None and grew_ns >= self._since_ns:
-                return Border(segment, 0)
-        return NOWHERE
-
     def _take(self, record: Record) -> None:
         if record.moved is not None:
             name, (position, _) = record.moved
             if name.startswith(SOURCE) and position:
                 self.taken[name.removeprefix(SOURCE)] = int(position)
             return
-        headers = record.extras.headers if record.extras is not None else {}
-        job = self._live.pop(record.job, None) or headers.get(JOB)
-        if job is None:
+        extras = record.extras or Extras()
+        headers, job = extras.headers, self._live.pop(record.job, "")
+        name = headers.get(JOB, "")
+        # A job of the device's own may have the headers of the one that enqueued it.
+        if extras.key == _key(name) or {REFUSED, ENDED} & headers.keys():
+            job = name
+        if not job:
             return
         words, end = headers.get(REFUSED, ""), headers.get(ENDED, "")
         is_over = record.end is not None
@@ -239,11 +244,13 @@ class DeviceReader:
         #: the oldest first
         self._logs: dict[UUID, CopyReader] = {}
 
-    def read(self, since_ns: int = 0) -> None:
+    def read(self, headers: Mapping[str, str]) -> None:
+        """Read what the logs say of an outbox's job with these headers, and of later ones."""
+        begins = {UUID(log): int(lsn) for log, lsn in _SEGMENT.findall(headers.get(FROM, ""))}
         for copy in in_order(kept(self._hub, self._disk, self._device)):
-            known = self._logs.pop(copy.log_id, None)
-            since = since_ns - _CLOCK_NS
-            log = known or CopyReader(self._disk, copy.path, copy.log_id, since)
+            log, begin = self._logs.pop(copy.log_id, None), begins.get(copy.log_id, 0)
+            if log is None or begin < log.begin:
+                log = CopyReader(self._disk, copy.path, copy.log_id, begin)
             self._logs[copy.log_id] = log
             log.read()
 
@@ -281,12 +288,12 @@ class DeviceReader:
 # -- what the hub does -----------------------------------------------------------------------------
 
 
-def waiting_in(sight: LogView) -> tuple[list[int], int]:
-    """Return the jobs that wait in an outbox, and when the oldest was enqueued."""
+def waiting_in(sight: LogView) -> tuple[list[int], Mapping[str, str]]:
+    """Return the jobs that wait in an outbox, and the headers of the oldest."""
     table = sight.facets.need_agenda().table
     jobs = [job for job, _, _ in table.rows(0, table.live)]
     view = sight.view(jobs[0]) if jobs else None
-    return jobs, view.enqueued_ns if view is not None else 0
+    return jobs, view.headers if view is not None else {}
 
 
 def _names(sight: LogView, jobs: list[int]) -> dict[int, str]:
@@ -299,10 +306,10 @@ async def settle(connection: Connection, reader: DeviceReader) -> None:
     """Expire the jobs of an outbox whose ends the device's copies name, or that are lost."""
     port = await connection.port()
     await port.withdraw([], expired=True)  # expires late jobs
-    jobs, since_ns = await port.look(waiting_in)
+    jobs, headers = await port.look(waiting_in)
     if not jobs:
         return
-    await off_loop(reader.read, since_ns)
+    await off_loop(reader.read, headers)
     tag = connection.tag
     over = [job for job in jobs if reader.is_settled(tag, job)]
     if lost := [job for job in over if reader.find(tag, job) is None]:
@@ -318,7 +325,7 @@ def _is_due(path: str, reader: DeviceReader) -> bool:
         tag = log.journal.tag
         waiting = list(log.each_job(LIVE_STATES))
     if waiting:
-        reader.read(waiting[0].enqueued_ns)
+        reader.read(waiting[0].headers)
     now_ns = time.time_ns()
     return any(
         0 < view.expires_ns <= now_ns or reader.is_settled(tag, view.lsn, view.headers.get(JOB, ""))
@@ -531,7 +538,7 @@ class OutboxServer:
             known = self._reader
             if known is None or known[0] != device:
                 known = self._reader = device, DeviceReader(self._path, device)
-            known[1].read()
+            known[1].read({})
             return known[1]
 
         @cache
