@@ -385,6 +385,32 @@ def test_a_log_that_cannot_be_read_is_left_out_until_it_can(
     assert lsns(stream.step(), "bad") == [2]
 
 
+@pytest.mark.parametrize("what", ["identity", "frame", "segment"])
+def test_a_log_that_cannot_be_read_any_more_stops_no_planned_batch_that_may_hold_it(
+    tmp_path: Path, what: str
+) -> None:
+    """The others of the batch are read, and what is missing is a gap, or the log goes."""
+    bad, good = MadeLog(tmp_path / "bad"), MadeLog(tmp_path / "good")
+    bad.enqueue(1)
+    frame = bad.enqueue(1)
+    good.enqueue(1)
+    stream = Stream(tmp_path, failOnDataLoss="hold")
+    assert stream.advance()
+    if what == "identity":
+        (bad.path / "taskq.json").write_text("{")
+    elif what == "frame":
+        damage(frame)
+    else:
+        frame.path.unlink()
+        frame.path.mkdir()
+    rows = stream.rows()
+    assert lsns(rows, "good") == [1]
+    assert lsns(rows, "bad") == ([1] if what == "frame" else [])
+    assert len(shown(rows)) == (what != "identity")
+    good.enqueue(1)
+    assert lsns(stream.step(), "good") == [2]
+
+
 def test_offsets_of_another_source_are_refused(tmp_path: Path) -> None:
     stream = Stream(tmp_path)
     stream.end = {"a": {"partition": 3}}

@@ -158,22 +158,13 @@ def between(options: ReadOptions, begins: Positions, ends: Positions) -> list[li
     Raises:
         DataLoss: something went, and ``options`` do not say to go on.
     """
-    holds = options.fail_on_data_loss == "hold"
-    if holds:
-        options = options.model_copy(update={"fail_on_data_loss": "false"})
+    if options.fail_on_data_loss == "hold":  # its offsets stand: what cannot be read now is a gap
+        options = options.model_copy(update={"fail_on_data_loss": "false", "holds": True})
     moved = {log_id: end for log_id, end in ends.items()
              if log_id not in begins or begins[log_id].place != end.place}  # fmt: skip
     if not moved:
         return []
     sight = logs.look(options.path, options.devices)
-    if holds:  # those of other logs stop no batch
-        lost = {log_id: end.device for log_id, end in moved.items() if log_id not in sight.logs}
-        sight = sight._replace(
-            problems=[
-                each for each in sight.problems
-                if each.log_id in lost or (not each.log_id and each.device in lost.values())
-            ]
-        )  # fmt: skip
     there = {log_id: log for log_id, log in sight.logs.items() if log_id in ends}
     known = {log_id: at._replace(held="") for log_id, at in begins.items() if log_id in moved}
     planned = plan(options, known, UNLIMITED, sight._replace(logs=there), moved)
