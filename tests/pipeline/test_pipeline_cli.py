@@ -17,16 +17,11 @@ from click.testing import CliRunner
 
 from taskq.cli.main import main
 from taskq.extras import install_line, missing
-from taskq_plugins.spark import java as java_module
+from taskq_plugins.spark import session
 from taskq_plugins.spark.cli import COMMANDS, PipelineCommands
 from taskq_plugins.spark.errors import JavaMissing, SparkError, missing_package
-from taskq_plugins.spark.java import (
-    Java,
-    find_java,
-    start_error,
-    write_shim,
-)
 from taskq_plugins.spark.run.command import interruptible
+from taskq_plugins.spark.session import Java, find_java, start_error, write_shim
 from tests.programs import run_python
 
 if TYPE_CHECKING:
@@ -137,7 +132,7 @@ OLD = 'java version "1.8.0_392"\nJava(TM) SE Runtime Environment'
 
 @pytest.fixture(autouse=True)
 def without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(java_module, "_packaged", lambda: None)
+    monkeypatch.setattr(session, "_packaged", lambda: None)
 
 
 def fake_java(home: Path, says: str, *, code: int = 0) -> Path:
@@ -172,7 +167,7 @@ def test_the_first_java_that_will_do_is_used(
 ) -> None:
     said = {"home": home, "path": path, "package": package}
     programs = {name: fake_java(tmp_path / name, text) for name, text in said.items() if text}
-    monkeypatch.setattr(java_module, "_packaged", lambda: str(programs.get("package", "")) or None)
+    monkeypatch.setattr(session, "_packaged", lambda: str(programs.get("package", "")) or None)
     variables = {"PATH": f"{tmp_path}/path/bin", "JAVA_HOME": f"{tmp_path}/home"}
     name, version, source = chosen
     given = {key: value for key, value in variables.items() if key == "PATH" or home}
@@ -218,12 +213,12 @@ def test_the_shim_drops_the_one_argument_and_keeps_all_others_as_they_are(tmp_pa
     ],
 )
 def test_a_failed_start_is_reported_with_its_remedy(said: str, remedy: str) -> None:
-    result = start_error(RuntimeError("it did not start"), "local[2]", [said])
+    result = start_error(RuntimeError(said), "local[2]")
     assert isinstance(result, SparkError)
     assert remedy in str(result)
     assert "\n" not in str(result)
     ours = JavaMissing("no Java")
-    assert start_error(ours, "local[2]", [said]) is ours
+    assert start_error(ours, "local[2]") is ours
 
 
 PATIENCE_SECONDS = 30

