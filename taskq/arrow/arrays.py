@@ -126,8 +126,6 @@ _DIGITS: Final = np.frombuffer(b"".join(b"%04d" % number for number in range(_FO
 _ASCII_MAX: Final = 127
 _U32_MAX: Final = 2**32 - 1
 _U64_MAX: Final = 2**64 - 1
-#: Two hexadecimal digits of each byte.
-_PAIRS: Final = np.frombuffer(b"".join(b"%02x" % number for number in range(256)), "<u2")
 
 
 def nothing(kind: Any, count: int) -> pa.Array:
@@ -253,12 +251,9 @@ def hexadecimal(values: Ints, valid: Mask | None = None) -> pa.Array:
 
 
 def _hexadecimal(values: Ints) -> pa.Array:
-    count = len(values)
-    if count and (values == values[0]).all():  # records of a process lie together
-        return pa.repeat(pa.scalar(f"{int(values[0]) & _U64_MAX:016x}", _TEXT), count)
-    data = _PAIRS[values.astype(">i8").view(np.uint8)]
-    offsets = np.arange(0, 16 * count + 1, 16, dtype=np.int32)
-    return pa.Array.from_buffers(_TEXT, count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    some, places = np.unique(values, return_inverse=True)  # there are few processes
+    texts = pa.array([f"{value & _U64_MAX:016x}" for value in some.tolist()], _TEXT)
+    return texts.take(pa.array(places))
 
 
 def _ids(tag: str, job: npt.NDArray[np.uint64]) -> pa.Array:

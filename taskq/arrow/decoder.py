@@ -309,8 +309,6 @@ def decode(
     *,
     corrupt: Corrupt = Corrupt.FAIL,
     payload: bool = True,
-    headers: bool = True,
-    rows_max: int = ROWS_MAX,
     body_bytes_max: int = UNLIMITED,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of a piece as batches of the columns of ``schema``, in the log's order.
@@ -323,10 +321,7 @@ def decode(
         schema: some columns of DETAILS, in any order; others are not computed.
         corrupt: what to do about bytes that are no whole frame.
         payload: whether value holds payloads; results and reasons are always included.
-        headers: whether to decode headers; else they are null.
-        rows_max: of a batch.
-        body_bytes_max: larger bodies are replaced by hash and size, and are not read if they have
-        files of their own.
+        body_bytes_max: larger bodies are replaced by hash and size.
 
     Raises:
         UsageError: a column is not one of DETAILS.
@@ -337,9 +332,7 @@ def decode(
         FormatError: a newer taskq wrote it.
     """
     bodies = Bodies(piece.path, body_bytes_max)
-    return _Decoder(
-        piece, schema, corrupt, rows_max, bodies, payload=payload, headers=headers
-    ).batches()
+    return _Decoder(piece, schema, corrupt, bodies, payload=payload).batches()
 
 
 class _Decoder:
@@ -350,11 +343,9 @@ class _Decoder:
         piece: Piece,
         schema: pa.Schema,
         corrupt: Corrupt,
-        rows_max: int,
         bodies: Bodies,
         *,
         payload: bool,
-        headers: bool,
     ) -> None:
         unknown = sorted(set(schema.names) - set(DETAILS.names))
         if unknown:
@@ -364,9 +355,7 @@ class _Decoder:
         self._piece = piece
         self._schema = schema
         self._corrupt = Corrupt(corrupt)
-        self._rows_max = rows_max
         self._payload = payload
-        self._headers = headers
         self._bodies = bodies
         self._constants: dict[str, pa.Array] = {}
         self._has_values = not _VALUES.isdisjoint(schema.names)
@@ -394,7 +383,7 @@ class _Decoder:
     def _decoded(self, records: frames.RecordStretch) -> Iterator[pa.RecordBatch]:
         count = len(records.at)
         # Batches of equal size, so that none of a few rows remains of each chunk.
-        step = -(-count // -(-count // self._rows_max)) if count else 1
+        step = -(-count // -(-count // ROWS_MAX)) if count else 1
         for first in range(0, count, step):
             rows = RecordRows(self._piece, records, first, min(first + step, count))
             sizes = unpacked_sizes(rows, self._bodies) if self._has_values else None
@@ -415,8 +404,6 @@ class _Decoder:
             array = values.column(name, is_text=is_text)
         elif name in CONSTANTS:
             array = self._constant(name, len(rows))
-        elif name == "headers" and not self._headers:
-            array = arrays.nothing(field.type, len(rows))
         else:
             array = BUILDERS[name](rows)
             if name in AS_BYTES and is_text:
@@ -470,7 +457,6 @@ def decode_together(
     schema: pa.Schema,
     *,
     payload: bool = True,
-    headers: bool = True,
     body_bytes_max: int = UNLIMITED,
 ) -> pa.RecordBatch | None:
     """Return the records of small pieces as one batch; None if ``decode`` has to take each.
@@ -481,14 +467,13 @@ def decode_together(
         pieces: each ``is_small``, at least one.
         schema: as in ``decode``.
         payload: as in ``decode``.
-        headers: as in ``decode``.
         body_bytes_max: as in ``decode``.
     """
     if body_bytes_max < SMALL_BYTES_MAX:
         return None
     bodies = Bodies(pieces[0].path, body_bytes_max)
     try:
-        return _Together(pieces, schema, bodies, payload=payload, headers=headers).batch()
+        return _Together(pieces, schema, bodies, payload=payload).batch()
     except errors.LogError:
         return None
 
@@ -497,18 +482,9 @@ class _Together(_Decoder):
     """Small pieces on their way into one batch."""
 
     def __init__(
-        self,
-        pieces: Sequence[Piece],
-        schema: pa.Schema,
-        bodies: Bodies,
-        *,
-        payload: bool,
-        headers: bool,
+        self, pieces: Sequence[Piece], schema: pa.Schema, bodies: Bodies, *, payload: bool
     ) -> None:
-        first = pieces[0]
-        super().__init__(
-            first, schema, Corrupt.FAIL, ROWS_MAX, bodies, payload=payload, headers=headers
-        )
+        super().__init__(pieces[0], schema, Corrupt.FAIL, bodies, payload=payload)
         self._pieces = pieces
 
     def batch(self) -> pa.RecordBatch | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import struct
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, Self
 from uuid import UUID
@@ -23,109 +22,8 @@ from taskq.log.format import codec
 from taskq.log.format.salvage import salvage
 from taskq.log.machine.system import system
 
-#: Records of a stretch, about.
-_STRETCH_RECORDS: Final = 32
-#: Frames of fewer records, or of larger ones on average, are not worth it.
-RECORDS_MIN: Final = 4 * _STRETCH_RECORDS
-RECORD_BYTES_MAX: Final = 200
-#: Bytes after a point in which a record must start.
-_WINDOW_BYTES: Final = 256
-#: Records that must seem to follow a guess.
-_HOPS: Final = 2
-#: With fewer stretches left, a step for all of them costs more than one for each.
-_STRETCHES_MIN: Final = 12
-_SMALLEST: Final = int(arrays.FIXED_SIZES[0])
-_KIND_AT: Final = 4
-
-
-def walk_in_stretches(
-    data: arrays.Bytes, starts: arrays.Ints, sizes: arrays.Ints, counts: arrays.Ints
-) -> list[arrays.Ints | None]:
-    """Return the places of each frame's records, None for a frame that needs another walk."""
-    ends = starts + sizes
-    frame, place = _guesses(data, starts, ends, counts)
-    # The first stretch of a frame starts with it, and the last ends with it.
-    frame = np.concatenate((np.arange(len(starts)), frame))
-    place = np.concatenate((starts, place))
-    order = np.lexsort((place, frame))
-    frame, place = frame[order], place[order]
-    limit = np.append(place[1:], 0)
-    is_last = np.append(frame[1:] != frame[:-1], True)
-    limit[is_last] = ends[frame[is_last]]
-    places, bad = _walk(data, frame, place, limit)
-    places.sort()
-    first = np.searchsorted(places, starts)
-    behind = np.searchsorted(places, ends)
-    bad |= behind - first != counts
-    return [
-        None if is_bad else places[begin:end]
-        for is_bad, begin, end in zip(bad.tolist(), first.tolist(), behind.tolist(), strict=True)
-    ]
-
-
-def _walk(
-    data: arrays.Bytes, frame: arrays.Ints, place: arrays.Ints, limit: arrays.Ints
-) -> tuple[arrays.Ints, arrays.Mask]:
-    bad = np.zeros(int(frame[-1]) + 1, np.bool_)
-    last = len(data) - 8
-    steps: list[arrays.Ints] = []
-    while len(place) >= _STRETCHES_MIN:
-        steps.append(place)
-        length = arrays.numbers_at(data, place, "<u4")
-        place = np.minimum(place + length, last)
-        goes_on = (place < limit) & (length >= _SMALLEST)
-        if not goes_on.all():
-            over = ~goes_on
-            bad[frame[over][place[over] != limit[over]]] = True
-            frame, place, limit = frame[goes_on], place[goes_on], limit[goes_on]
-    for number, at, end in zip(frame.tolist(), place.tolist(), limit.tolist(), strict=True):
-        walked: list[int] = []
-        while at < end:
-            walked.append(at)
-            size = int.from_bytes(data[at : at + 4].tobytes(), "little")
-            at += size if size >= _SMALLEST else len(data)  # noqa: PLW2901 - it walks
-        bad[number] |= at != end
-        steps.append(np.array(walked, np.int64))
-    return np.concatenate(steps), bad
-
-
-def _guesses(
-    data: arrays.Bytes, starts: arrays.Ints, ends: arrays.Ints, counts: arrays.Ints
-) -> tuple[arrays.Ints, arrays.Ints]:
-    """Return (frame, place) of likely records, about one for each stretch."""
-    stretches = np.maximum(counts // _STRETCH_RECORDS, 1)
-    points = stretches - 1
-    frame = np.repeat(np.arange(len(starts)), points)
-    number = np.arange(len(frame)) - np.repeat(np.cumsum(points) - points, points) + 1
-    point = starts[frame] + (ends - starts)[frame] * number // stretches[frame]
-    fits = point + _WINDOW_BYTES + _KIND_AT < len(data)
-    frame, point = frame[fits], point[fits]
-    if not len(point):
-        return frame, point
-    window = arrays.heads(data, point, _WINDOW_BYTES + _KIND_AT).view(np.uint8)
-    window = window.reshape(len(point), _WINDOW_BYTES + _KIND_AT)
-    # The upper bytes of sizes below 64 KiB are 0, and no kind is 0.
-    looks = (window[:, 2:-2] == 0) & (window[:, 3:-1] == 0) & (window[:, 4:] != 0)
-    row, column = np.nonzero(looks)
-    place = candidate = point[row] + column
-    for _ in range(_HOPS + 1):
-        kind = data[candidate + _KIND_AT]
-        length = arrays.numbers_at(data, candidate, "<u4").astype(np.int64)
-        behind = candidate + length
-        fits = arrays.IS_KNOWN[kind] & (length >= arrays.FIXED_SIZES[kind])
-        fits &= behind + _SMALLEST <= ends[frame[row]]
-        row, place, candidate = row[fits], place[fits], behind[fits]
-    row, index = np.unique(row, return_index=True)
-    return frame[row], place[index]
-
-
 #: Number of frames from which one step for all is faster than one step each.
 _IN_STEP_MIN: Final = 48
-#: A run shorter than this costs more to find than to walk.
-_RUN_MIN: Final = 24
-#: Records that are walked before a run is looked for again, at first and at most.
-_WALK_MIN: Final = 64
-_WALK_MAX: Final = 65_536
 _NO_RECORD: Final = codec.PREFIX.size
 
 
@@ -152,7 +50,7 @@ def places(
     room = np.minimum(counts, sizes // _NO_RECORD + 1)
     ends = np.cumsum(room)
     at = np.zeros(int(ends[-1]) if len(ends) else 0, np.int64)
-    _walk_all(data, starts, sizes, room, ends - room, at)
+    _walk_all(data, starts, room, ends - room, at)
     # After a wrong length, which the check reports, a place may be anywhere.
     np.minimum(at, len(data) - arrays.PAD_SIZE, out=at)
     length = arrays.numbers_at(data, at, "<u4").astype(np.int64)
@@ -172,17 +70,11 @@ def places(
 def _walk_all(
     data: arrays.Bytes,
     starts: arrays.Ints,
-    sizes: arrays.Ints,
     counts: arrays.Ints,
     first: arrays.Ints,
     out: arrays.Ints,
 ) -> None:
     """Write the places of frame ``n`` to ``out[first[n]:]``; beyond a wrong length anything."""
-    is_long = counts >= RECORDS_MIN
-    if is_long.any():
-        long = [column[is_long] for column in (starts, sizes, counts, first)]
-        _walk_long(data, long[0], long[1], long[2], long[3], out)
-        starts, counts, first = starts[~is_long], counts[~is_long], first[~is_long]
     order = np.argsort(-counts, kind="stable")
     last = len(data) - 8
     place, slot, left = starts[order], first[order], counts[order]
@@ -200,74 +92,15 @@ def _walk_all(
         _walk_one(data, at, out[begin : begin + count])
 
 
-def _walk_long(
-    data: arrays.Bytes,
-    starts: arrays.Ints,
-    sizes: arrays.Ints,
-    counts: arrays.Ints,
-    first: arrays.Ints,
-    out: arrays.Ints,
-) -> None:
-    slots = [out[begin : begin + count] for begin, count in zip(first, counts, strict=True)]
-    left: list[int] = []
-    for index, (at, slot) in enumerate(zip(starts.tolist(), slots, strict=True)):
-        length = codec.LENGTH.unpack_from(data.data, at)[0]
-        room = (len(data) - 8 - at) // max(length, 1) + 1
-        if _run(data, at, length, min(len(slot), room)) == len(slot):
-            slot[:] = at + length * np.arange(len(slot))
-        elif sizes[index] <= RECORD_BYTES_MAX * counts[index]:
-            left.append(index)
-        else:
-            _walk_one(data, at, slot)
-    if not left:
-        return
-    walked = walk_in_stretches(data, starts[left], sizes[left], counts[left])
-    for index, reached in zip(left, walked, strict=True):
-        if reached is None:
-            _walk_one(data, int(starts[index]), slots[index])
-        else:
-            slots[index][:] = reached
-
-
 def _walk_one(data: arrays.Bytes, at: int, out: arrays.Ints) -> None:
     """Write the places of one frame's records from ``at`` on."""
-    done, count, last = 0, len(out), len(data) - 8
-    length_at = codec.LENGTH.unpack_from
-    view = data.data
-    walk = _WALK_MIN
-    walked: list[int] = []
-    try:
-        while done < count and at <= last:
-            length = length_at(view, at)[0]
-            run = _run(data, at, length, min(count - done, (last - at) // max(length, 1) + 1))
-            out[done : done + run] = at + length * np.arange(run)
-            done += run
-            at += length * run
-            if run >= _RUN_MIN:
-                walk = _WALK_MIN
-                continue
-            walked.clear()
-            for _ in range(min(walk, count - done)):
-                walked.append(at)
-                at += length_at(view, at)[0]
-            out[done : done + len(walked)] = walked
-            done += len(walked)
-            walk = min(walk * 2, _WALK_MAX)
-    except struct.error:
-        out[done : done + len(walked)] = walked
-        done += len(walked)
-    out[done:] = min(at, last)
-
-
-def _run(data: arrays.Bytes, at: int, length: int, most: int) -> int:
-    """Return how many records of this length follow each other from ``at`` on, up to ``most``."""
-    if most < 2 or length < _NO_RECORD:  # noqa: PLR2004 - a run of one
-        return 1
-    lengths: np.ndarray[tuple[int], np.dtype[np.uint32]] = np.ndarray(
-        (most,), "<u4", data.data, offset=at, strides=(length,)
-    )
-    same = lengths == length
-    return most if same.all() else int(np.argmin(same))
+    length_at, view, last = codec.LENGTH.unpack_from, data.data, len(data) - 8
+    places: list[int] = []
+    for _ in range(len(out)):
+        places.append(at)
+        if at < last:
+            at += length_at(view, at)[0]
+    out[:] = places
 
 
 #: Bytes that are read at a time, unless a frame is larger: what the processor's cache holds.
