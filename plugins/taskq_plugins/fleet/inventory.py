@@ -20,7 +20,6 @@ from taskq.engine import (
     open_file,
     read_file,
     segment_lsn,
-    segment_name,
 )
 from taskq.errors import LogError
 from taskq.values import parse_json
@@ -47,7 +46,6 @@ class SegmentFile:
     Attributes:
         scanner: reads its frames, and their headers.
         size_bytes: of the file when it was opened.
-        inode: of the file: a recovery may put another in its place.
         header: returns what its header says, or its name and first frame; None if neither reads.
         frame_at: returns the header of the frame that starts at an offset, None if none does.
         first_from: returns (offset, header) of the first frame from an offset to before another.
@@ -63,9 +61,7 @@ class SegmentFile:
             raise
         except OSError as error:
             raise SegmentUnreadable(path, error.strerror or str(error)) from error
-        facts = os.fstat(self._descriptor)
-        self.size_bytes, self.inode = facts.st_size, facts.st_ino
-        self.modified_ns = facts.st_mtime_ns
+        self.size_bytes = os.fstat(self._descriptor).st_size
         own = UUID(log_id)
         self.scanner = Scanner.of_segment(
             self.read, own, first_lsn, self.size_bytes, name=shown(path)
@@ -109,21 +105,13 @@ class DurableEnd(NamedTuple):
     time_ns: int
 
 
-class _Known(NamedTuple):
-    inode: int
-    size_bytes: int
-    modified_ns: int
-    end: DurableEnd
-
-
 NOWHERE: Final = DurableEnd(Mark(0, 0, 0, 0), 0, 0)
-_known: Final[Memory[str, _Known]] = Memory()
 
 
 def durable_end(log: LogPlace, places: list[SegmentPlace]) -> DurableEnd:
     """Return the durable end of a log with these segments: what was read up to there stays.
 
-    Hops over frame headers from the mark that this process knew before; bodies are read only of
+    Hops over frame headers from the last frame that is declared synced; bodies are read only of
     frames that nothing declares synced yet.
 
     Raises:
@@ -152,32 +140,15 @@ def last_end(log: LogPlace, places: list[SegmentPlace]) -> DurableEnd:
 
 
 def _end_of(log: LogPlace, place: SegmentPlace) -> DurableEnd:
-    known = _known.get(place.path)
     with SegmentFile(place.path, log.log_id, place.first_lsn) as file:
-        if known is not None and _facts(file) == known[:3]:
-            return known.end
-        begin = known.end if known is not None and _stands(file, known) else _near_end(file, place)
-        declared, _ = _declared(file, begin, 0)
+        declared, _ = _declared(file, _near_end(file, place), 0)
         end = _whole(file, declared)
         # A process that sees a failed fsync notes it in the marker, perhaps just now.
         if end != declared and (
             not file.sync() or Replica.failed_lsn(LocalDisk(), log.path) is not None
         ):
             return declared
-        _known[place.path] = _Known(*_facts(file), end)
         return end
-
-
-def _facts(file: SegmentFile) -> tuple[int, int, int]:
-    return file.inode, file.size_bytes, file.modified_ns
-
-
-def _stands(file: SegmentFile, known: _Known) -> bool:
-    end = known.end
-    if known.inode != file.inode or end.mark.offset > file.size_bytes:
-        return False
-    header = file.frame_at(end.frame) if end.frame else None
-    return header is not None and _behind(file, end.frame, header) == end
 
 
 def _behind(file: SegmentFile, offset: int, header: FrameHeader) -> DurableEnd:
@@ -257,23 +228,18 @@ class DeclaredBreak(NamedTuple):
         at: where the device goes on.
         end_lsn: after the device's last record when it declared the break.
         cause: text for people.
-        high_lsn: upper bound of all records ever in the copy.
-        old: directory of the old branch, once set aside.
+        old: directory of what was set aside.
     """
 
     left: Border
     at: Border
     end_lsn: int
     cause: str
-    high_lsn: int
-    old: str = ""
+    old: str
 
     @property
     def lsn(self) -> int:
         return self.left.next_lsn
-
-    def left_segment(self, first_lsn: int) -> str:
-        return f"{self.old}/log/{segment_name(first_lsn)}"
 
 
 def breaks(log: LogPlace) -> list[DeclaredBreak]:
@@ -291,20 +257,13 @@ def breaks(log: LogPlace) -> list[DeclaredBreak]:
             if values["step"] == "done":
                 done.append(begun[number])
             else:
-                begun[number] = decode_break(values)._replace(old=f"{log.path}/old/{number}")
+                begun[number] = DeclaredBreak(
+                    Border.from_list(values["left"]), Border.from_list(values["at"]),
+                    int(values["end_lsn"]), str(values["cause"]), f"{log.path}/old/{number}",
+                )  # fmt: skip
         except (ValueError, LookupError, TypeError):
             break
     return done
-
-
-def decode_break(values: dict[str, Any]) -> DeclaredBreak:
-    return DeclaredBreak(
-        Border.from_list(values["left"]),
-        Border.from_list(values["at"]),
-        int(values["end_lsn"]),
-        str(values["cause"]),
-        int(values.get("high_lsn", 0)),
-    )
 
 
 #: Segments that one log may have: 128 TiB of the usual size.
