@@ -170,6 +170,10 @@ class Child:
             pipe.close()
 
 
+def start_worker(path: Path, *options: object, app: str = "jobs:app", cwd: Path = SCRIPTS) -> Child:
+    return Child(sys.executable, "-m", "taskq", "worker", app, "-d", path, *options, cwd=cwd)
+
+
 def _started(words: list[str], cwd: Path | None) -> subprocess.Popen[str] | Program:
     if not hasattr(os, "fork"):
         words = [sys.executable, *words] if words[0].endswith(".py") else words

@@ -51,7 +51,7 @@ def facts(path: Path) -> dict[str, os.stat_result]:
 
 
 def used(path: Path, *arguments: object) -> dict[str, os.stat_result]:
-    with Child("use_all.py", path, *arguments) as child:
+    with Child("actors.py", "use_all", path, *arguments) as child:
         child.expect("open")
         result = facts(path)
         assert any(stat.S_ISFIFO(item.st_mode) for item in result.values())

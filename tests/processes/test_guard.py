@@ -21,14 +21,12 @@ from taskq.core.model import State
 from taskq.core.records import Kind
 from taskq.log.machine.system import system
 from taskq_workers import WorkerThread
-from tests.processes.harness import SCRIPTS, Child, eventually, log_records
+from tests.processes.harness import Child, eventually, log_records, start_worker
 from tests.processes.test_kill_matrix import view
 
 
-def start_guard(path: Path, *options: object, app: str = "jobs:app", cwd: Path = SCRIPTS) -> Child:
-    return Child(
-        sys.executable, "-m", "taskq", "worker", app, "-d", path, "--quiet", *options, cwd=cwd
-    )
+def start_guard(path: Path, *options: object, **of: Any) -> Child:
+    return start_worker(path, "--quiet", *options, **of)
 
 
 def ready_pids(guard: Child, count: int) -> set[int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,15 +21,10 @@ from taskq.core.model import State
 from taskq.core.views import JobView
 from taskq.log.read.reader import LogReader
 from tests.effort import at_most, grows
-from tests.processes.harness import SCRIPTS, Child, eventually
+from tests.processes.harness import Child, eventually, start_worker
 
 #: A dead worker's job is taken over within this time of its death, or of the next worker's start.
 TAKEOVER_SECONDS = 1.0
-
-
-def start_worker(path: Path, *options: object) -> Child:
-    command = [sys.executable, "-m", "taskq", "worker", "jobs:app", "-d", path, *options]
-    return Child(*command, cwd=SCRIPTS)
 
 
 def enqueue(path: Path, task: str, *args: Any, attempts: int = 5) -> JobHandle[Any]:
@@ -45,11 +40,6 @@ def view(path: Path, job: JobHandle[Any]) -> JobView:
     return result
 
 
-def attempt(worker: Child) -> tuple[int, float]:
-    number, moment, _ = worker.expect("attempt").split()
-    return int(number), float(moment)
-
-
 @pytest.mark.parametrize(
     "attempts",
     [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)],
@@ -60,7 +50,7 @@ def test_a_job_that_kills_its_worker_each_time_ends_as_a_dead_letter(
     job = enqueue(tmp_path, "jobs.kills_its_worker", attempts=attempts)
     for number in range(1, attempts + 1):
         with start_worker(tmp_path) as worker:
-            assert attempt(worker)[0] == number
+            assert next_attempt(worker)[0] == number
             assert worker.wait() == -signal.SIGKILL
     other = enqueue(tmp_path, "jobs.quick", 7)
     with start_worker(tmp_path):
@@ -96,10 +86,7 @@ STOP_SECONDS = 5.0
 DRAIN_SECONDS = 0.3
 
 
-def start_matrix(path: Path, *options: object) -> Child:
-    return Child(
-        sys.executable, "-m", "taskq", "worker", "matrix:app", "-d", path, *options, cwd=SCRIPTS
-    )
+start_matrix = functools.partial(start_worker, app="matrix:app")
 
 
 def is_there(pid: int) -> bool:
@@ -274,9 +261,6 @@ def test_a_signal_to_the_whole_group_ends_no_child_before_its_job(tmp_path: Path
         assert worker.wait() == 0
     answer = view(tmp_path / "data", job)
     assert (answer.state, answer.attempt) == (State.SUCCEEDED, 1)
-
-
-#: An idle worker has nothing to drain.
 
 
 def signal_thread(child: Child, thread: int, number: signal.Signals) -> None:

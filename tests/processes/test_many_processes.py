@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 import struct
-import sys
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -32,7 +31,6 @@ from tests.effort import at_most, grows, some
 from tests.log.reference import Reference
 from tests.processes.harness import (
     MODES,
-    SCRIPTS,
     Child,
     Pause,
     eventually,
@@ -40,6 +38,7 @@ from tests.processes.harness import (
     of_kind,
     open_here,
     put,
+    start_worker,
 )
 
 PRODUCERS = 4
@@ -507,10 +506,6 @@ def test_of_racing_processes_that_raise_one_gets_each_key(tmp_path: Path) -> Non
 
 
 LETTERS = 96
-
-
-def start_worker(path: Path) -> Child:
-    return Child(sys.executable, "-m", "taskq", "worker", "jobs:app", "-d", path, cwd=SCRIPTS)
 
 
 async def test_a_worker_of_another_process_runs_what_is_requeued_and_heeds_a_pause(

@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -21,12 +22,14 @@ from taskq import Put, TaskLog
 from taskq.core.errors import DuplicateKey, NotDead, TaskqError
 from taskq.core.model import SECOND_NS, Conflict, Durability, Extras
 from taskq.core.records import Kind
-from taskq.log.config import LogConfig
+from taskq.core.views import ProgressView
+from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.format.codec import FRAME_MAGIC_BYTES
 from taskq.log.machine.threads import Pending
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import ClaimRequest, Delivery, Duplicate, EnqueueSpec, Settlement
 from taskq.log.store.store import Store, open_store
+from taskq.log.upkeep import snapshots
 from tests.processes.striker import strike
 
 SPEC = EnqueueSpec()
@@ -225,6 +228,66 @@ def ingest_file(path: str, source: str, milliseconds: str) -> None:
             jobs = [Put(payload=line.rstrip()) for line in lines]
             log.ingest_sync("lines", jobs, file.tell(), after=done)
             done = file.tell()
+
+
+def live(path: str, step: str) -> None:
+    """Open, use and close a log, and die at a step: an open, a rename, a lock and so on."""
+    strike("events", int(step))
+    store = opened(path, "fsync", lock_wait_seconds=5)
+    tell(str(store.thread_port.enqueue(SPEC, b"x").result()))
+    taken = store.thread_port.claim(ClaimRequest(1)).result()
+    ends = [Settlement(Kind.SUCCEEDED, delivery) for delivery in taken]
+    store.thread_port.settle(ends).result()
+    tell(str(store.thread_port.enqueue(SPEC, b"x").result()))
+    store.close()
+    os._exit(0)
+
+
+def use_all(path: str, umask: str = "", user: str = "", *groups: str) -> None:
+    """Use a log so that every kind of file comes to be in it, as one of the machine's users.
+
+    USER works in a log elsewhere before that, which loads the late imports. It keeps the log open
+    from "open" until a line comes, and says "closed".
+    """
+    if umask:
+        os.umask(int(umask, 8))
+    if user:
+        with tempfile.TemporaryDirectory() as elsewhere:
+            asyncio.run(_use_all(Path(elsewhere) / "log", hold=False))
+        group, *others = map(int, groups)
+        os.setgroups(others)
+        os.setresgid(group, group, group)
+        os.setresuid(*[int(user)] * 3)
+    asyncio.run(_use_all(Path(path), hold=True))
+    tell("closed")
+
+
+async def _use_all(path: Path, *, hold: bool) -> None:
+    snapshots.CLOSE_BYTES_MIN = 1  # type: ignore[misc]
+    options = {"durability": "os", "segment_bytes": SEGMENT_BYTES_MIN, "reserve": 4_096}
+    async with TaskLog.open(path, **options) as log:  # type: ignore[arg-type]
+        for _ in range(3):
+            await log.put(os.urandom(SEGMENT_BYTES_MIN))
+        await log.put(os.urandom(2**20 + 1), key=os.urandom(8))
+        (delivery,) = await log.claim(wait=10)
+        store = log._connection.store()
+        store.progress.tell(log, 1, 1, ProgressView(0.5, "half", 0))
+        await log.ingest("file", [Put(payload=b"a line")], 1)
+        async with log.stream(reader=f"reader-{os.getpid()}") as stream:
+            async for _ in stream:
+                await stream.commit()
+                break
+        if hold:
+            tell("open")
+            await asyncio.to_thread(sys.stdin.readline)
+        await log.ack(delivery, b"done")
+        await log.compact()
+    tail = max((path / "log").glob("*.log"))
+    with tail.open("ab") as file:
+        file.write(b"torn")
+    (path / "write.lock").write_bytes(b"")
+    async with TaskLog.open(path, **options):  # type: ignore[arg-type]
+        pass
 
 
 # -- some that wait --------------------------------------------------------------------------------
