@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple
 
 import taskq
 from tests.bench import harness
-from tests.bench.harness import MIB, ROOT, Table, median, percentile, scratch
+from tests.bench.harness import ROOT, Table, median, percentile, scratch
 
 Sample = dict[str, Any]
 
@@ -46,13 +45,10 @@ CONTENDERS = {
 }
 #: Contenders of equal durability, also shown as ratios.
 PAIRS = (("taskq fsync", "huey"), ("taskq os", "flexiq"))
-WAITING = 200_000
 LATENCIES = 30
-#: Enqueues whose syncs are counted, without opening, warm-up and closing.
-SYNCED = 100
 SAMPLE_SECONDS_MAX = 300
 #: Fewer rounds for slow rows that hardly vary.
-ROUNDS_MAX = {"syncs": 1, "memory": 3, "takeover": 3}
+ROUNDS_MAX = {"takeover": 3}
 
 
 class Metric(NamedTuple):
@@ -80,18 +76,12 @@ SCENARIOS: dict[str, tuple[Metric, ...]] = {
         Metric("- p99, µs", at(99, 1e6), ",.0f"),
         Metric("- awaited, jobs/s", lambda sample, _: sample.get("awaited"), ",.0f"),
     ),
-    "syncs": (Metric("- syncs each", lambda sample, _: sample["syncs"], ".2f"),),
     "latency": (
         Metric("enqueue to first line, p50, ms", at(50, 1e3), ",.1f"),
         Metric("- p99, ms", at(99, 1e3), ",.1f"),
     ),
     "start": (
         Metric("worker start to first job, ms", lambda sample, _: sample["seconds"] * 1e3, ",.0f"),
-    ),
-    "memory": (
-        Metric(
-            f"RSS, {WAITING:,} jobs waiting, MiB", lambda sample, _: sample["bytes"] / MIB, ",.0f"
-        ),
     ),
     "takeover": (Metric("takeover after kill -9, s", lambda sample, _: sample["seconds"], ",.2f"),),
 }
@@ -111,27 +101,16 @@ class Bench(NamedTuple):
     def jobs(self, scenario: str, name: str) -> int:
         many, lone, _ = CONTENDERS[name]
         sizes = {"cycle": many, "drain": many, "lone": lone, "latency": LATENCIES}
-        most = WAITING if scenario == "memory" else sizes.get(scenario, 1)
+        most = sizes.get(scenario, 1)
         return min(most, self.given.jobs or most)
 
     def take(self, scenario: str, name: str) -> Sample:
         """Take one sample. Raises FailedError."""
-        if scenario == "syncs":
-            return {"syncs": (self._syncs(name, SYNCED + 10) - self._syncs(name, 10)) / SYNCED}
         output = self._run(name, scenario, self.jobs(scenario, name))
         sample: Sample = json.loads(output.splitlines()[-1])
         return sample
 
-    def _syncs(self, name: str, jobs: int) -> int:
-        """Count the waits for the disk, in all threads of an enqueueing process."""
-        if not (strace := shutil.which("strace")):
-            raise FailedError("not counted: there is no strace")
-        answer = self.place / "syncs"
-        calls = "trace=fsync,fdatasync,sync_file_range,msync,sync,syncfs"
-        self._run(name, "calls", jobs, strace, "-f", "-qq", "-e", calls, "-o", str(answer))
-        return sum("sync" in line and "resumed" not in line for line in answer.open())
-
-    def _run(self, name: str, scenario: str, jobs: int, *before: str) -> str:
+    def _run(self, name: str, scenario: str, jobs: int) -> str:
         """Run a sample's process to its end, and end its children."""
         app, _, mode = name.partition(" ")
         words = ("-m", "tests.bench.contenders.sample", f"{app}_app", scenario, str(jobs))
@@ -139,7 +118,7 @@ class Bench(NamedTuple):
             errors = directory / "errors"
             with errors.open("wb") as stderr:
                 process = subprocess.Popen(
-                    (*before, self.pythons[name], *words),
+                    (self.pythons[name], *words),
                     cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True,
                     start_new_session=True,
                     env=os.environ | {

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.bench.contenders import told
-from tests.bench.harness import ROOT, rss_bytes
+from tests.bench.harness import ROOT
 
 #: After this time a worker, or a job that has not run, hangs.
 HANGS_SECONDS = 90
@@ -29,9 +29,6 @@ SETTLE_SECONDS = 30
 TAKEOVER_SECONDS = float(os.environ.get("PEERS_TAKEOVER_SECONDS", "90"))
 #: A job that has not run again by then, and is not in the store, is lost.
 LOST_SECONDS = 10
-#: A worker with a backlog is at rest once its memory grows by less than 1 % in this time.
-REST_SECONDS = 3
-REST_SECONDS_MAX = 60
 #: Pauses between the jobs whose latency is taken: a worker is idle before each.
 PAUSE_SECONDS = (0.1, 0.4)
 
@@ -95,17 +92,12 @@ def drain(stage: Stage, jobs: int) -> dict[str, Any]:
         return {"seconds": stage.settled(jobs) - begin}
 
 
-def calls(stage: Stage, jobs: int) -> dict[str, Any]:
+def lone(stage: Stage, jobs: int) -> dict[str, Any]:
     begin = time.monotonic()
     latencies = stage.caller.enqueue_each(jobs)
-    seconds = time.monotonic() - begin
+    taken = {"seconds": time.monotonic() - begin, "latencies": latencies}
     ended, left = stage.caller.counts()
     assert (ended or 0, left) == (0, jobs), (ended, left)
-    return {"seconds": seconds, "latencies": latencies}
-
-
-def lone(stage: Stage, jobs: int) -> dict[str, Any]:
-    taken = calls(stage, jobs)
     if await_each := getattr(stage.caller, "await_each", None):
         begin = time.monotonic()
         await_each(jobs)
@@ -136,22 +128,6 @@ def start(stage: Stage, jobs: int) -> dict[str, Any]:
     return {"seconds": seconds}
 
 
-def memory(stage: Stage, jobs: int) -> dict[str, Any]:
-    """Resident memory of a worker whose slots are taken by jobs that do not end; others wait."""
-    stage.caller.fill("hold", jobs)
-    with stage.worker() as worker:
-        stage.hear("held")
-        until, before, now = time.monotonic() + REST_SECONDS_MAX, 0, rss_bytes(worker.pid)
-        while now > 1.01 * before and time.monotonic() < until:
-            time.sleep(REST_SECONDS)
-            before, now = now, rss_bytes(worker.pid)
-        ended, left = stage.caller.counts()
-    # A store may forget a job when it is taken.
-    assert ended in {0, None}, ended
-    assert left in {jobs, jobs - 1}, left
-    return {"bytes": now}
-
-
 def takeover(stage: Stage, jobs: int) -> dict[str, Any]:
     """From kill -9 of a worker within a job until that runs again, in a worker started at once."""
     stage.caller.fill("hold", jobs)
@@ -169,7 +145,7 @@ def takeover(stage: Stage, jobs: int) -> dict[str, Any]:
 
 
 SCENARIOS: dict[str, Callable[[Stage, int], dict[str, Any]]] = {
-    item.__name__: item for item in (cycle, drain, calls, lone, latency, start, memory, takeover)
+    item.__name__: item for item in (cycle, drain, lone, latency, start, takeover)
 }
 
 
