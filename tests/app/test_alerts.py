@@ -163,23 +163,6 @@ async def test_a_teller_that_was_killed_or_could_not_is_followed_by_another(
         assert await post.look(90) == []
 
 
-async def test_a_kill_in_the_midst_of_telling_loses_nothing(tmp_path: Path) -> None:
-    class Killed(BaseException):
-        """The process is gone here."""
-
-    def die(_: Alert) -> None:
-        raise Killed
-
-    post = Post(tmp_path, lambda _: "bad", die, "mine")
-    async with post.app:
-        with pytest.raises(Killed):
-            await post.watches[0].look(post.app.store())
-    after = Post(tmp_path, lambda _: "bad", name="mine")
-    after.clock.advance(LEASE_SECONDS)
-    async with after.app:
-        assert await after.look() == [(False, "mine")]
-
-
 async def test_a_failing_condition_does_not_stop_other_alerts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
@@ -81,12 +82,16 @@ async def test_a_job_is_seen_from_its_put_to_its_end(front: Front) -> None:
     assert await front.state(job) is State.SUCCEEDED
     first, second = await front.ask("attempts", job)
     assert (first.outcome, first.error, second.outcome) == ("retried", "E", "succeeded")
+    assert (first.message, first.pid, len(first.fingerprint)) == ("no", os.getpid(), 16)
+    assert first.ended_at is not None
+    assert first.started_at < first.ended_at <= second.started_at
     kinds = [event.kind for event in await front.ask("timeline", job)]
     assert kinds == ["enqueued", "claimed", "retried", "claimed", "succeeded"]
     assert await front.count("succeeded") == 1
     for gone in (f"{job}9", "0000ffff-1"):
-        with pytest.raises(errors.JobNotFound):
-            await front.ask("why", gone)
+        for name in ("why", "timeline", "attempts"):
+            with pytest.raises(errors.JobNotFound):
+                await front.ask(name, gone)
 
 
 async def test_a_held_key_gives_its_job_or_is_refused_or_replaced(front: Front) -> None:
@@ -202,10 +207,10 @@ async def test_a_handle_waits_for_its_result_and_raises_what_became_of_it(
 ) -> None:
     front = Front(kind, tmp_path / "log")
 
-    async def half(number: int) -> int:
+    async def half(number: int) -> set[int]:
         if number % 2:
             raise ValueError("odd")
-        return number // 2
+        return {number // 2}
 
     task = front.holder.task(name="half", retry=1)(half)
     async with front.holder:
@@ -215,11 +220,16 @@ async def test_a_handle_waits_for_its_result_and_raises_what_became_of_it(
             with pytest.raises(errors.ResultTimeout, match="is still ready after"):
                 await front.ask("result", wait, of=even)
         await front.holder.worker(burst=True).run()
-        assert await front.ask("result", 20, of=even) == 2
+        assert await front.ask("result", 20, of=even) == {2}
         with pytest.raises(errors.JobFailed, match="ValueError: odd"):
             await front.ask("result", 20, of=odd)
         with pytest.raises(errors.JobCancelled):
             await front.ask("result", of=never)
-        assert await front.ask("result", of=front.holder.job(even.id)) == 2
+        again = front.holder.job(even.id)
+        assert again == even
+        assert await front.ask("result", of=again) == {2}
+        await front.dead("purge", odd.id)
+        with pytest.raises(errors.JobNotFound):
+            await front.ask("result", 20, of=odd)
         with pytest.raises(errors.UsageError):
             front.holder.job("nonsense")

@@ -15,9 +15,7 @@ import pytest
 from taskq import JobHandle, Put, State, Task, TaskLog, TaskQ, current_job, errors
 from taskq.core.model import HEADERS_BYTES_MAX, SECOND_NS, TIME_NS_MAX, Extras
 from taskq.core.rates import Limit, Rate
-from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
-from taskq.log.read.reader import LogReader
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
 from tests.log.world import World, fill_segment, keeping, tend
 
@@ -37,14 +35,6 @@ async def claim(app: TaskQ, count: int = 1) -> list[Delivery]:
     return deliveries
 
 
-async def run_one(app: TaskQ) -> None:
-    (delivery,) = await claim(app)
-    task = app.tasks[delivery.task]
-    args, kwargs = task.decode(delivery.payload)
-    result = task.encode_result(task.fn(*args, **kwargs))
-    await settle(app, Settlement(Kind.SUCCEEDED, delivery, result))
-
-
 async def settle(app: TaskQ, settlement: Settlement) -> None:
     assert await app.store().port().settle([settlement]) == [None]
 
@@ -59,18 +49,6 @@ async def test_waiting_for_a_job_that_expires_raises_job_expired(app: TaskQ) -> 
     with pytest.raises(errors.JobExpired):
         await waiter
     claimer.cancel()
-
-
-async def test_a_key_with_a_window_outlives_its_job_and_the_process(tmp_path: Path) -> None:
-    ids = []
-    for _ in range(2):
-        async with TaskQ(tmp_path / "data", durability="os") as app:
-            add = add_task(app, key=lambda a, b: f"{a}+{b}", window="1h")
-            job = await add.enqueue(1)
-            ids.append(job.id)
-            if not job.duplicate:
-                await run_one(app)
-    assert ids[0] == ids[1]
 
 
 async def test_nothing_is_done_until_an_enqueue_is_awaited(app: TaskQ) -> None:
@@ -139,32 +117,6 @@ async def test_a_close_during_the_opening_leaves_nothing_open(tmp_path: Path) ->
     assert app._connection.current is None
 
 
-async def test_two_apps_on_one_directory_share_it(tmp_path: Path) -> None:
-    async with TaskQ(tmp_path / "data", durability="os") as first:
-        async with TaskQ(tmp_path / "data", durability="os") as two:
-            assert first.store() is two.store()
-            job = await add_task(first).enqueue(1)
-            add_task(two)
-            await run_one(two)
-            assert await job.result() == 1
-        assert (await add_task(first, aliases=["again"]).enqueue(1)).duplicate is False
-
-
-async def test_a_handle_is_made_of_an_id_in_another_app(tmp_path: Path) -> None:
-    async with TaskQ(tmp_path / "data", durability="os") as app:
-        job = await add_task(app).enqueue(20, 22)
-        await run_one(app)
-    async with TaskQ(tmp_path / "data", durability="os") as app:
-        assert await app.job(job.id).result() == 42
-        with pytest.raises(errors.JobNotFound):
-            await app.job(f"{job.id}999").status()
-    async with TaskQ(tmp_path / "other", durability="os") as other:
-        with pytest.raises(errors.WrongLog, match=f"job {job.id} belongs to log "):
-            other.job(job.id)
-        with pytest.raises(errors.WrongLog):
-            await job.__class__(other, None, app._connection.tag, job.lsn).result()
-
-
 async def test_a_cancelled_enqueue_is_withdrawn_or_stands(app: TaskQ) -> None:
     add = add_task(app)
     running = [asyncio.ensure_future(add.enqueue(n)) for n in range(10)]
@@ -180,13 +132,6 @@ async def test_a_cancelled_enqueue_is_withdrawn_or_stands(app: TaskQ) -> None:
 # -- headers ---------------------------------------------------------------------------------------
 
 
-HEADERS: Final = {
-    "trace": "4bf92f35",
-    "grüße": "世界 🌍",
-    "empty": "",
-    "": "no name",
-    "lines": "a\nb\0c",
-}
 #: Two lengths of two bytes, and a name of one.
 LONGEST: Final = HEADERS_BYTES_MAX - 5
 
@@ -220,31 +165,6 @@ async def test_the_longest_value_that_fits_comes_back_whole(log: TaskLog) -> Non
     headers = {"a": "é" * (LONGEST // 2)}
     job_id = await log.put(b"x", headers=headers, key="k" * 1_024, window="1h", delay="1s")
     assert (await log.get(job_id)).headers == headers
-
-
-async def test_headers_go_with_the_job_through_retries_dead_letters_and_requeue(
-    log: TaskLog,
-) -> None:
-    job_id = await log.put(b"x", headers=HEADERS, attempts=3)
-    (delivery,) = await log.claim(1)
-    assert delivery.headers == HEADERS
-    await log.release(delivery)
-    for _ in range(3):
-        (delivery,) = await log.claim(1)
-        assert delivery.headers == HEADERS
-        await log.nack(delivery, "no", delay=0)
-        assert (await log.get(job_id)).headers == HEADERS
-    assert (await log.get(job_id)).state is State.DEAD
-    assert [letter.headers for letter in await log.dead.list()] == [HEADERS]
-    await log.dead.requeue(job_id)
-    (delivery,) = await log.claim(1)
-    assert delivery.headers == HEADERS
-    await log.nack(delivery, "no", delay=0)
-    with LogReader.open(str(log.data_dir)) as reader:
-        (listed,) = reader.jobs(None, None, None, 9)
-        shown = reader.job(listed.lsn)
-    assert shown is not None
-    assert listed.headers == shown.headers == HEADERS
 
 
 # -- keep ------------------------------------------------------------------------------------------

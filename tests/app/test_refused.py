@@ -6,6 +6,7 @@ import importlib
 import math
 import re
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -63,6 +64,24 @@ class Plain:
 def unreadable(value: Plain) -> None: ...
 
 
+@dataclass
+class Item:
+    """A part of an order."""
+
+    name: str
+    count: int
+
+
+@dataclass
+class Order:
+    """Holds another dataclass."""
+
+    items: list[Item]
+
+
+def ship(order: Order | None = None, *more: Item) -> None: ...
+
+
 class Shy:
     def __repr__(self) -> str:
         raise RuntimeError("no")
@@ -85,6 +104,7 @@ def names_here(folder: Path) -> dict[str, Any]:
     names["log"] = TaskLog.open(folder / "log", durability="os").__enter__()
     names["mail"] = app.task(name="mail.send")(send)
     names["failing"] = app.task(name="failing", key=lambda number: 1 / number)(work)
+    names["shipping"] = app.task(name="ship")(ship)
     names["strict"] = app.task(name="strict")(positional)
     names["limited"] = app.task(name="limited", concurrency=1)(work)
     names["other"] = TaskQ(folder / "other").task(name="theirs")(work)

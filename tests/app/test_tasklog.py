@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,6 @@ from taskq.log.requests import WITHDRAWN_MAX, ClaimRequest
 from taskq.log.store.port import LoopPort
 from taskq.testing import TravelClock, use_clock
 from taskq.testing.sandbox import FakeClock
-
-
-async def test_bytes_go_in_and_come_out_once(log: TaskLog) -> None:
-    job_id = await log.put(b"\x00\xff", queue="raw", headers={"kind": "x"})
-    (delivery,) = await log.claim(10)
-    assert (delivery.job_id, delivery.payload) == (job_id, b"\x00\xff")
-    assert (delivery.queue, delivery.headers, delivery.attempt) == ("raw", {"kind": "x"}, 1)
-    assert await log.claim(10) == []
-    await log.ack(delivery, result=b"done")
-    view = await log.get(job_id)
-    assert (view.state, view.result) == (State.SUCCEEDED, b"done")
 
 
 async def test_higher_priorities_come_first_and_equal_ones_in_order(log: TaskLog) -> None:
@@ -107,16 +95,6 @@ async def test_a_failed_job_comes_back_and_dies_after_its_last_attempt(
             await late
 
 
-@pytest.mark.parametrize("due", ["1h", 3600, timedelta(hours=1)])
-async def test_a_delayed_job_is_scheduled(log: TaskLog, due: Any) -> None:
-    job_id = await log.put(b"x", delay=due, expires=datetime(2100, 1, 1, tzinfo=UTC))
-    view = await log.get(job_id)
-    assert view.state is State.SCHEDULED
-    assert abs(view.due_ns - view.enqueued_ns - 3600 * 10**9) < 10**9
-    assert view.expires_ns == int(datetime(2100, 1, 1, tzinfo=UTC).timestamp()) * 10**9
-    assert await log.claim(1) == []
-
-
 async def test_peek_and_stats_see_what_time_brought_though_nothing_was_written_since(
     tmp_path: Path,
 ) -> None:
@@ -129,17 +107,6 @@ async def test_peek_and_stats_see_what_time_brought_though_nothing_was_written_s
         assert [view.job_id for view in await log.peek()] == [due]
         (queue,) = (await log.stats()).queues
         assert queue.scheduled == 0
-
-
-async def test_tasks_and_bytes_share_a_directory(tmp_path: Path) -> None:
-    async with (
-        TaskQ(tmp_path / "log", durability="os") as app,
-        TaskLog.open(tmp_path / "log", durability="os") as log,
-    ):
-        job = await app.enqueue_by_name("add", 1)
-        (delivery,) = await log.claim(1)
-        assert (delivery.job_id, delivery.task) == (job.id, "add")
-        assert delivery.payload == b'{"*":[1]}'
 
 
 async def test_an_exclusive_log_shuts_other_openers_out(tmp_path: Path) -> None:
@@ -239,6 +206,3 @@ async def test_a_whole_queue_is_cancelled_but_for_what_runs_which_is_counted(log
     counts = {queue.queue: queue for queue in (await log.stats()).queues}
     assert (counts["mail"].cancelled, counts["mail"].succeeded) == (MANY, 1)
     assert (await log.cancel_many(queue="never used")).count == 0
-
-
-# -- editing what waits ---------------------------------------------------------------------------

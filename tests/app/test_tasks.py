@@ -9,13 +9,12 @@ import pickle
 import pydoc
 import runpy
 import sys
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 import taskq
 from taskq import Task, TaskQ, chain, current_job, progress, retry, telemetry
@@ -253,59 +252,6 @@ def test_an_assertion_about_a_task_that_nobody_knows_is_refused(app: TaskQ, task
     with app:
         app.enqueue_by_name_sync("others.task", 1)
         assert_enqueued("others.task", 1, taskq_app=app)
-
-
-# -- what a worker could not run -------------------------------------------------------------------
-
-
-@dataclass
-class Item:
-    """A part of an order."""
-
-    name: str
-    count: int
-
-
-@dataclass
-class Order:
-    """Holds another dataclass."""
-
-    items: list[Item]
-
-
-class Limited(BaseModel):
-    """A model with a rule, which ``model_construct`` passes by."""
-
-    count: int = Field(gt=0)
-
-
-def ship(order: Order | None = None, limited: Limited | None = None, *more: Item) -> int:
-    return 0 if order is None else sum(item.count for item in order.items)
-
-
-WRONG: Any = "many"
-
-
-@pytest.mark.parametrize(
-    ("given", "place"),
-    [
-        ((Order([Item("a", WRONG)]),), "'order' .*cannot be read .*at .*'items'.*0.*'count'"),
-        ((Order([WRONG]),), "'order' .*cannot be read .*at .*'items'"),
-        ((None, Limited.model_construct(count=-1)), "'limited' .*cannot be read .*at .*'count'"),
-        ((None, None, Item("a", WRONG)), "'.more.0.' .*cannot be read .*at .*'count'"),
-    ],
-)
-def test_a_wrong_value_deep_in_an_argument_is_refused_at_the_call(
-    app: TaskQ, given: tuple[Any, ...], place: str
-) -> None:
-    task = app.task(ship)
-    for enqueue in (task.call, task.enqueue_sync, task.options(key="k").call):
-        with pytest.raises(InvalidCall, match=place):
-            enqueue(*given)
-    assert not app.stats_sync().queues
-    right = task.call(Order([Item("a", 3)]), Limited(count=1), Item("b", 1))
-    args, kwargs = task.decode(right.body)
-    assert ship(*args, **kwargs) == 3
 
 
 # -- the traceback ---------------------------------------------------------------------------------

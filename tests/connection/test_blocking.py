@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import shlex
 import sys
 import threading
@@ -21,15 +20,10 @@ from taskq.connection.connection import end_at_caller
 from taskq.core.parsing import Tag
 from taskq.core.rates import rate_of
 from taskq.errors import (
-    JobCancelled,
-    JobExpired,
-    JobFailed,
-    JobNotFound,
     ResultTimeout,
     UsageError,
 )
 from taskq.log.read import reader
-from taskq.log.read.reader import LogReader
 from taskq.reading.dead import DeadLetters
 from taskq.schedules import LogSchedules
 from tests.programs import run_python
@@ -95,23 +89,6 @@ async def test_a_block_without_async_is_not_entered_in_the_thread_of_an_event_lo
     for block in (app, log, app.transaction(), log.transaction(), log.stream()):
         with pytest.raises(UsageError, match="would stop this event loop: use async with"), block:
             raise AssertionError("it was entered")
-
-
-def test_attempts_have_the_worker_and_the_error(app: TaskQ) -> None:
-    job = app.enqueue_by_name_sync("fail")
-    with app.worker_thread():
-        with pytest.raises(JobFailed):
-            job.result_sync(timeout=20)
-        (attempt,) = job.attempts_sync()
-    assert (attempt.number, attempt.outcome, attempt.pid) == (1, "dead", os.getpid())
-    assert attempt.worker
-    assert attempt.host
-    assert (attempt.error, attempt.message) == ("ValueError", "order 17 is bad")
-    assert len(attempt.fingerprint) == 16
-    assert attempt.ended_at is not None
-    assert attempt.started_at < attempt.ended_at
-    with pytest.raises(JobNotFound):
-        app.attempts_sync(f"{job.id}9")
 
 
 def test_calls_of_many_threads_share_one_loop(app: TaskQ) -> None:
@@ -294,53 +271,12 @@ def test_a_cause_is_kept_where_the_program_raised_it(
     assert caught.value.__suppress_context__
 
 
-@pytest.fixture
-def task(app: TaskQ, recorder: Recorder) -> Task[..., set[int]]:
-    @app.task(name="t")
-    def task() -> set[int]:
-        return {1}
-
-    return task
-
-
-async def test_a_result_comes_back_as_the_return_annotation_has_it(
-    app: TaskQ, task: Any, recorder: Recorder
-) -> None:
-    job = await task.enqueue()
-    recorder.settle(job.lsn, State.SUCCEEDED, b"[1,2]", "t")
-    assert await job.result() == {1, 2}
-    assert job.duplicate is False
-    result = app.job(job.id)
-    assert result == job
-    assert await result.result(timeout="1s") == {1, 2}
-    assert repr(result) == "<JobHandle job 0123abcd-1>"
-
-
 async def test_a_result_of_a_task_not_known_here_is_plain_json(
     app: TaskQ, recorder: Recorder
 ) -> None:
     job = await app.enqueue_by_name("elsewhere")
     recorder.settle(job.lsn, State.SUCCEEDED, b'{"a":[1]}', "elsewhere")
     assert await job.result() == {"a": [1]}
-
-
-@pytest.mark.parametrize(
-    ("state", "body", "error", "message"),
-    [
-        (State.DEAD, b"ValueError: no", JobFailed, "job 0123abcd-1 failed: ValueError: no"),
-        (State.DEAD, None, JobFailed, "failed: "),
-        (State.CANCELLED, None, JobCancelled, "was cancelled"),
-        (State.EXPIRED, None, JobExpired, "expired before a worker could run it"),
-    ],
-)
-async def test_a_job_that_did_not_succeed_raises_what_became_of_it(
-    task: Any, recorder: Recorder, state: State, body: bytes | None, error: Any, message: str
-) -> None:
-    job = await task.enqueue()
-    recorder.settle(job.lsn, state, body)
-    with pytest.raises(error, match=message) as raised:
-        await job.result()
-    assert raised.value.job_id == job.id
 
 
 def test_a_handle_equals_no_other_handle_or_type(app: TaskQ) -> None:
@@ -389,15 +325,3 @@ async def test_a_timeout_omits_a_reason_that_takes_over_a_tenth_of_the_wait(
     assert error.why == ""
     see = f"taskq why {error.job_id} -d {shlex.quote(str(spaced.data_dir))}"
     assert str(error).endswith(f"after 1e-05 s; for the reason: {see}")
-
-
-def test_what_a_question_reads_begins_at_the_newest_snapshot(spaced: TaskQ) -> None:
-    with spaced:
-        for _ in range(5):
-            spaced.enqueue_by_name_sync("proj.send", "x" * 1_000_000)
-        with LogReader.open(str(spaced.data_dir)) as before:
-            assert before.unfolded_bytes() > 5_000_000
-        spaced.stats_sync()  # folded, so that there is something to keep
-    with LogReader.open(str(spaced.data_dir)) as after:
-        assert list((spaced.data_dir / "snapshot").glob("*agenda*"))
-        assert 0 <= after.unfolded_bytes() < 10_000

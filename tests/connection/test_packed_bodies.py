@@ -26,6 +26,7 @@ from taskq.views import JobView
 TEXT: Final = b"the same words again and again, " * 200
 NOISE: Final = os.urandom(1_500_000)
 LARGE: Final = bytes(3_000_000)
+HEADERS: Final = {"grüße": "世界 🌍", "empty": "", "": "no name", "lines": "a\nb\0c"}
 
 
 async def stored(log: TaskLog, job_id: str) -> JobView:
@@ -73,19 +74,19 @@ async def test_a_dead_letter_keeps_its_payload_and_headers(
     log: TaskLog, body: bytes, options: dict[str, Any], is_listed: bool
 ) -> None:
     """Dead, shown, requeued and claimed again. A list leaves out packed payloads over 1 MiB."""
-    job_id = await log.put(body, attempts=2, headers={"who": "me"}, key="k", **options)
+    job_id = await log.put(body, attempts=2, headers=HEADERS, key="k", **options)
     assert await log.put(body, key="k", **options) == job_id
     for _ in range(2):
         (delivery,) = await log.claim(1)
-        assert (delivery.payload, delivery.headers) == (body, {"who": "me"})
+        assert (delivery.payload, delivery.headers) == (body, HEADERS)
         await log.nack(delivery, "no", delay=0)
     view = await log.get(job_id)
-    assert (view.state, view.payload, view.headers) == (State.DEAD, body, {"who": "me"})
+    assert (view.state, view.payload, view.headers) == (State.DEAD, body, HEADERS)
     (listed,) = await log.dead.list()
     assert (listed.payload == body, bool(listed.problem)) == (is_listed, not is_listed)
     await log.dead.requeue(job_id)
     (delivery,) = await log.claim(1)
-    assert (delivery.payload, delivery.headers) == (body, {"who": "me"})
+    assert (delivery.payload, delivery.headers) == (body, HEADERS)
     await log.ack(delivery, body, **options)
     view = await log.get(job_id)
     assert (view.state, view.payload, view.result) == (State.SUCCEEDED, body, body)

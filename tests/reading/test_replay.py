@@ -24,7 +24,7 @@ from taskq.log.read.reader import LogReader
 from taskq.log.requests import LETTERS_MAX
 from taskq.log.state.job_history import DROPPED_FILE
 from taskq.reading.replay import REPLAY_HEADER
-from taskq.views import AttemptView, EngineStats, JobView, LogStats, QueueStats, Spread
+from taskq.views import AttemptView, JobView
 from tests.cli.helpers import taskq
 
 
@@ -165,18 +165,6 @@ async def test_thousands_are_requeued_and_purged_in_slices(log: TaskLog) -> None
     assert (queue.dead, queue.ready) == (0, 0)
 
 
-async def test_waiting_for_a_purged_job_raises_job_not_found(tmp_path: Path) -> None:
-    async with TaskQ(tmp_path / "data", durability="os") as app:
-        job = await app.enqueue(app.call_by_name("nobody").options(attempts=1))
-        log = await TaskLog.open(tmp_path / "data", durability="os")
-        (delivery,) = await log.claim()
-        await log.nack(delivery)
-        await app.dead.purge(job.id)
-        with pytest.raises(JobNotFound):
-            await job.result(timeout=30)
-        await log.close()
-
-
 def send(to: str, count: int = 1, *rest: int) -> list[int]:
     return [count, *rest]
 
@@ -287,16 +275,6 @@ async def test_all_that_say_no_such_job_are_one_error(app: TaskQ, tmp_path: Path
             app.job(None)  # type: ignore[arg-type]
 
 
-def test_a_number_opens_the_log_that_it_is_of(app: TaskQ) -> None:
-    with app:
-        job = app.task(send).enqueue_sync("a")
-    app.open_sync()
-    twin = TaskQ(app.data_dir, durability="os")
-    assert twin.job(job.lsn).id == job.id
-    twin.close_sync()
-    app.close_sync()
-
-
 def attempt_of(outcome: str, reason: str = "", task: str = "mail.send") -> AttemptView:
     return AttemptView(
         number=1, owner=7, started_ns=SECOND_NS, outcome=outcome, reason=reason, task=task
@@ -336,14 +314,6 @@ def test_failures_of_one_kind_share_a_fingerprint_and_tasks_do_not() -> None:
     )  # fmt: skip
     assert same == other
     assert len({same, task, error}) == 3
-
-
-def test_moments_are_datetimes_with_a_time_zone() -> None:
-    view = AttemptView(number=1, owner=7, started_ns=1_500_000_000, ended_ns=2 * SECOND_NS)
-    assert view.started_at.isoformat() == "1970-01-01T00:00:01.500000+00:00"
-    assert view.ended_at is not None
-    assert (view.ended_at - view.started_at).total_seconds() == 0.5
-    assert AttemptView(number=1, owner=7, started_ns=1).ended_at is None
 
 
 def test_attempts_stay_through_requeue_and_compaction(tmp_path: Path) -> None:
@@ -445,36 +415,6 @@ async def test_a_job_that_a_full_disk_took_is_explained(tmp_path: Path) -> None:
 
 
 _MORE_THAN_ANY_DISK_HAS = 2**60
-
-
-async def test_stats_cover_the_queues_and_the_engine_of_this_process(tmp_path: Path) -> None:
-    async with TaskLog.open(tmp_path / "log") as log:
-        for _ in range(3):
-            await log.put(b"x" * 100, queue="mail")
-        [delivery] = await log.claim()
-        await log.ack(delivery)
-        stats = await log.stats()
-    assert isinstance(stats, LogStats)
-    [queue] = stats.queues
-    assert isinstance(queue, QueueStats)
-    assert (queue.queue, queue.ready, queue.running, queue.succeeded) == ("mail", 2, 0, 1)
-    assert queue.oldest_ready_seconds is not None
-    assert 0 <= queue.oldest_ready_seconds < 60
-    engine = stats.engine
-    assert isinstance(engine, EngineStats)
-    assert engine.batches >= 5
-    assert engine.records >= 5
-    assert engine.payload_bytes == 300
-    assert engine.appended_bytes > 300
-    assert engine.write_amplification == engine.appended_bytes / 300
-    for spread in (engine.sync_seconds, engine.lock_wait_seconds, engine.batch_records):
-        assert isinstance(spread, Spread)
-        assert spread.count
-        assert 0 < spread.p50 <= spread.p95 <= spread.p99 <= spread.max
-    assert 0 < engine.lock_hold_seconds_max < 10
-    assert 0 < engine.open_seconds < 10
-    assert engine.free_bytes
-    assert not engine.is_disk_short
 
 
 async def test_too_little_room_on_the_disk_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from taskq import Put, Record, Stream, TaskLog, errors
+from taskq import Put, Stream, TaskLog, errors
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.readers import NamedReader, ReaderPosition, read_position
@@ -50,24 +50,6 @@ def segments(log: TaskLog) -> list[Path]:
 
 
 # -- at least once ---------------------------------------------------------------------------------
-
-
-async def test_a_record_whose_handler_raises_comes_again(log: TaskLog) -> None:
-    await put(log, 10)
-    handled: list[int] = []
-
-    async def handle(record: Record) -> None:
-        if record.lsn == 5 and 5 not in seen:
-            seen.append(5)
-            raise Failed
-        handled.append(record.lsn)
-
-    seen: list[int] = []
-    for _ in range(2):
-        with contextlib.suppress(Failed):
-            async for record in log.stream(reader="billing", follow=False):
-                await handle(record)
-    assert handled == list(range(1, 11))
 
 
 async def test_a_stream_left_by_an_error_keeps_no_name(log: TaskLog) -> None:
@@ -194,19 +176,6 @@ async def test_a_second_reader_of_a_name_is_refused_by_the_pid_of_the_first(log:
 # -- knowing and moving ----------------------------------------------------------------------------
 
 
-async def test_readers_are_listed_with_their_lag(log: TaskLog) -> None:
-    assert await log.readers() == []
-    for _ in range(40):
-        await put(log, 5, 1_000)
-    assert len(segments(log)) > 2
-    await lsns(log.stream(reader="billing"), 70)
-    await lsns(log.stream(reader="audit", follow=False))
-    audit, billing = await log.readers()
-    assert (audit.name, audit.lsn, audit.lag_records, audit.lag_bytes) == ("audit", 201, 0, 0)
-    assert (billing.name, billing.lsn, billing.lag_records) == ("billing", 71, 130)
-    assert 130_000 < billing.lag_bytes < 150_000
-
-
 async def test_the_lag_counts_records_and_not_the_lsns_that_a_crash_left_out(
     tmp_path: Path,
 ) -> None:
@@ -300,6 +269,8 @@ async def test_a_reader_whose_next_record_was_removed_gets_an_error(log: TaskLog
         assert await lsns(log.stream(reader="billing"), 2) == [oldest, oldest + 1]
         with pytest.raises(errors.ReaderFellBehind):
             await log.seek("billing", lsn=oldest - 1)
+        with pytest.raises(errors.ReaderFellBehind, match=f"everything before lsn {oldest}"):
+            await anext(log.stream(from_lsn=1))
 
 
 async def test_a_stream_that_is_overtaken_while_it_reads_gets_an_error(log: TaskLog) -> None:
