@@ -1,11 +1,13 @@
 """Logs that example sessions are played on, by the name that their heading has.
 
-A session writes the tag of every log as ``TAG``, so that its lines do not differ from run to run.
+A session writes the tag of every log as one of ``TAGS``, so that its lines do not differ from run
+to run, and the folder beside its log as ``FOLDER``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import shlex
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,11 +15,13 @@ from typing import Final
 
 from click.testing import CliRunner
 
-from taskq import TaskLog, TaskQ, chain
+from taskq import Put, Shards, TaskLog, TaskQ, chain
 from taskq.cli.main import main
+from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq_workers.services.scheduler import Scheduler
 
-TAG: Final = "5a3b1e0f"
+#: Of the log, or of two shards.
+TAGS: Final = ("5a3b1e0f", "6c4d2a1b")
 #: All sessions are of one width.
 COLUMNS: Final = "120"
 
@@ -120,6 +124,42 @@ async def fill_chains(path: Path) -> None:
         await app.ingest("orders.csv", [], {"row": 1})
 
 
+async def fill_grown(path: Path) -> None:
+    """Put a job that waits for a day before finished ones over several segments."""
+    # Upkeep would be faster than the tests.
+    async with TaskLog.open(path, segment_bytes=SEGMENT_BYTES_MIN, upkeep=False) as log:
+        await log.put(b"later", delay="1d")
+        for _ in range(12):
+            await log.put_many([Put(payload=bytes(4_000))] * 8)
+            for delivery in await log.claim(8):
+                await log.ack(delivery, b"done")
+
+
+async def fill_damaged(path: Path) -> dict[str, str]:
+    """Do as ``fill_sample``, and flip one bit inside the first job's payload."""
+    ids = await fill_sample(path)
+    segment = min((path / "log").glob("*.log"))
+    data = bytearray(segment.read_bytes())
+    data[data.index(b'{"n":1}')] ^= 1
+    segment.write_bytes(data)
+    return ids
+
+
+async def fill_shards(path: Path) -> None:
+    """Put a job that waits and a dead letter into each of two shards."""
+    app = TaskQ(shards=Shards(path), durability="os")
+
+    @app.task(name="fails", retry=1)
+    def fails() -> None:
+        raise ValueError("no")
+
+    async with app:
+        for log in app.logs():
+            await log.enqueue_by_name("waits")
+            await log.enqueue_by_name("fails")
+        await app.worker(burst=True).run()
+
+
 LOGS: Final[dict[str, Callable[[Path], Awaitable[object]]]] = {
     "sample": fill_sample,
     "letters": fill_letters,
@@ -129,6 +169,9 @@ LOGS: Final[dict[str, Callable[[Path], Awaitable[object]]]] = {
     "leased": fill_leased,
     "nothing": fill_nothing,
     "chains": fill_chains,
+    "grown": fill_grown,
+    "damaged": fill_damaged,
+    "shards": fill_shards,
 }
 
 
@@ -136,15 +179,19 @@ class Session:
     """Commands on a fresh log, whose directory they get by ``TASKQ_DATA_DIR``."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        self._path = folder / "data"
+        self._folder, self._path = folder, folder / "data"
         asyncio.run(LOGS[name](self._path))  # type: ignore[arg-type]
-        shown = self._run(["stats", "--json"])
-        self._tag = shown.partition('"log_id": "')[2][:8]
+        own = re.findall(r'"log_id": "(.{8})', self._run(["stats", "--json"]))
+        self._tags = list(zip(own, TAGS, strict=False))
 
     def run(self, typed: str) -> str:
         """Return the output of a command, and its exit code if it is not 0."""
-        words = shlex.split(typed.replace(TAG, self._tag))
-        return self._run(words).replace(self._tag, TAG).replace(str(self._path), "data")
+        for own, tag in self._tags:
+            typed = typed.replace(tag, own)
+        shown = self._run(shlex.split(typed.replace("FOLDER", str(self._folder))))
+        for own, tag in self._tags:
+            shown = shown.replace(own, tag)
+        return shown.replace(str(self._path), "data").replace(str(self._folder), "FOLDER")
 
     def _run(self, words: list[str]) -> str:
         env = {"TASKQ_DATA_DIR": str(self._path), "COLUMNS": COLUMNS}

@@ -13,14 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 import taskq_plugins.prometheus
 from taskq import Shards, TaskQ, retry
-from taskq.cli.main import main
 from taskq.errors import TaskqError
-from taskq.extras import missing
 from taskq_plugins.prometheus.serving import registry_of, text_of, worker_metrics
 from taskq_plugins.scrapes import serve
 from taskq_workers import JobFinished
@@ -176,38 +173,6 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
             serve(registry_of(str(tmp_path)), "127.0.0.1", port),
         ):
             pass
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["-d", "nowhere"], "is not a task log"),
-        (["--serve", "here"], "--serve 'here' is no place to listen: write 9750"),
-        (["--serve", "127.0.0.1:70000"], "is no place to listen"),
-    ],
-)
-def test_what_is_wrong_is_said_before_anything_is_served(
-    tmp_path: Path, arguments: list[str], message: str
-) -> None:
-    app = TaskQ(tmp_path / "data", durability="os")
-    app.open_sync()
-    app.close_sync()
-    given = arguments if "-d" in arguments else ["-d", str(app.data_dir), *arguments]
-    result = CliRunner().invoke(main, ["metrics", *given])
-    assert result.exit_code in {1, 2}
-    assert message in result.stderr
-
-
-def test_without_the_package_the_command_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name in [name for name in sys.modules if name == "taskq_plugins.prometheus.serving"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr(taskq_plugins.prometheus, "serving", raising=False)
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    result = CliRunner().invoke(main, ["metrics", "-d", str(tmp_path)])
-    output = missing("taskq metrics", "prometheus_client", "metrics")
-    assert (result.exit_code, result.stderr) == (1, f"taskq: {output}\n")
 
 
 @pytest.mark.parametrize("name", ["alerts.yml", "dashboard.json"])

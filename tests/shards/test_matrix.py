@@ -1,6 +1,7 @@
 """Every command, method of an app and of a handle: on one log, with ``logs=``, over shards.
 
-A command or method that is new fails here until it has a row.
+A command is played by ``tests/cli/sessions.md``; a new one, or a new method, fails here until it
+has a row.
 """
 
 from __future__ import annotations
@@ -12,66 +13,26 @@ from typing import Any, Final
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from taskq import JobHandle, Shards, TaskQ, current_job, group
 from taskq.cli.main import BUILT_IN, main
 from taskq.errors import UsageError, WrongLog
 from taskq.flows.handle import FlowHandle
+from tests.cli.test_first_guesses import SESSIONS
+from tests.terminal import steps
 
 SECONDS: Final = 20
-REFUSAL: Final = "has 2 shards, and this is asked of one log: name it, such as -d "
 
 # -- commands --------------------------------------------------------------------------------------
 
-#: On a root of shards: a line for each in turn, ...
-EACH: Final = "each"
-#: ... does what it does to all of them, or to the one whose job is named, ...
-WHOLE: Final = "whole"
-#: ... says in a line that one is to be named, ...
-ONE: Final = "one"
-#: ... or takes no log at all, or is tested elsewhere with a root of shards, as the worker is.
-NONE: Final = "none"
-
-#: command -> (what it does on a root, its arguments, whether it ends by itself on one log)
-COMMANDS: Final[dict[str, tuple[str, str, bool]]] = {
-    **dict.fromkeys(
-        ("ls", "peek", "stats", "workers", "verify", "check", "metrics", "tail", "reader ls",
-         "schedules", "schedules ls", "sources", "sources ls", "dead ls", "compact", "repair"),
-        (EACH, "", True),
-    ),
-    "health": (EACH, "", False),  # nobody works there
-    "sources forget": (WHOLE, "orders", True),
-    **dict.fromkeys(("show", "timeline", "why", "cancel"), (WHOLE, "{job}", True)),
-    **dict.fromkeys(("dead show", "dead requeue"), (WHOLE, "{dead}", True)),
-    "edit": (WHOLE, "{job} --priority 7", True),
-    "signal": (WHOLE, "{job} go", True),
-    **dict.fromkeys(("pause", "resume"), (WHOLE, "mail", True)),
-    "limit": (WHOLE, "t --rate 5/s", True),
-    "slots": (WHOLE, "3", True),
-    "dead purge": (WHOLE, "--all --yes", True),
-    "put": (ONE, "body", True),
-    "replay": (ONE, "--all --dry-run", True),
-    "export": (ONE, "", True),
-    "backup": (ONE, "{out}/backup", True),
-    "report": (ONE, "-o {out}/case.zip", True),
-    "sql": (WHOLE, "select&1", False),  # its packages may be missing
-    "top": (ONE, "--once", True),
-    "web": (ONE, "", False),
-    "sync": (NONE, "", False),
-    "reader seek": (ONE, "billing end", True),
-    "reader forget": (ONE, "billing", True),
-    "schedules add": (ONE, "nightly t --every 1h", True),
-    **dict.fromkeys(
-        [f"schedules {act}" for act in ("remove", "pause", "resume", "reset", "forget")],
-        (ONE, "nightly", False),  # no such shard
-    ),
-    **dict.fromkeys(("demo", "worker", "restore"), (NONE, "", False)),
-    **dict.fromkeys(("pipeline replay", "pipeline enqueue"), (NONE, "", False)),
-}  # fmt: skip
+#: They take no root of shards, or need packages that may be missing.
+ELSEWHERE: Final = frozenset({
+    "demo", "worker", "restore", "sync", "sql", "pipeline replay", "pipeline enqueue",
+})  # fmt: skip
 
 
-def found(where: click.Group, before: tuple[str, ...] = ()) -> Iterator[tuple[str, bool]]:
+def found(where: click.Group, before: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the names of the commands that take the directory of a log."""
     context = click.Context(main)
     for name in where.list_commands(context):
         command = where.get_command(context, name)
@@ -79,74 +40,19 @@ def found(where: click.Group, before: tuple[str, ...] = ()) -> Iterator[tuple[st
             continue
         if isinstance(command, click.Group):
             yield from found(command, (*before, name))
-        if not isinstance(command, click.Group) or command.invoke_without_command:
-            takes = any(parameter.name == "data_dir" for parameter in command.params)
-            yield " ".join((*before, name)), takes
+        takes = any(parameter.name == "data_dir" for parameter in command.params)
+        if takes and (not isinstance(command, click.Group) or command.invoke_without_command):
+            yield " ".join((*before, name))
 
 
-def test_every_command_that_takes_a_log_has_a_row() -> None:
-    assert {name for name, takes in found(main) if takes} == COMMANDS.keys()
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(tmp_path_factory.mktemp("root"))
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(tmp_path_factory.mktemp("other"))
-
-
-def made(path: Path) -> Path:
-    """Make two shards, each with a job that waits and a dead letter."""
-    with TaskQ(shards=Shards(path), durability="os") as app:
-        app.task(name="fails", retry=1)(refuse)
-        for log in app.logs():
-            log.enqueue_by_name_sync("waits")
-            log.enqueue_by_name_sync("fails")
-        app.run_worker(burst=True)
-    return path
-
-
-def refuse() -> None:
-    raise ValueError("no")
-
-
-def run(name: str, path: Path, root: Path, tmp_path: Path) -> Any:
-    with TaskQ(root / "1.001", durability="os") as app:
-        if name == "reader forget":
-            app.seek_sync("billing", "end")
-        jobs = app.peek_sync(1)
-        dead = list(app.dead.list_sync())
-    given = COMMANDS[name][1].format(
-        job=jobs[0].job_id if jobs else "", dead=dead[0].job_id if dead else "", out=tmp_path
-    )
-    words = [*name.split(), *(word.replace("&", " ") for word in given.split())]
-    return CliRunner().invoke(main, [*words, "-d", str(path)])
-
-
-@pytest.mark.parametrize("name", [name for name, row in COMMANDS.items() if row[0] != NONE])
-def test_a_command_works_on_a_root_of_shards_or_says_what_to_do(
-    name: str, root: Path, tmp_path: Path
-) -> None:
-    kind = COMMANDS[name][0]
-    result = run(name, root, root, tmp_path)
-    if kind == ONE:
-        assert result.exit_code in {1, 2}
-        assert REFUSAL in result.output
-        assert len(result.output.splitlines()) == 1
-        return
-    assert result.exit_code == (name == "health"), result.output
-    if kind == EACH:
-        assert "1.000" in result.output
-        assert "1.001" in result.output
-
-
-@pytest.mark.parametrize("name", [name for name, row in COMMANDS.items() if row[2]])
-def test_a_command_works_on_one_of_them(name: str, other: Path, tmp_path: Path) -> None:
-    result = run(name, other / "1.001", other, tmp_path)
-    assert result.exit_code == 0, result.output
+def test_every_command_is_played_on_a_root_of_shards() -> None:
+    (section,) = [text for text in SESSIONS if "`shards`" in text.partition("\n")[0]]
+    typed = [step.typed.removeprefix("taskq ").split() for step in steps(section)]
+    missing = {
+        name for name in found(main)
+        if not any(words[: len(name.split())] == name.split() for words in typed)
+    }  # fmt: skip
+    assert missing == ELSEWHERE
 
 
 # -- methods ---------------------------------------------------------------------------------------

@@ -29,12 +29,10 @@ from click.testing import CliRunner
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-import taskq_plugins.web
 from taskq import TaskQ
 from taskq.cli.main import main
 from taskq.connection.settings import HubSettings
 from taskq.errors import UsageError
-from taskq.extras import missing
 from taskq.log.read.reader import LogReader
 from taskq.reading.record import Choice
 from taskq.reading.stream import look_at_records
@@ -585,15 +583,9 @@ def test_the_command_prints_an_address_that_works_until_it_is_stopped(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--bind", ANYWHERE], "give --tls-cert and --tls-key"),
-        (["--bind", "::"], "give --tls-cert and --tls-key"),
-        (["--bind", "here"], "--bind 'here' is no address"),
-        (["--tls-cert", "x"], "give --tls-cert and --tls-key together"),
-        (["--bind", ANYWHERE, "--tls-cert", "x", "--tls-key", "y"], "with --name"),
         (["--tls-cert", "x", "--tls-key", "y"], "are of no use: No such file"),
         (["--token-file", "short"], "secret of 32 characters"),
         (["--token-file", "open"], "may be read by others: chmod 600"),
-        (["--token-file", "no/where"], "No such file"),
     ],
 )
 def test_what_is_wrong_is_said_before_the_page_is_served(
@@ -644,18 +636,6 @@ def test_a_secret_of_another_user_or_of_no_file_is_refused_before_it_is_read(
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(UsageError, match="belongs to user"):
         reads(token)
-
-
-def test_without_its_packages_the_command_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, data: Path
-) -> None:
-    for name in ("mount", "site"):
-        monkeypatch.delitem(sys.modules, f"taskq_plugins.web.{name}", raising=False)
-        monkeypatch.delattr(taskq_plugins.web, name, raising=False)
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    result = CliRunner().invoke(main, ["web", str(data)])
-    output = missing("taskq web", "uvicorn", "web")
-    assert (result.exit_code, result.stderr) == (1, f"taskq: {output}\n")
 
 
 HIDDEN: Final = "hunter2"

@@ -96,10 +96,10 @@ def web(
         )
     _secret(token_file)
     tokens = None if token_file is None else door.TokenFile(token_file)
-    known = door.AccessKeys(root=door.kept_root(path), tokens=tokens)
     with mount.listen(str(address), port) as listener:
         place = _place(address, listener.getsockname()[1], names, tls is not None, allow_actions)
         place = replace(place, show_secrets=show_secrets)
+        known = door.AccessKeys(root=door.kept_root(path), tokens=tokens)
 
         def ready() -> None:
             render.echo(f"{place.address}{door.ENTRY}?token={known.entry()}")

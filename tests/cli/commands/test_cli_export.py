@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import builtins
+import asyncio
 import json
 import logging
 import os
 import shutil
 import stat
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,13 @@ from taskq.arrow import DETAILS
 from taskq.cli.main import main
 from taskq.connection.logoptions import LogOptions
 from taskq.errors import JobFailed, UsageError
-from taskq.extras import install_line
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.read.reader import LogReader
 from taskq.log.upkeep.backup import excerpt
 from taskq.log.upkeep.health import Check, check_health
 from taskq.log.upkeep.upkeep import Upkeep
 from tests.cli.helpers import Sample, taskq, taskq_json
+from tests.cli.logs import fill_damaged, fill_grown
 from tests.processes.harness import same_log
 
 
@@ -45,22 +44,6 @@ def test_what_only_python_takes_for_json_is_exported_as_text_or_bytes(tmp_path: 
             log.put_sync(body)
     encodings = [job["payload"]["encoding"] for job in lines("-d", tmp_path / "q")]
     assert encodings == ["text", "text", "text", "base64", "json"]
-
-
-@pytest.mark.parametrize(
-    ("options", "names"),
-    [
-        (["--state", "dead"], {"dead"}),
-        (["-s", "dead", "-s", "cancelled"], {"dead", "cancelled"}),
-        (["--queue", "mail"], {"task"}),
-        (["--task", "mail.send"], {"task"}),
-        (["--since", "1h"], {"succeeded", "dead", "retried", "cancelled", "bytes", "task"}),
-        (["--before", "1h"], set()),
-    ],
-)
-def test_jobs_are_chosen(sample: Sample, options: list[str], names: set[str]) -> None:
-    answer = {job["id"] for job in lines("-d", sample.path, *options)}
-    assert answer == {sample.ids[name] for name in names}
 
 
 def test_a_record_is_the_same_document_in_tail_and_export(sample: Sample) -> None:
@@ -166,34 +149,6 @@ def test_a_file_gets_its_name_when_it_is_whole(
     assert sorted(tmp_path.iterdir()) == there
     assert planted.is_symlink()
     assert planted.read_text() == "precious"
-
-
-def forget_pyarrow(patch: pytest.MonkeyPatch) -> None:
-    """Let the command be imported anew, where pyarrow is not installed."""
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any, **more: Any) -> Any:
-        if name.partition(".")[0] == "pyarrow":
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
-    for module in ("parquet", "export"):
-        patch.delitem(sys.modules, f"taskq.cli.commands.{module}", raising=False)
-    patch.setattr(builtins, "__import__", without)
-
-
-@pytest.mark.parametrize("what", ["--jobs", "--records"])
-def test_lines_need_no_extra_and_parquet_names_it(
-    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    forget_pyarrow(monkeypatch)
-    result = taskq("export", "-d", sample.path, what)
-    assert result.exit_code == 0, result.stderr
-    assert result.stdout.startswith("{")
-    result = taskq("export", "-d", sample.path, what, "-o", tmp_path / "out.parquet")
-    assert result.exit_code == 1
-    assert f"{install_line('parquet')}, or export --format jsonl" in result.stderr
-    assert not list(tmp_path.iterdir())
 
 
 SECONDS = 30
@@ -414,38 +369,20 @@ OPTIONS: LogOptions = {"segment_bytes": SEGMENT_BYTES_MIN, "upkeep": False}
 
 
 @pytest.fixture
-def grown(tmp_path: Path) -> tuple[Path, str, str]:
-    """Return a log of several segments, its oldest finished job and a waiting one."""
-    with TaskLog.open(tmp_path, **OPTIONS) as log:
-        waits = log.put_sync(b"later", delay="1d")
-        ids: list[str] = []
-        for _ in range(12):
-            ids += log.put_many_sync([Put(payload=bytes(4_000))] * 8)
-            for delivery in log.claim_sync(8):
-                log.ack_sync(delivery, b"done")
-    return tmp_path, ids[0], waits
+def grown(tmp_path: Path) -> Path:
+    asyncio.run(fill_grown(tmp_path))
+    return tmp_path
 
 
 def logs(path: Path) -> list[str]:
     return sorted(file.name for file in (path / "log").glob("*.log"))
 
 
-def test_nothing_goes_before_its_time(
-    grown: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, _, _ = grown
-    before = logs(path)
-    monkeypatch.setattr(Upkeep, "_work", lambda _: pytest.fail("it was not asked to"))
-    result = taskq("compact", "-d", path)
-    assert (result.exit_code, result.stdout) == (0, "Nothing to do: no segment is due.\n")
-    assert logs(path) == before
-
-
 def test_the_settings_that_it_obeys_are_named_before_anything_goes(
-    grown: tuple[Path, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    grown: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, _, _ = grown
-    here = tmp_path / "here"
+    path = grown
+    here = path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
     (here / ".env").write_text("OTHER=1\nTASKQ_KEEP=0s\n")
@@ -479,34 +416,6 @@ def test_settings_that_another_user_could_plant_are_not_obeyed(
     assert TaskQ().name == "", "who owns the directory may"
 
 
-def test_a_dry_run_of_compact_prints_the_segments_and_changes_nothing(
-    grown: tuple[Path, str, str],
-) -> None:
-    path, _, _ = grown
-    before = logs(path)
-    output = taskq_json("compact", "-d", path, "--keep", "0", "--dry-run")
-    assert output["dry_run"]
-    assert [line["segment"] for line in output["segments"] if line["removed"]] == before
-    assert logs(path) == before
-    printed = taskq("compact", "-d", path, "--keep", "0", "--dry-run").stdout
-    assert printed.count("would go") == len(before)
-    assert "would be freed" in printed
-
-
-def test_compact_removes_what_is_over_and_leaves_what_waits(grown: tuple[Path, str, str]) -> None:
-    """A bare number is seconds, as everywhere on the command line."""
-    path, finished, waits = grown
-    before = logs(path)
-    result = taskq("compact", "-d", path, "--keep", "0")
-    assert result.exit_code == 0, result.output
-    assert result.stdout.count("gone") == len(before)
-    assert "1 jobs written again" not in result.stdout
-    assert "1 job written again" in result.stdout
-    assert before[0] not in logs(path)
-    assert taskq("show", finished, "-d", path).exit_code == 1
-    assert taskq_json("show", waits, "-d", path)["state"] == "scheduled"
-
-
 def test_dead_letters_over_their_limit_go_too_and_a_dry_run_leaves_them(tmp_path: Path) -> None:
     """By hand as by a worker: ``dead_max`` holds for ``compact`` as well."""
     options: LogOptions = {**OPTIONS, "dead_max": 1}
@@ -521,68 +430,29 @@ def test_dead_letters_over_their_limit_go_too_and_a_dry_run_leaves_them(tmp_path
 
 
 @pytest.fixture
-def damaged(sample: Sample, tmp_path: Path) -> Path:
-    """Return a copy of the sample with one flipped bit inside the first job's payload."""
-    copy = tmp_path / "queue"
-    shutil.copytree(sample.path, copy, ignore=shutil.ignore_patterns("*.pipe"))
-    segment = min((copy / "log").glob("*.log"))
-    data = bytearray(segment.read_bytes())
-    data[data.index(b'{"n":1}')] ^= 1
-    segment.write_bytes(data)
-    return copy
+def damaged(tmp_path: Path) -> Path:
+    asyncio.run(fill_damaged(tmp_path / "queue"))
+    return tmp_path / "queue"
 
 
 def files(path: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in path.rglob("*") if path.is_file()}
 
 
-def test_a_repaired_copy_verifies_clean_and_lacks_the_jobs_that_are_named_as_lost(
-    sample: Sample, damaged: Path, tmp_path: Path
-) -> None:
-    others = {job["id"] for job in taskq_json("ls", "-d", damaged)}
+def test_a_repair_leaves_the_damaged_log_as_it_is(damaged: Path, tmp_path: Path) -> None:
     before = files(damaged)
-    assert taskq("verify", "-d", damaged).exit_code == 1
-    new = tmp_path / "new"
-    result = taskq("repair", "-d", damaged, "--to", new)
-    assert result.exit_code == 0, result.stderr
-    assert f"lost job {sample.ids['succeeded']}\n" in result.stdout
-    assert f"what reads is in {new}; {damaged} is as it was\n" in result.stdout
-    assert files(damaged) == before
-    assert taskq("verify", "-d", new).exit_code == 0
-    assert {job["id"] for job in taskq_json("ls", "-d", new)} == others
-    assert taskq("repair", "-d", new).stdout == "no damage: nothing to repair\n"
-    assert taskq("put", "-d", new, "[1]").exit_code == 0
+    for words in ((), ("--to", tmp_path / "new")):
+        assert taskq("repair", "-d", damaged, *words).exit_code == 0
+        assert files(damaged) == before
 
 
-def test_without_a_place_for_the_copy_a_repair_only_says_what_it_would_do(
-    damaged: Path, tmp_path: Path
-) -> None:
-    before = files(damaged)
-    result = taskq("repair", "-d", damaged)
-    assert result.exit_code == 0
-    assert "SEGMENT" in result.stdout
-    assert f"taskq repair -d {damaged} --to NEW" in result.stdout
-    output = taskq_json("repair", "-d", damaged)
-    assert (len(output["damage"]), output["target"], len(output["lost_jobs"])) == (1, None, 1)
-    assert files(damaged) == before
-    new = tmp_path / "new"
-    output = taskq_json("repair", "-d", damaged, "--to", new)
-    assert (output["lost_records"], output["target"]) == (1, str(new))
-
-
-async def test_a_repair_writes_over_nothing_and_beside_nobody(
-    damaged: Path, sample: Sample, tmp_path: Path
-) -> None:
-    before = files(sample.path)
-    result = taskq("repair", "-d", damaged, "--to", sample.path)
-    assert (result.exit_code, "is not empty" in result.stderr) == (1, True)
-    assert files(sample.path) == before
+async def test_a_repair_is_refused_beside_an_open_log(damaged: Path, tmp_path: Path) -> None:
     async with TaskLog.open(damaged, name="the-worker"):
         result = taskq("repair", "-d", damaged, "--to", tmp_path / "new")
-        assert result.exit_code == 1
-        assert f"is open in process {os.getpid()} (the-worker on " in result.stderr
-        assert "stop it, then repair" in result.stderr
-        assert not (tmp_path / "new").exists()
+    assert result.exit_code == 1
+    assert f"is open in process {os.getpid()} (the-worker on " in result.stderr
+    assert "stop it, then repair" in result.stderr
+    assert not (tmp_path / "new").exists()
 
 
 def test_repair_of_shards_keeps_the_name_of_each_shard(tmp_path: Path) -> None:
@@ -601,16 +471,6 @@ def test_repair_of_shards_keeps_the_name_of_each_shard(tmp_path: Path) -> None:
     [new] = (tmp_path / "new").iterdir()
     assert new.name == segment.parents[1].name
     assert taskq("verify", new).exit_code == 0
-
-
-def test_verify_reports_damage_with_its_place_and_jobs_and_exits_1(
-    sample: Sample, damaged: Path
-) -> None:
-    result = taskq("verify", "-d", damaged)
-    assert result.exit_code == 1
-    assert {"DAMAGED", "SEGMENT"} <= set(result.stdout.split())
-    assert f"job {sample.ids['succeeded']}\n" in result.stdout
-    assert taskq("verify", "-d", damaged, "--json").exit_code == 1
 
 
 _KIB = 1024
