@@ -680,35 +680,18 @@ print(json.dumps([name for name in sys.modules if name.startswith("pydantic")]))
 
 
 class Part(BaseModel):
-    """A model without rules."""
-
     name: str
     count: int = 1
     tags: list[str] = []
     is_new: bool | None = None
 
 
-class LargePart(Part):
-    """Has a field more."""
-
-    more: int = 3
-
-
 @dataclass
 class Box:
-    """Has no rule either."""
-
     label: str
     weight: float = 0.5
     sizes: list[int] = field(default_factory=list)
     inner: Box | None = None
-
-
-@dataclass
-class BigBox(Box):
-    """Has a field more."""
-
-    more: int = 3
 
 
 class Weighed(BaseModel):
@@ -725,31 +708,17 @@ class Counted(BaseModel):
 
 @dataclass
 class Pallet:
-    """Holds both kinds."""
-
     parts: list[Part]
-    counted: int
+    boxes: list[Box] | None
     best: Part | None = None
-
-
-def _box(box: Box, more: list[Box] | None = None) -> None: ...
-
-
-def _part(part: Part, pallet: Pallet) -> None: ...
-
-
-def _weighed(weighed: Weighed) -> None: ...
-
-
-def _counted(counted: Counted) -> None: ...
 
 
 JUNK: tuple[Any, ...] = (
     None, True, 0, 1, -1, 10**30, 10**400, 10**5_000, 1.0, 1.5, float("nan"), float("inf"), "", "1",
     "x", "NaN", "\ud800", b"x", b"\xff", [], [1], ["x"], [None], [[]], (), ("x",), {}, {"a": 1},
-    {1: 2}, {1}, Decimal("1.5"), object(), Colour.RED, Level.LOW, int, Box("x"), BigBox("x"),
-    Part(name="x"), LargePart(name="x"), Part.model_construct(), Weighed(grams=1), 1j,
-    [Part.model_construct(name=1)], [Part(name="x")], [LargePart(name="x"), None], range(3),
+    {1: 2}, {1}, Decimal("1.5"), object(), Colour.RED, Level.LOW, int, Box("x"), Sub(a=1),
+    Part(name="x"), Part.model_construct(), Weighed(grams=1), 1j, [Part.model_construct(name=1)],
+    [Part(name="x")], [Sub(a=1), None], range(3),
 )  # fmt: skip
 
 
@@ -774,21 +743,19 @@ def _spoilt(value: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    ("function", "args"),
+    "whole",
     [
-        (_box, (Box("a", 1.5, [1], Box("b")), [Box("c")])),
-        (_part, (Part(name="a", tags=["b"]), Pallet([Part(name="c")], 3, Part(name="d")))),
-        (_weighed, (Weighed(grams=1),)),
-        (_counted, (Counted(count=1),)),
+        Box("a", 1.5, [1], Box("b")), Weighed(grams=1), Counted(count=1),
+        Pallet([Part(name="c", tags=["b"])], [Box("c")], Part(name="d")),
     ],
-)
+)  # fmt: skip
 def test_whatever_an_instance_holds_is_refused_at_the_call_or_read_by_the_worker(
-    function: Callable[..., None], args: tuple[Any, ...]
+    whole: Any,
 ) -> None:
-    codec = ArgumentCodec(Signature("task", function))
-    codec.decode(codec.encode(args, {}))
+    codec = ArgumentCodec(Signature("task", plain(type(whole))))
+    codec.decode(codec.encode((whole,), {}))
     taken = refused = 0
-    for changed in _spoilt(list(args)):
+    for changed in _spoilt([whole]):
         try:
             body = codec.encode(tuple(changed), {})
         except InvalidCall:
