@@ -103,6 +103,10 @@ async def test_a_held_key_gives_its_job_or_is_refused_or_replaced(front: Front) 
     assert second != first
     assert (await front.state(first), await front.state(second)) == (State.CANCELLED, State.READY)
     assert await front.put(key="k", queue="other") not in {first, second}
+    window = await front.put(key="w", window="1h")
+    assert await front.claim_all() == 3
+    assert await front.put(key="w") == window
+    assert await front.put(key="k") != second
 
 
 async def test_a_paused_queue_takes_jobs_and_gives_none(front: Front) -> None:

@@ -222,6 +222,7 @@ class Whole:
 
 def test_a_delivery_with_an_odd_number_is_still_held(tmp_path: Path) -> None:
     number: Any = Whole()
+    odd: Any
     with TaskLog.open(tmp_path, durability="os") as log:
         log.put_sync(b"3", priority=number)
         (delivery,) = log.claim_sync()

@@ -70,29 +70,6 @@ def test_jobs_are_run_until_none_is_left(extension: Any) -> None:
     assert len(parts[6].outcomes) == 3
 
 
-def test_the_first_token_leads_back_to_where_no_job_ran(extension: Any) -> None:
-    slot, parts = hot([delivery(PLAIN)] * 3)
-
-    def rest() -> Any:
-        token, _ = extension.run_jobs(slot, 0.0, None, parts)
-        parts[3].append(delivery(PLAIN))
-        same, _ = extension.run_jobs(slot, 0.0, token, parts)
-        assert same is token
-        RUNNING.reset(token)
-        return RUNNING.get(None)
-
-    assert contextvars.copy_context().run(rest) is None
-
-
-def test_the_success_of_an_abandoned_job_counts_for_nothing(extension: Any) -> None:
-    async def forks() -> None:
-        slot.abandoned = True
-
-    slot, parts = hot([delivery(PLAIN)], plan=(lambda _: ((), {}), forks, True, False, None))
-    assert type(run(extension, slot, parts)) is tuple
-    assert parts[6].outcomes == []
-
-
 @pytest.mark.parametrize("record", [b"", b"short", bytes(23), "text", None, bytearray(40)])
 def test_a_record_that_is_none_is_left_to_python(extension: Any, record: Any) -> None:
     slot, parts = hot([delivery(record)])
@@ -183,30 +160,6 @@ async def test_what_is_left_of_a_job_is_a_coroutine_like_any_other(extension: An
         extension.Rest()
     begun()  # dropped: its coroutine is closed
     assert ends == ["ValueError", *["GeneratorExit"] * 4]
-
-
-@pytest.mark.parametrize(("turn", "expected"), [(0.25, 1), (0.5, 0)])
-def test_the_loop_turns_once_its_time_is_over(extension: Any, turn: float, expected: int) -> None:
-    slot, parts = hot([delivery(PLAIN)] * 3, limits=(0.5, 256, 0xF0))
-    assert run(extension, slot, parts, turn) == expected
-    assert len(parts[6].outcomes) == (1 if expected else 3)
-
-
-def test_outcomes_are_handed_on_as_soon_as_there_are_enough(extension: Any) -> None:
-    counts: list[int] = []
-    slot, parts = hot([delivery(PLAIN)] * 3, limits=(60.0, 2, 0xF0))
-    parts[6].flush = lambda: counts.append(len(parts[6].outcomes))
-    assert run(extension, slot, parts) == 0
-    assert counts == [2, 3]
-
-
-def test_more_is_asked_for_as_soon_as_too_few_are_left(extension: Any) -> None:
-    counts: list[int] = []
-    slot, parts = hot([delivery(PLAIN)] * 4)
-    parts[4].low = 2
-    parts[4].refill = lambda: counts.append(len(parts[3]))
-    assert run(extension, slot, parts) == 0
-    assert counts == [1, 0]
 
 
 async def test_a_cancelled_future_gets_no_answer(extension: Any) -> None:

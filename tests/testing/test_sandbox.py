@@ -13,8 +13,6 @@ import pytest
 from taskq import State, TaskQ, chain, chord, current_job, retry
 from taskq.app.tasks import Task
 from taskq.errors import JobFailed, UsageError
-from taskq.log.read.jobs import entries
-from taskq.log.read.reader import LogReader
 from taskq.testing import (
     Sandbox,
     assert_enqueued,
@@ -23,8 +21,7 @@ from taskq.testing import (
     enqueued,
 )
 from taskq.testing import sandbox as sandboxes
-from taskq.testing.sandbox import START_SECONDS, TravelClock, use_clock
-from taskq_workers.pool import Worker
+from taskq.testing.sandbox import TravelClock, use_clock
 
 
 class _Shop:
@@ -353,32 +350,3 @@ def test_impossible_arguments_are_refused_although_no_job_was_enqueued(app: Task
             box.assert_not_enqueued(double, nubmer=4)
         with pytest.raises(UsageError, match="such a call could not be enqueued"):
             box.assert_enqueued(double, 4, 5)
-
-
-_DAY_SECONDS = 86_400
-_SECOND_NS = 1_000_000_000
-
-
-async def test_a_delayed_job_runs_once_its_app_s_clock_was_sent_ahead(tmp_path: Path) -> None:
-    app = TaskQ(tmp_path)
-    clock = TravelClock(START_SECONDS)
-    use_clock(app, clock)
-    ran: list[int] = []
-
-    @app.task(name="note")
-    def note(number: int) -> None:
-        ran.append(number)
-
-    async with app:
-        await note.options(delay="1d").enqueue(1)
-        await Worker(app, burst=True).run()
-        assert ran == []
-        clock.advance(_DAY_SECONDS)
-        await Worker(app, burst=True).run()
-        assert ran == [1]
-    with LogReader.open(str(tmp_path)) as reader:
-        days = [
-            (entry.time_ns // _SECOND_NS - START_SECONDS) // _DAY_SECONDS
-            for entry in entries(reader.journal)
-        ]
-    assert (days[0], days[-1]) == (0, 1)

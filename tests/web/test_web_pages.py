@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from taskq import Put, TaskLog, TaskQ, chord
 from taskq.cli.main import main
 from taskq.conditions import condition
-from taskq.core.errors import JobFailed, command
+from taskq.core.errors import command
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq_plugins.web.pages import _inside
 from tests.web.browser import ORIGIN, browser, program
@@ -187,34 +187,6 @@ async def test_forms_change_the_log_and_lead_back(data: Path) -> None:
             assert forms(await shown(client, job)) == []
 
 
-async def test_a_job_is_seen_to_fail_is_requeued_and_seen_to_succeed(tmp_path: Path) -> None:
-    # As the page has it open, since it is in the same process here.
-    app = TaskQ(tmp_path, upkeep=False, name="taskq web")
-    away = True
-
-    @app.task(name="send", retry=1)
-    async def send() -> str:
-        if away:
-            raise ConnectionError("the mail server is away")
-        return "sent"
-
-    async with app, app.worker(), browser(tmp_path, allow_actions=True) as client:
-        job = await send.enqueue()
-        with pytest.raises(JobFailed):
-            await job.result(timeout=30)
-        assert "the mail server is away" in await shown(client, "/")
-        page = await shown(client, f"/jobs/{job.id}")
-        assert "in send" in page
-        requeue, purge = forms(page)
-        assert (requeue["action"], purge["action"]) == ("/act/requeue", "/act/purge")
-        away = False
-        assert (await send_form(client, requeue)).status_code == 303
-        assert await job.result(timeout=30) == "sent"
-        assert '<small class="state succeeded">succeeded</small>' in await shown(
-            client, f"/jobs/{job.id}"
-        )
-
-
 async def test_a_form_without_its_token_or_from_elsewhere_changes_nothing(data: Path) -> None:
     async with browser(data, allow_actions=True) as client:
         (kind,) = forms(await shown(client, "/failures"))
@@ -301,6 +273,7 @@ async def test_a_flow_is_drawn(tmp_path: Path) -> None:
             page = await shown(client, f"/jobs/{flow.id}")
             assert (page.count("<text"), page.count("<path")) == (6, 2)
             assert page.count(' aria-current="true"') == 1
+            assert "<code>count.step()</code>" in page
             for job in set(re.findall(r'<a href="(/jobs/[^"]+)"', page)):
                 assert (await shown(client, job)).count("<path") == 2
 

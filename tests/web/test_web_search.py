@@ -12,7 +12,7 @@ import anyio
 import httpx
 import pytest
 
-from taskq import JobHandle, TaskQ, chord, progress, retry
+from taskq import JobHandle, TaskQ, progress, retry
 from taskq.engine import LogReader
 from taskq.errors import JobFailed, UsageError
 from taskq.reading import search
@@ -392,21 +392,3 @@ async def test_code_is_python_whatever_a_task_is_called(
     with LogReader.open(str(log)) as reader:
         job = reader.jobs(None, None, None, 1)[0]
     assert code_of(replace(job, task=task, payload=payload), dict) == code
-
-
-async def test_the_code_of_a_callback_is_that_of_a_step(tmp_path: Path) -> None:
-    async with TaskQ(tmp_path, durability="os") as app:
-
-        @app.task(name="total")
-        def total(counts: list[int], letter: str) -> int:
-            return sum(counts)
-
-        @app.task(name="count")
-        def count(page: str) -> int:
-            return len(page)
-
-        flow = chord([count.call("a"), count.call("b")], total.step(letter="h"))
-        last = (await flow.enqueue()).id
-    async with browser(tmp_path) as client:
-        page = html.unescape(await shown(client, f"/jobs/{last}"))
-    assert "<code>total.step(letter='h')</code>" in page
