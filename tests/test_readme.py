@@ -204,12 +204,10 @@ def test_what_is_made_of_the_code_is_what_the_code_says(document: str) -> None:
     assert tables.anew(TEXTS[document]) == TEXTS[document], "run: python -m tests.tables"
 
 
-def test_the_drawings_are_as_the_code_draws_them() -> None:
+def test_pictures_of_the_demo_show_its_recording() -> None:
     for name, text in drawings.pictures().items():
         path = drawings.FOLDER / name
         assert path.read_text("utf-8") == text, "run: python -m tests.drawings"
-        words = re.sub(r"<style>.*?</style>|<[^>]+>", " ", text, flags=re.DOTALL)
-        assert len(re.findall(r"\w{3,}", words)) > 10, name
 
 
 def test_the_recording_is_of_the_format_that_players_take() -> None:
