@@ -26,6 +26,8 @@ from tests.processes.harness import Child, eventually, log_records, of_kind, ope
 from tests.processes.striker import STRUCK
 
 PROCESSES = 3
+#: Claims before this record came in turn; to see it takes a walk over all jobs each.
+ORDERED_MAX = 4_000
 ENDS = {"succeeded": Kind.SUCCEEDED, "dead": Kind.DEAD}
 BORN = {"enqueued", "delayed", "held"}
 
@@ -121,8 +123,9 @@ class Chaos:
 def check_records(chaos: Chaos) -> None:
     """Every record is legal after those before it, and only the killed lost their jobs."""
     records = log_records(chaos.path)
-    reference = Reference.of(records, lambda _: False, may_fall=False)
+    reference = Reference.of(records, lambda lsn: lsn < ORDERED_MAX, may_fall=False)
     owners = {record.lsn: record.token for record in of_kind(records, Kind.CLAIMED)}
+    assert len({*owners.values()}) > 1, "one process had all the work"
     lost = [record for record in records if record.cause == str(Cause.OWNER_LOST)]
     assert {owners[record.token] for record in lost} <= chaos.killed, "the owner was alive"
     bodies = {lsn: job.body.decode().strip() for lsn, job in reference.jobs.items()}

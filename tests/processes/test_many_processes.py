@@ -6,7 +6,7 @@ import logging
 import random
 import struct
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +20,6 @@ from taskq.core.model import SECOND_NS, Conflict, Durability, Extras
 from taskq.core.records import Kind
 from taskq.errors import JobFailed
 from taskq.log.commit import answers as watchers
-from taskq.log.format.record import Record
 from taskq.log.machine.ports import INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.machine.threads import Pending
 from taskq.log.requests import ClaimRequest, Duplicate, EnqueueSpec, Item, Outcome, Settlement
@@ -51,92 +50,18 @@ RUNS_MAX = 3
 NOISY_LOCK_WAIT_SECONDS = 0.5
 
 
-class Fleet:
-    """Producers, and claimers that run until every job is settled."""
-
-    def __init__(self, path: Path, durability: Durability, jobs: int, workers: int = 2) -> None:
-        self.path = path
-        self.jobs = jobs
-        self.done: Counter[int] = Counter()
-        self.waits: list[float] = []
-        began = time.monotonic()
-        with ExitStack() as stack:
-
-            def start(*words: object) -> Child:
-                return stack.enter_context(
-                    Child("actors.py", words[0], path, durability, *words[1:])
-                )
-
-            claimers = [start("claim_many") for _ in range(workers)]
-            share = jobs // PRODUCERS
-            producers = [start("produce_many", number, share) for number in range(PRODUCERS)]
-            owners = [int(claimer.expect("open")) for claimer in claimers]
-            for producer in producers:
-                producer.expect("open")
-            for producer in producers:
-                producer.say("go")
-            for producer in producers:
-                self.waits.append(float(producer.expect("longest").split()[0]))
-            while workers and self.done.total() < jobs:
-                for owner, claimer in zip(owners, claimers, strict=True):
-                    for line in claimer.lines_so_far():
-                        word, count = line.split()
-                        assert word == "done", line
-                        self.done[owner] += int(count)
-            for claimer in claimers:
-                claimer.say("stop")
-                self.waits.append(float(claimer.expect("longest").split()[0]))
-                assert claimer.wait() == 0
-        self.seconds = time.monotonic() - began
-
-
-def check_each_job_once(records: list[Record], jobs: int) -> None:
-    enqueued = {record.lsn: record for record in of_kind(records, Kind.ENQUEUED)}
-    assert len(enqueued) == jobs
-    assert len({job.body for job in enqueued.values()}) == jobs
-    for kind in (Kind.CLAIMED, Kind.SUCCEEDED):
-        concerned = [item.job for item in of_kind(records, kind)]
-        assert len(concerned) == jobs
-        assert set(concerned) == enqueued.keys()
-    kinds = {item.type for item in records}
-    assert kinds <= {Kind.ENQUEUED, Kind.CLAIMED, Kind.SUCCEEDED, Kind.OWNER}
-
-
-def check_order(records: list[Record]) -> None:
-    """No job was claimed while one before it, or of a higher priority, was ready."""
-    ready: dict[int, deque[int]] = defaultdict(deque)
-    priorities: dict[int, int] = {}
-    for record in records:
-        if record.type == Kind.ENQUEUED:
-            priorities[record.lsn] = record.priority or 0
-            ready[record.priority or 0].append(record.lsn)
-        elif record.type == Kind.CLAIMED:
-            priority = max(priority for priority, jobs in ready.items() if jobs)
-            assert priorities[record.job] == priority
-            assert ready[priority].popleft() == record.job
-
-
-def check(fleet: Fleet) -> None:
-    result = log_records(fleet.path)
-    check_each_job_once(result, fleet.jobs)
-    check_order(result)
-    assert len(fleet.done) == 2
-    # How the work divides is the scheduler's business: on a busy machine one may get most of it.
-    assert min(fleet.done.values()) > 0, "both workers got work"
-    print(  # noqa: T201 - figures
-        f"{fleet.jobs} jobs in {fleet.seconds:.2f} s, by worker {sorted(fleet.done.values())}, "
-        f"longest wait for the lock {max(fleet.waits) * 1e3:.1f} ms"
-    )
-    assert max(fleet.waits) < at_most(NOISY_LOCK_WAIT_SECONDS)
-
-
-@grows
-@pytest.mark.parametrize("durability", MODES)
-def test_four_producers_and_two_workers_share_a_directory(
-    tmp_path: Path, durability: Durability
-) -> None:
-    """Each job succeeds exactly once, in FIFO order within its priority; both workers get some."""
-    check(Fleet(tmp_path, durability, some(4_000, 20_000)))
+def longest_wait(path: Path, durability: Durability) -> float:
+    """Return the longest wait for the lock of producers that are busy together, in seconds."""
+    with ExitStack() as stack:
+        producers = [
+            stack.enter_context(Child("actors.py", "produce_many", path, durability, name, 2_500))
+            for name in range(PRODUCERS)
+        ]
+        for producer in producers:
+            producer.expect("open")
+        for producer in producers:
+            producer.say("go")
+        return max(float(producer.expect("longest")) for producer in producers)
 
 
 @pytest.mark.parametrize("durability", MODES)
@@ -146,8 +71,7 @@ def test_no_wait_for_the_lock_is_long_with_four_busy_processes(
     """At most 50 ms on a machine of its own; in one of three runs, as others share this one."""
     longest: list[float] = []
     while len(longest) < RUNS_MAX and min(longest, default=LOCK_WAIT_SECONDS) >= LOCK_WAIT_SECONDS:
-        path = tmp_path / str(len(longest))
-        longest.append(max(Fleet(path, durability, 2_500 * PRODUCERS, workers=0).waits))
+        longest.append(longest_wait(tmp_path / str(len(longest)), durability))
     answer = ", ".join(f"{wait * 1e3:.1f} ms" for wait in longest)
     print(f"longest wait of each run: {answer}")  # noqa: T201 - figures
     assert min(longest) < at_most(LOCK_WAIT_SECONDS)

@@ -34,7 +34,7 @@ from tests.processes.striker import strike
 
 SPEC = EnqueueSpec()
 PRIORITIES = [EnqueueSpec(priority=priority) for priority in (3, 5, 7)]
-CLAIMED_AT_A_TIME, ENQUEUED_AT_A_TIME = 32, 64
+ENQUEUED_AT_A_TIME = 64
 
 
 def tell(text: str) -> None:
@@ -55,10 +55,6 @@ def cpu_seconds() -> float:
 
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
-
-
-def tell_waits(store: Store) -> None:
-    tell(f"longest {store._open.writer.waits.largest / 1e9:.6f} {store.batches}")
 
 
 # -- one that obeys lines --------------------------------------------------------------------------
@@ -128,39 +124,6 @@ def answer(path: str, *options: str) -> None:
 # -- many jobs -------------------------------------------------------------------------------------
 
 
-def claim_many(path: str, durability: str) -> None:
-    """Claim and settle jobs until a line comes; print the counts and the longest lock wait."""
-    asyncio.run(_claim_many(path, durability))
-
-
-async def _claim_many(path: str, durability: str) -> None:
-    store, stop = opened(path, durability), asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def wait_for_line() -> None:
-        sys.stdin.readline()
-        loop.call_soon_threadsafe(stop.set)
-
-    def complain(item: Settlement, error: TaskqError) -> None:
-        tell(f"refused {item.delivery.job} {error}")
-
-    threading.Thread(target=wait_for_line, daemon=True).start()
-    tell(f"open {store.owner}")
-    port = store.port()
-    stopping = asyncio.ensure_future(stop.wait())
-    while not stop.is_set():
-        claim = port.claim(ClaimRequest(CLAIMED_AT_A_TIME))
-        await asyncio.wait((claim, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if not claim.done():
-            claim.cancel()
-            break
-        ends = [Settlement(Kind.SUCCEEDED, delivery) for delivery in claim.result()]
-        port.settle_soon(ends, complain)
-        tell(f"done {len(ends)}")
-    tell_waits(store)
-    await asyncio.to_thread(store.close)
-
-
 def produce_many(path: str, durability: str, name: str, count: str) -> None:
     """Enqueue jobs of three priorities once a line comes; print the longest wait for the lock."""
 
@@ -177,7 +140,7 @@ def produce_many(path: str, durability: str, name: str, count: str) -> None:
     tell("open")
     sys.stdin.readline()
     asyncio.run(produce(int(count)))
-    tell_waits(store)
+    tell(f"longest {store._open.writer.waits.largest / 1e9:.6f}")
     store.close()
 
 
