@@ -21,8 +21,8 @@ from taskq.errors import TaskqError
 from taskq_plugins.prometheus.serving import registry_of, text_of, worker_metrics
 from taskq_plugins.scrapes import serve
 from taskq_workers import JobFinished
-from tests.processes.harness import SCRIPTS, Child, eventually
-from tests.processes.test_kill_matrix import enqueue, start_worker, view
+from tests.processes.harness import SCRIPTS, Child, eventually, start_worker
+from tests.processes.test_kill_matrix import enqueue, view
 from tests.programs import free_port
 
 #: A sample: its name, and its labels in order.
