@@ -429,6 +429,7 @@ class LimitGroups:
     Attributes:
         due: (moment, …, group) of groups that wait for their rate, earliest first.
         freed: groups that were full and have room again, until ``is_freed`` is called.
+        limits: of tasks: what claimers say, with the wishes of operators in place of it.
         wishes: limits of operators by task.
     """
 
@@ -441,8 +442,7 @@ class LimitGroups:
         self._lanes = lanes
         self._block_lane = block
         self._unblock_lane = unblock
-        #: by task: what claimers say, with the wishes of operators in place of it
-        self._limits: dict[str, Limit] = {}
+        self.limits: dict[str, Limit] = {}
         self._declared: dict[str, Limit] = {}
         self._told: Mapping[str, Limit] | None = None
         self.wishes: dict[str, TaskWish] = {}
@@ -456,7 +456,7 @@ class LimitGroups:
         return len(self._groups)
 
     def get(self, task: str, key: bytes) -> LimitGroup | None:
-        limit = self._limits.get(task)
+        limit = self.limits.get(task)
         return self._groups.get(((limit.scope if limit else "") or task, key))
 
     def tell(self, limits: Mapping[str, Limit], moment: int) -> None:
@@ -491,10 +491,10 @@ class LimitGroups:
         return steered
 
     def _take(self, limits: Mapping[str, Limit], moment: int) -> None:
-        news = {task for task, limit in limits.items() if self._limits.get(task) != limit}
+        news = {task for task, limit in limits.items() if self.limits.get(task) != limit}
         if not news:
             return
-        self._limits.update(limits)
+        self.limits.update(limits)
         for lane in self._lanes:
             if lane.task in news:
                 self.join(lane)
@@ -508,7 +508,7 @@ class LimitGroups:
             self.judge(group, moment)
 
     def join(self, lane: Lane, *, rated: bool = False) -> None:
-        limit = self._limits.get(lane.task)
+        limit = self.limits.get(lane.task)
         if limit is None and lane.family is None and not rated:
             return
         key = ((limit.scope if limit else "") or lane.task, lane.concurrency_key)
@@ -608,7 +608,7 @@ class LimitGroups:
         return times if times is not None and times.total else None
 
     def restore(self, key: tuple[str, bytes], times: Times, moment: int) -> None:
-        limit = self._limits.get(key[0])
+        limit = self.limits.get(key[0])
         group = self._group(((limit.scope if limit else "") or key[0], key[1]), limit)
         if group.times is None:
             group.times = times

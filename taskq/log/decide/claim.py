@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import compress, repeat
 from typing import Final
 
@@ -60,8 +59,7 @@ class Claims:
         if not taken:
             return [], False
         self._introduce(batch)
-        limits = request.limits or agenda.groups.wishes
-        if len(taken) >= RUN_MIN and not (request.lease_ns or limits):
+        if len(taken) >= RUN_MIN and not (request.lease_ns or agenda.groups.limits):
             records = self._records(taken)
             if records is not None:
                 return self._claim_run(batch, taken, records)
@@ -105,7 +103,8 @@ class Claims:
             parts[-len(taken) :] = [part + lease for part in parts[-len(taken) :]]
             for job in taken.jobs:
                 agenda.leases.apply_until(job, batch.time_ns + request.lease_ns)
-        mark_rated(batch, taken, request.limits or agenda.groups.wishes)
+        if agenda.groups.limits:
+            mark_rated(batch, taken)
         for job, attempt, token in damaged:
             self._ends.end(
                 batch, DEATH, Cause.REJECTED, job, token, attempt, b"its record is damaged"
@@ -243,9 +242,7 @@ def _take(agenda: agenda.Agenda, request: ClaimRequest) -> claims.JobColumns:
     return agenda.order.take(count, request.queues, request.tasks)
 
 
-def mark_rated(batch: Batch, taken: claims.JobColumns, limits: Mapping[str, object] | None) -> None:
-    if not limits:
-        return
+def mark_rated(batch: Batch, taken: claims.JobColumns) -> None:
     parts = batch.parts
     for number, lane in enumerate(taken.lanes, len(parts) - len(taken)):
         limit = None if lane.group is None else lane.group.limit

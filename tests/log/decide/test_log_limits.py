@@ -2,50 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pytest
 
-from taskq.core.controls import Change
 from taskq.core.errors import FormatError, UsageError
-from taskq.core.flows import Policy
 from taskq.core.folds import claims
 from taskq.core.folds.agenda import PROMOTE_MAX, Agenda
 from taskq.core.folds.claims import GONE
 from taskq.core.folds.freeze import freeze_agenda, thaw_agenda
-from taskq.core.model import SECOND_NS, Conflict, Extras
+from taskq.core.model import SECOND_NS, Extras
 from taskq.core.rates import Limit, Rate, Times
 from taskq.core.records import Kind
-from taskq.flows.flow import Chain, Parallel
 from taskq.log import requests
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.decide import claim as claiming
 from taskq.log.decide import settle
 from taskq.log.format.notes import chunks_of, decode_rated, encode_rated
-from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op, Settlement
+from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op
 from taskq.log.state.facets import Facets
 from taskq.log.upkeep import snapshots
 from taskq.log.upkeep import upkeep as errand
-from taskq.log.upkeep.snapshots import SnapshotPolicy
 from tests.core.folds.test_freeze import Columns
 from tests.effort import grows, some
-from tests.log.mix import ACTS, CONFIGS, REFUSED, Mix
+from tests.log.mix import ACTS, CONFIGS, Mix
+from tests.log.simulation import KEYS, Made
 from tests.log.world import (
     FILLER,
+    Meaning,
     Process,
     World,
     fill_segment,
-    items_of,
     keeping,
-    leaf,
     meaning,
-    step,
     tend,
 )
-from tests.machine.crashable import ProcessKilled
 
 SEND: Final = EnqueueSpec(queue="mail", task="send")
 POST: Final = EnqueueSpec(task="post", attempts=3)
@@ -75,6 +68,16 @@ def test_each_key_has_its_own_limit_and_a_full_one_holds_up_no_other(process: Pr
     b = [process.enqueue(spec=SEND, extras=of("b")) for _ in range(5)]
     none = [process.enqueue(spec=SEND) for _ in range(5)]
     assert jobs(claim(process)) == a[:2] + b[:2] + none[:2]
+
+
+def test_a_claim_without_limits_counts_against_the_rate_of_its_process(
+    world: World, process: Process
+) -> None:
+    for _ in range(4):
+        process.enqueue(spec=POST)
+    claim(process, 1)
+    process.claim()
+    assert len(claim(world.process())) == 1
 
 
 @pytest.mark.parametrize("compacts", [True, False])
@@ -144,94 +147,41 @@ def test_a_moment_of_a_claim_that_is_none_is_refused_as_such() -> None:
 # -- limits mix ------------------------------------------------------------------------------------
 
 
-#: A killed process's half-done work cannot be closed.
 LIMITS_OF_FLOWS: Final = {
     "mail.send": Limit(concurrency=3),
     "x": Limit(concurrency=2, rate=Rate(4, 60 * SECOND_NS)),
     "part": Limit(rate=Rate(3, 20 * SECOND_NS)),
     "step": Limit(concurrency=1),
 }
-KEYS: Final = (b"", b"a", b"b", b"c" * 40)
-TICKED: Final = "every so often"
 
 
 class LimitedMix(Mix):
-    """One history."""
+    """Jobs with keys, and flows, of tasks with limits."""
 
-    def __init__(self, seed: int, *, locked: bool) -> None:
-        super().__init__(seed, CONFIGS[seed % 3], locked=locked)
+    ACTS: ClassVar = {**Mix.ACTS, "plan_a_crash": 10}
+    REQUESTS: ClassVar = {**Mix.REQUESTS, "flow": 40, "schedule": 5, "claim": 200}
+    limits = LIMITS_OF_FLOWS
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, CONFIGS[seed % 3], locked=seed % 5 == 0)
         #: (task, key) -> moments of its claims
         self.claims: dict[tuple[str, bytes], list[int]] = {}
-        self.observer.ask(Op.ENROL, [requests.Enrolment(TICKED, b"rule", b"{}")])
 
-    def join(self) -> None:
-        super().join()
-        _, care = self.tended[-1]
-        care._snapshots._policy = SnapshotPolicy(3_000, 10**6)
+    def _extras(self) -> Extras:
+        extras = super()._extras() or Extras()
+        extras.concurrency_key = self.chance.choice(KEYS)
+        return extras
 
-    def act(self) -> None:
-        number = self.random.randrange(100)
-        if number < 60:
-            with contextlib.suppress(*REFUSED):
-                super().act()
-            return
-        acts: dict[Callable[[Process], object], int] = {
-            self.put_keyed: 12, self.put_flow: 6, self.tick: 2, self.claim: 12,
-            self.settle: 12, self.cancel: 4, self.crash: 1, self.steer: 1,
-        }  # fmt: skip
-        (act,) = self.random.choices(list(acts), list(acts.values()))
-        with contextlib.suppress(*REFUSED):
-            act(self.random.choice(self.tended)[0])
-        self.observer.catch_up()
+    def _schedule(self, process: Process) -> Made:
+        if "ticks" not in process.catch_up().need_agenda().schedules:
+            return self._tick(process)
+        verb = self.chance.choice(["pause", "resume", "resume"])
+        return Op.STEER, requests.Steer("ticks", verb), lambda _: None
 
-    def put_keyed(self, process: Process) -> None:
-        pick = self.random
-        extras = Extras(concurrency_key=pick.choice(KEYS))
-        if pick.random() < 0.3:
-            extras.expires_ns = pick.randrange(1, 2_000) * SECOND_NS
-        if pick.random() < 0.2:
-            extras.due_ns = pick.randrange(1, 900) * SECOND_NS
-        if pick.random() < 0.2:
-            extras.key = b"%d" % pick.randrange(3)
-            extras.on_conflict = pick.choice(list(Conflict))
-        spec = EnqueueSpec(
-            pick.choice(["default", "other"]),
-            pick.choice(["mail.send", "x"]),
-            pick.choice([0, 5]),
-            pick.choice([0, 2]),
-        )
-        answer = process.offer(b"{}", extras, spec)
-        if isinstance(answer, int):
-            self.jobs.append(answer)
-
-    def put_flow(self, process: Process) -> None:
-        pick = self.random
-        policy = pick.choice(list(Policy))
-        members = Parallel(tuple(leaf() for _ in range(pick.choice([1, 2, 4]))))
-        node = Chain(
-            (members, step(), Parallel((step(), step())), step())[: pick.randrange(2, 5)], policy
-        )
-        items = []
-        for spec, body, extras in items_of(node):
-            extras.concurrency_key = pick.choice(KEYS)
-            if pick.random() < 0.2:
-                extras.expires_ns = pick.randrange(100, 2_000) * SECOND_NS
-            items.append((spec, body, extras))
-        self.jobs += process.ask(Op.ENQUEUE_MANY, items)
-
-    def claim(self, process: Process) -> None:
-        lease_ns = self.random.choice([0, 0, 500]) * SECOND_NS
-        request = ClaimRequest(
-            self.random.randrange(1, 9),
-            wait_until_ns=0,
-            lease_ns=lease_ns,
-            limits=dict(LIMITS_OF_FLOWS),
-        )
-        result = process.ask(Op.CLAIM, request)
-        self.held += [(process, item) for item in result]
+    def _claimed(self, process: Process, deliveries: list[Delivery]) -> None:
         agenda = self.observer.catch_up().need_agenda()
         moment = process.committer.facets.need_agenda().moment
-        for item in result:
+        for item in deliveries:
             limit = LIMITS_OF_FLOWS[item.lane.task]
             key = item.lane.task, item.lane.concurrency_key
             if limit.rate is not None:
@@ -241,96 +191,18 @@ class LimitedMix(Mix):
                 assert len(recent) <= limit.rate.count, key
         check_running(agenda)
 
-    def fill(self, process: Process) -> None:
-        segment = process.journal.segment
-        for _ in range(60):
-            process.enqueue(FILLER)
-            self.claim(process)
-            self.settle(process)
-            if process.journal.segment != segment:
-                return
+    def meaning(self, facets: Facets, now_ns: int) -> Meaning:
+        return all_of(facets, now_ns)
 
-    def tick(self, process: Process) -> None:
-        agenda = process.catch_up().need_agenda()
-        state = agenda.schedules[TICKED]
-        now_ns = self.world.clock.wall_ns()
-        item = (EnqueueSpec("default", "x"), b"{}", Extras(concurrency_key=b"a"))
-        self.world.clock.advance(1)
-        answer = process.ask(
-            Op.TICK, requests.Turn(TICKED, state.done_ns, now_ns, (now_ns,), (item,))
-        )
-        self.jobs += answer or []
-
-    def steer(self, process: Process) -> None:
-        process.ask(
-            Op.STEER, requests.Steer(TICKED, self.random.choice(["pause", "resume", "resume"]))
-        )
-
-    def crash(self, process: Process) -> None:
-        machine = self.world.machine
-        machine.stop_at(machine.steps + self.random.choice([1, 2, 3, 5]), power=False)
-        try:
-            self.claim(process)
-            self.put_flow(process)
-            self.settle(process)
-        except ProcessKilled:
-            machine.stop_at(None)  # joining ones go on
-            for number, (item, care) in enumerate(self.tended):
-                if item.disk.is_dead:
-                    self.tended.pop(number)
-                    if care._steps is not None:
-                        with contextlib.suppress(ProcessKilled):
-                            care._steps.close()
-                    self.held = [held for held in self.held if held[0] is not item]
-                    item.kill()
-                    self.join()
-                    break
-        finally:  # also where one of these was refused
-            machine.stop_at(None)
-
-    def check(self, when: str) -> None:
-        super().check(when)
-        seen = self.observer.catch_up()
-        time_ns, step_ns = self.observer.journal.log_time()
-        now_ns = time_ns - step_ns
+    def check(self) -> None:
+        super().check()
+        seen, now_ns = self.observer.catch_up(), self.now_ns()
         wanted = all_of(seen, now_ns)
-        folded = all_of(self.world.fold(), now_ns)
-        for name, value in wanted.items():
-            assert folded[name] == value, f"{when}: {name}"
-        for process, _ in self.tended:
+        for process in self.processes:
             # Only processes that know the limits know the next jobs.
-            assert all_of(process.catch_up(), now_ns) | {"next": wanted["next"]} == wanted, when
+            assert all_of(process.catch_up(), now_ns) | {"next": wanted["next"]} == wanted
         agenda = thaw_agenda(Columns(freeze_agenda(seen.need_agenda())))
-        assert parts_of(agenda, now_ns) == parts_of(seen.need_agenda(), now_ns), when
-
-    def drain(self) -> None:
-        process, _ = self.tended[0]
-        process.ask(Op.RESUME, "other")
-        process.ask(Op.CONTROL, Change("task:x", {"paused": None}))
-        for _ in range(600):
-            agenda = process.catch_up().need_agenda()
-            if not agenda.table.live:
-                break
-            for owner, delivery in self.held:
-                owner.ask(Op.SETTLE, [success(delivery)])
-            self.held.clear()
-            # A waiter for a signal waits for ever, and a waiter for a dead letter until it is gone.
-            for job in list(agenda.steps.waits):
-                process.ask(Op.CANCEL, job)
-            process.ask(Op.PURGE, [row[0] for row in agenda.dead.rows(0, 999)])
-            self.world.clock.advance(30)
-            request = ClaimRequest(50, wait_until_ns=0, limits=LIMITS_OF_FLOWS)
-            self.held = [(process, delivery) for delivery in process.ask(Op.CLAIM, request)]
-        agenda = process.catch_up().need_agenda()
-        assert not agenda.table.live, dict(agenda.flows.held)
-        assert not agenda.flows.held
-        assert not agenda.flows.todo
-        assert not agenda.leases.asked
-        assert not any(lane.family for lane in agenda.lanes if lane is not GONE)
-
-
-def success(delivery: Delivery) -> Any:
-    return Settlement(Kind.SUCCEEDED, delivery)
+        assert parts_of(agenda, now_ns) == parts_of(seen.need_agenda(), now_ns)
 
 
 def all_of(facets: Facets, now_ns: int) -> dict[str, Any]:
@@ -361,18 +233,6 @@ def check_running(agenda: Agenda) -> None:
         assert not limit.concurrency or count <= limit.concurrency, (task, key)
 
 
-def history(seed: int) -> None:
-    mix = LimitedMix(seed, locked=seed % 5 == 0)
-    for number in range(ACTS):
-        mix.act()
-        if not number % 60:
-            mix.check(f"act {number}")
-    for _ in mix.tended:
-        mix.tend(400)
-    mix.check("at the end")
-    mix.drain()
-
-
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine that does one in a millisecond."""
@@ -385,7 +245,10 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 @grows
 @pytest.mark.parametrize("seed", range(some(2, 100)))
 def test_flows_limits_and_cancels_are_the_same_to_all_and_all_ends(seed: int) -> None:
-    history(seed)
+    mix = LimitedMix(seed)
+    mix.run(ACTS)
+    mix.drain()
+    assert mix.counts["flows"]
 
 
 # -- starvation ------------------------------------------------------------------------------------
