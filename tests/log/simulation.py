@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from taskq.core.controls import Change
 from taskq.core.errors import (
@@ -28,10 +28,14 @@ from taskq.core.errors import (
     StaleDelivery,
     TaskqError,
 )
+from taskq.core.flows import Policy
+from taskq.core.folds.claims import GONE
 from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import SECOND_NS, Conflict, Durability, Extras, State
+from taskq.core.rates import Limit
 from taskq.core.records import Cause, Flag, Kind
 from taskq.core.sources import Move
+from taskq.flows.flow import Chain, Node, Parallel
 from taskq.log.commit.answers import NOWAIT
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.decide.enqueue import Run, paired
@@ -55,9 +59,19 @@ from taskq.log.requests import (
     Turn,
     Withdrawal,
 )
-from taskq.log.upkeep.snapshots import Snapshots
+from taskq.log.upkeep.snapshots import SnapshotPolicy
+from taskq.log.upkeep.upkeep import Upkeep
 from tests.log.reference import Job, Reference
-from tests.log.world import Process, World, check_same, some_edit
+from tests.log.world import (
+    Process,
+    World,
+    check_same,
+    items_of,
+    leaf,
+    some_edit,
+    step,
+    tend_a_while,
+)
 from tests.machine.crashable import PowerLost, ProcessKilled
 
 if TYPE_CHECKING:
@@ -150,51 +164,77 @@ def stays_cancelled(job: Job | None) -> bool:
     return job is not None and (job.asked or job.state in (State.CANCELLED, State.SUCCEEDED))
 
 
-QUEUES: Final = ("mail", "sync")
-_DONE: Final = object()
+QUEUES: Final = ("default", "other", "third")
+#: A claim of one key after the other.
+KEYS: Final = (b"", b"a", b"b", b"c" * 40)
 _PROCESSES_MAX: Final = 3
-_SPECS: Final = [
-    EnqueueSpec(queue, "task", priority, attempts)
-    for queue, priority, attempts in (
-        ("mail", 5, 5), ("mail", 5, 2), ("mail", 9, 0), ("mail", 5, 1), ("sync", 5, 3),
-        ("sync", 0, 3),
+SPECS: Final = [
+    EnqueueSpec(queue, task, priority, attempts, flags=flags)
+    for queue, task, priority, attempts, flags in (
+        ("default", "mail.send", 5, 5, 0), ("default", "mail.send", 5, 2, 0),
+        ("default", "mail.send", 9, 0, 0), ("default", "mail.send", 5, 1, 0),
+        ("other", "mail.send", 5, 3, 0), ("other", "mail.send", 0, 3, 0),
+        ("third", "x", 7, 1, int(Flag.DROP_RESULT)),
     )
 ]  # fmt: skip
 _TIED: Final = Flag.KEY_UNTIL_SETTLED | Flag.FLOW
 _ENDS: Final = {Kind.SUCCEEDED: State.SUCCEEDED, Kind.DEAD: State.DEAD}
+_STEADY: Final = LogConfig(
+    segment_bytes=SEGMENT_BYTES_MIN, min_free_bytes=200, reserve_bytes=20_000, keep_seconds=None
+)
 
 
 class Simulation:
-    """One run; every draw comes from the seed."""
+    """One run; every draw comes from the seed.
+
+    Attributes:
+        ACTS: what happens, methods by name, and how often.
+        REQUESTS: what processes ask for, and how often.
+        clock_steps: seconds by which the clock may be set.
+        limits: of tasks, which all claims know.
+    """
+
+    ACTS: ClassVar = {
+        "work": 30, "tend": 15, "sync": 12, "rest": 2, "pass_time": 6, "appear": 3, "kill": 2,
+        "power_loss": 1, "plan_a_crash": 2, "check": 1,
+    }  # fmt: skip
+    REQUESTS: ClassVar = {
+        "enqueue": 22, "enqueue_run": 4, "enqueue_many": 4, "claim": 20, "settle": 20,
+        "settle_soon": 10, "cancel": 4, "watch": 4, "transact": 4, "extend": 4, "requeue": 4,
+        "purge": 1, "pause": 2, "steer": 1, "withdraw": 1, "edit": 6, "step": 12, "signal": 8,
+        "ingest": 4, "tick": 10,
+    }  # fmt: skip
+    clock_steps: tuple[int, ...] = (-4, -3_600, 3_600, -60, 60, 10**8, -(10**8))
+    limits: Mapping[str, Limit] | None = None
+    #: how often a planned crash is one of the power
+    power = 0.6
 
     def __init__(
         self,
         seed: int,
         durability: Durability = Durability.FSYNC,
         *,
+        config: LogConfig = _STEADY,
         steps_of_clock: bool = False,
         faults: bool = False,
-        snapshots: bool = False,
     ) -> None:
         self.chance = random.Random(seed)
-        config = LogConfig(
-            durability=durability,
-            segment_bytes=SEGMENT_BYTES_MIN,
-            min_free_bytes=200,
-            reserve_bytes=20_000,
-        )
-        self.world = World(seed, config)
+        self.world = World(seed, replace(config, durability=durability))
         self.memory = Memory()
         self.processes: list[Process] = []
+        self.cares: dict[Process, Upkeep] = {}
         self.held: dict[Process, list[Delivery]] = {}
         self.old: list[Delivery] = []
-        self._writing: dict[Process, Generator[None, None, None]] = {}
         self.pending: list[tuple[Process, Future[Any], Callable[[Any], None]]] = []
         self.counts: Counter[str] = Counter()
+        self.acts: dict[str, int] = dict(self.ACTS)
+        self.requests: dict[str, int] = dict(self.REQUESTS)
+        self.acts |= {"step_clock": 1} if steps_of_clock else {}
+        self.acts |= {"fault": 2} if faults else {}
         self._faults = faults
-        self._snapshots = snapshots
         self._steps_of_clock = steps_of_clock
         self._is_durable = durability is Durability.FSYNC
+        self._compacts = config is not _STEADY
         self._bodies = 0
         self._believed: dict[str, bytes] = {}
         self._turns: list[Turn] = []
@@ -211,14 +251,10 @@ class Simulation:
     # -- what happens -----------------------------------------------------------------------------
 
     def act(self) -> None:
-        acts: list[tuple[int, Callable[[], None]]] = [
-            (30, self.work), (12, self.sync), (2, self.rest), (6, self.pass_time), (3, self.appear),
-            (2, self.kill), (1, self.power_loss), (2, self.plan_a_crash), (1, self.check),
-            (1 if self._steps_of_clock else 0, self.step_clock),
-            (2 if self._faults else 0, self.fault),
-        ]  # fmt: skip
-        weights = [weight for weight, _ in acts]
-        self.safely(self.chance.choices([action for _, action in acts], weights)[0])
+        self.safely(getattr(self, self._draw(self.acts)))
+
+    def _draw(self, weights: Mapping[str, int]) -> str:
+        return self.chance.choices(list(weights), list(weights.values()))[0]
 
     def safely(self, act: Callable[[], None]) -> None:
         """Do something in the course of which the power may fail, or a process be killed."""
@@ -249,18 +285,35 @@ class Simulation:
                 self.counts["not opened"] += 1
                 return
             self.processes.append(process)
-            self.held[process] = []
+            self.held[process], self.cares[process] = [], self._care(process)
+
+    def _care(self, process: Process) -> Upkeep:
+        care = Upkeep(process.committer)
+        care._snapshots._policy = SnapshotPolicy(3_000, 10**6)
+        if not self._compacts:  # on a full disk, either
+            care._lacks_room = lambda **_: False  # type: ignore[method-assign]
+        return care
 
     def work(self) -> None:
-        """A process commits a batch, and before it a few steps of a snapshot."""
+        """A process commits a batch."""
         process = self.chance.choice(self.processes)
-        if self._snapshots and self.chance.random() < 0.5:
-            self.write_snapshot(process)
         if self.chance.random() < 0.3:
             self._work_alone(process, self._request(process))
             return
         count = self.chance.choice((1, 1, 1, 2, 5))
         process.commit([self._request(process) for _ in range(count)])
+
+    def ask(self) -> None:
+        """Commit one request, whose answer is out before anything else happens."""
+        process = self.chance.choice(self.processes)
+        process.commit([self._request(process)])
+        process.sync()
+
+    def tend(self) -> None:
+        process = self.chance.choice(self.processes)
+        with contextlib.suppress(LogError):
+            process.catch_up()
+        tend_a_while(process, self.cares[process], self.chance.choice((1, 1, 2, 5, 30)))
 
     def _work_alone(self, process: Process, request: Request) -> None:
         """Commit a request as a caller does, whom a signal handler may raise at; else send it."""
@@ -283,15 +336,19 @@ class Simulation:
         self.world.clock.advance(self.chance.choice((0.001, 1, 7, 60, 3_600)))
 
     def step_clock(self) -> None:
-        self.world.clock.step(self.chance.choice((-4, -3_600, 3_600, -60, 60, 10**8, -(10**8))))
+        self.world.clock.step(self.chance.choice(self.clock_steps))
 
     def kill(self) -> None:
         self._bury(self.chance.choice(self.processes))
 
+    def restart(self) -> None:
+        self.kill()
+        self.appear()
+
     def plan_a_crash(self) -> None:
         """Stop within the next disk accesses: power, or whichever process is at it then."""
         step = self.world.machine.steps + self.chance.choice((1, 2, 3, 5, 8, 13, 21))
-        self.world.machine.stop_at(step, power=self.chance.random() < 0.6)
+        self.world.machine.stop_at(step, power=self.chance.random() < self.power)
 
     def power_loss(self) -> None:
         self.world.machine.lose_power()
@@ -316,6 +373,34 @@ class Simulation:
             process.sync()
         self._take_answers()
 
+    def drain(self) -> None:
+        """Let one process go on until every job has ended."""
+        self._heal()
+        for process in list(self.processes):
+            self._bury(process)
+        process = self.world.process()
+        for name in QUEUES:
+            process.ask(Op.RESUME, name)
+        for task in {spec.task for spec in SPECS}:
+            process.ask(Op.CONTROL, Change(f"task:{task}", {"paused": None}))
+        claim = ClaimRequest(50, None, None, 0, 0, self.limits)
+        for _ in range(600):
+            agenda = process.catch_up().need_agenda()
+            if not agenda.table.live:
+                break
+            for delivery in process.ask(Op.CLAIM, claim):
+                process.settle(delivery)
+            # A waiter for a signal waits for ever, and a waiter for a dead letter until it is gone.
+            for job in list(agenda.steps.waits):
+                process.ask(Op.CANCEL, job)
+            process.ask(Op.PURGE, [row[0] for row in agenda.dead.rows(0, 999)])
+            self.world.clock.advance(30)
+        assert not agenda.table.live, dict(agenda.flows.held)
+        assert not agenda.flows.held
+        assert not agenda.flows.todo
+        assert not agenda.leases.asked
+        assert not any(lane.family for lane in agenda.lanes if lane is not GONE)
+
     def _heal(self) -> None:
         machine = self.world.machine
         machine.free = machine.shorten = None
@@ -336,58 +421,31 @@ class Simulation:
     def _bury(self, process: Process) -> None:
         process.kill()
         self.processes.remove(process)
-        self.old += self.held.pop(process)
+        self._forget(process)
         self.pending = [entry for entry in self.pending if entry[0] is not process]
-        self.drop_snapshots([process])
         self.counts["killed"] += 1
 
     def _everything_is_gone(self) -> None:
         self.world.everyone_is_gone(self.chance.choice((1, 60, 7_200)))
         for process in list(self.processes):
-            self.old += self.held.pop(process)
-        self.drop_snapshots(self.processes)
+            self._forget(process)
         self.processes.clear()
         self.pending.clear()
         self.counts["power lost"] += 1
         self._may_have_lost = not self._is_durable
 
-    # -- snapshots ---------------------------------------------------------------------------------
-
-    def write_snapshot(self, process: Process) -> None:
-        steps = self._writing.pop(process, None)
-        if steps is None:
-            with contextlib.suppress(LogError):
-                process.catch_up()
-            steps = Snapshots(process.committer).write_steps()
-        for _ in range(self.chance.choice((1, 2, 5, 100))):
-            if next(steps, _DONE) is _DONE:
-                return
-        self._writing[process] = steps
-
-    def drop_snapshots(self, processes: list[Process]) -> None:
-        """Leave half done what processes wrote that are gone."""
-        for process in processes:
-            steps = self._writing.pop(process, None)
-            if steps is not None:
-                with contextlib.suppress(PowerLost, ProcessKilled):
-                    steps.close()
-
-    def check_snapshots(self) -> None:
-        if self.world.machine.find("/srv/data/taskq.json") is not None:
-            behind, total = check_same(self.world, loosely=self._steps_of_clock)
-            self.counts["folds that began with snapshots"] += behind < total
+    def _forget(self, process: Process) -> None:
+        """Leave half done what a process did that is gone."""
+        self.old += self.held.pop(process)
+        steps = self.cares.pop(process)._steps
+        if steps is not None:
+            with contextlib.suppress(PowerLost, ProcessKilled, LogError):
+                steps.close()
 
     # -- requests and their answers ---------------------------------------------------------------
 
     def _request(self, process: Process) -> Request:
-        make = self.chance.choices(
-            (self._enqueue, self._enqueue_run, self._enqueue_many, self._claim,
-             self._settle, self._settle_soon, self._cancel, self._watch, self._transact,
-             self._extend, self._requeue, self._purge, self._pause, self._steer, self._withdraw,
-             self._edit,
-             self._step, self._signal, self._ingest, self._tick),
-            (22, 4, 4, 20, 20, 10, 4, 4, 4, 4, 4, 1, 2, 1, 1, 6, 12, 8, 4, 10),
-        )[0]  # fmt: skip
+        make = getattr(self, f"_{self._draw(self.requests)}")
         op, operand, accept = make(process)
         if op in NOWAIT:
             return op, None, None, operand
@@ -401,7 +459,7 @@ class Simulation:
         self._bodies += 1
         filler = self.chance.choice((0, 0, 0, 10, 500, 6_000))
         body = b"%d" % self._bodies + b"." * filler
-        return self.chance.choice(_SPECS), body, self._extras()
+        return self.chance.choice(SPECS), body, self._extras()
 
     def _extras(self) -> Extras | None:
         now = self.world.clock.wall_ns()
@@ -412,6 +470,7 @@ class Simulation:
             Extras(key=key, window_ns=seconds, until_settled=True, on_conflict=Conflict.REPLACE),
             Extras(key=key, window_ns=seconds, on_conflict=Conflict.REPLACE),
             Extras(key=key, on_conflict=self.chance.choice((Conflict.REPLACE, Conflict.RAISE))),
+            Extras(concurrency_key=self.chance.choice(KEYS)),
             Extras(due_ns=seconds), Extras(due_ns=now + seconds, due_is_wall=True),
             Extras(expires_ns=seconds), Extras(headers={"a": "b"}),
             Extras(expires_ns=now + seconds, expires_is_wall=True),
@@ -435,8 +494,8 @@ class Simulation:
 
     def _enqueue_run(self, process: Process) -> Made:
         count = self.chance.choice((1, 3, 12, 30))
-        specs = sorted(self.chance.choices(_SPECS, k=count), key=_SPECS.index)
-        items = [self._in_line(spec, *self._item()[1:]) for spec in specs]
+        specs = sorted(self.chance.choices(SPECS, k=count), key=SPECS.index)
+        items = [self._in_line(each, *self._item()[1:]) for each in specs]
         futures: list[Future[Any]] = [Future() for _ in items]
         for item, future in zip(items, futures, strict=True):
             if self.chance.random() < 0.05:
@@ -464,6 +523,26 @@ class Simulation:
 
         return Op.ENQUEUE_MANY, items, accept
 
+    def _flow(self, _: Process) -> Made:
+        items = items_of(self._node())
+        for item in items:
+            item[2].concurrency_key = self.chance.choice(KEYS)
+
+        def accept(jobs: list[int]) -> None:
+            self.memory.durable.update(jobs)
+            self.counts["flows"] += len(jobs) > 1
+
+        return Op.ENQUEUE_MANY, items, accept
+
+    def _node(self, depth: int = 0) -> Node:
+        if depth > 2 or self.chance.random() < 0.3:
+            return leaf()
+        policy = self.chance.choice(list(Policy))
+        if self.chance.random() < 0.5:
+            members = tuple(self._node(depth + 1) for _ in range(self.chance.randint(0, 4)))
+            return Chain((Parallel(members), step()), policy)
+        return Chain((self._node(depth + 1), step(), self._node(depth + 1)), policy)
+
     def _ingest(self, _: Process) -> Made:
         """The next lines of a source, as somebody does who last heard of it a while ago."""
         source = self.chance.choice(("a", "b"))
@@ -471,7 +550,7 @@ class Simulation:
         line = int(before or 0)
         after = line + self.chance.choice((0, 1, 2, 5))
         items: list[Item] = [
-            (self.chance.choice(_SPECS), f"{source} {number}".encode(), None)
+            (self.chance.choice(SPECS), f"{source} {number}".encode(), None)
             for number in range(line, after)
         ]
 
@@ -491,7 +570,8 @@ class Simulation:
         first_ns, now_ns = state.done_ns + SECOND_NS, self.world.clock.wall_ns()
         moments = tuple(range(first_ns, now_ns + 1, SECOND_NS)[: self.chance.choice((1, 3))])
         if moments:
-            items = tuple((_SPECS[0], b"tick %d" % moment, None) for moment in moments)
+            extras = self.chance.choice((None, Extras(concurrency_key=b"a")))
+            items = tuple((SPECS[0], b"tick %d" % moment, extras) for moment in moments)
             self._turns.append(Turn("ticks", state.done_ns, moments[-1], moments, items))
         if not self._turns:
             return self._enqueue(process)
@@ -512,10 +592,10 @@ class Simulation:
         self.memory.positions[source] = max(self.memory.positions[source], position)
 
     def _claim(self, process: Process) -> Made:
-        queues = self.chance.choice((None, None, frozenset({"mail"})))
+        queues = self.chance.choice((None, None, frozenset({"default"})))
         lease_ns = self.chance.choice((0, 0, 5, 60, 7_200)) * SECOND_NS
         count = self.chance.choice((1, 2, 10, 40))
-        request = ClaimRequest(count, queues, wait_until_ns=0, lease_ns=lease_ns)
+        request = ClaimRequest(count, queues, None, 0, lease_ns, self.limits)
 
         def accept(deliveries: list[Delivery]) -> None:
             for delivery in deliveries:
@@ -532,8 +612,12 @@ class Simulation:
                     self.memory.run_once.add(delivery.job)
             self.held[process] += deliveries
             self.counts["claims"] += len(deliveries)
+            self._claimed(process, deliveries)
 
         return Op.CLAIM, request, accept
+
+    def _claimed(self, process: Process, deliveries: list[Delivery]) -> None:
+        """Somebody has an answer to a claim."""
 
     def _settle(self, process: Process) -> Made:
         mine = self.held[process]
@@ -572,7 +656,7 @@ class Simulation:
         delivery = mine.pop(0)
         self._bodies += 1
         item = Settlement(Kind.SUCCEEDED, delivery, b"end %d" % self._bodies)
-        items = [self._item(), (self.chance.choice(_SPECS), self._item()[1], None)]
+        items = [self._item(), (self.chance.choice(SPECS), self._item()[1], None)]
         self.memory.children[tuple(body for _, body, x in items if not x or not x.key)] = item[1][2]
 
         def accept(done: Done) -> None:
@@ -664,11 +748,13 @@ class Simulation:
             until_ns = self.world.clock.wall_ns() + self.chance.choice((-5, 5, 60)) * SECOND_NS
             form = self.chance.choice((Form.EVENT, Form.SLEEP))
             forever = form is Form.EVENT and self.chance.random() < 0.3
-            wait = Wait(form, "paid" * (form is Form.EVENT), 1, 0 if forever else until_ns)
-            return Settlement(kind, delivery, pack_waits([wait]), 0, cause)
+            waits = [Wait(form, "paid" * (form is Form.EVENT), 1, 0 if forever else until_ns)]
+            if self.chance.random() < 0.3:
+                waits.append(Wait(Form.EVENT, "sent", 1))
+            return Settlement(kind, delivery, pack_waits(waits), 0, cause)
         children: tuple[Item, ...] = ()
         if kind is Kind.SUCCEEDED and self.chance.random() < 0.4:
-            children = tuple((self.chance.choice(_SPECS), self._item()[1], None) for _ in range(2))
+            children = tuple((self.chance.choice(SPECS), self._item()[1], None) for _ in range(2))
             self.memory.children[tuple(child for _, child, _ in children)] = delivery.token
         delay = self.chance.choice((0, 0, 30 * SECOND_NS)) if kind not in _ENDS else 0
         return Settlement(kind, delivery, body, delay, cause, children)
@@ -760,7 +846,7 @@ class Simulation:
         """Pause or resume a task, or limit it."""
         paused = sorted(process.catch_up().need_agenda().queues.paused_tasks)
         resumes = bool(paused) and self.chance.random() < 0.8
-        task = self.chance.choice(paused if resumes else [spec.task for spec in _SPECS])
+        task = self.chance.choice(paused if resumes else [spec.task for spec in SPECS])
         self.counts["pauses of tasks"] += not resumes
         return (
             Op.CONTROL,
@@ -802,7 +888,7 @@ class Simulation:
             if error is None:
                 accept(future.result(0))
             elif isinstance(error, JobNotFound):
-                assert self.memory.reborn, "a job is gone"
+                assert self.memory.reborn or self._compacts, "a job is gone"
                 self.counts["purged jobs asked for"] += 1
             elif isinstance(error, (StaleDelivery, JobCancelled, JobSettled)):
                 self.counts["stale"] += 1
@@ -865,9 +951,13 @@ class Simulation:
             if not self._faults:
                 reference.check(process.catch_up(), now)
         opener.close()
-        if self._snapshots:
-            self.check_snapshots()
+        self._check_snapshots(self._steps_of_clock)
         self.counts["checks"] += 1
+
+    def _check_snapshots(self, loosely: bool) -> None:
+        if self.world.machine.find("/srv/data/taskq.json") is not None:
+            behind, total = check_same(self.world, loosely=loosely)
+            self.counts["folds that began with snapshots"] += behind < total
 
     def _check_promises(self, reference: Reference) -> None:
         memory = self.memory

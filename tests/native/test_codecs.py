@@ -406,9 +406,7 @@ def test_logs_of_simulations_are_equal(seed: int, choose: Choose) -> None:
     for in_c in (False, True):
         with fixed_ids():
             choose(in_c)
-            simulation = Simulation(
-                seed, steps_of_clock=seed % 2 == 1, faults=seed % 3 == 1, snapshots=seed % 5 == 1
-            )
+            simulation = Simulation(seed, steps_of_clock=seed % 2 == 1, faults=seed % 3 == 1)
             simulation.run(80)
             machine = simulation.world.machine
             logs[in_c] = {path: machine.content(path) for path in simulation.world.segments()}

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
-from taskq.core.errors import JobCancelled, JobSettled, LogError, NotDead, StaleDelivery
+from taskq.core.errors import JobCancelled, JobSettled, NotDead, StaleDelivery
 from taskq.core.flows import FlowPart
 from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import LIVE_STATES, SECOND_NS, Extras, State
@@ -25,10 +24,9 @@ from taskq.log.decide.steps import NewSignal, NewStep
 from taskq.log.read.flows import look_at_ends, look_at_signals, look_at_steps
 from taskq.log.read.selection import letters
 from taskq.log.requests import Cancel, ClaimRequest, EnqueueSpec, Op, Settlement, Trait
-from taskq.log.upkeep.upkeep import Upkeep
 from tests.effort import grows, some
-from tests.log.world import FILLER, Process, World, keeping, meaning, tend_a_while, write
-from tests.machine.crashable import PowerLost, ProcessKilled
+from tests.log.simulation import Simulation
+from tests.log.world import Process, keeping, meaning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
 pytestmark = grows
 ACTS: Final = 250
 JOBS: Final = 4
-PROCESSES: Final = 3
 LONG: Final = EnqueueSpec("long", "long", 5, 0)
 CHILD: Final = EnqueueSpec("child", "child", 5, 0)
 #: Lines of a program: what runs side by side. Names alone are steps.
@@ -287,62 +284,34 @@ class Attempt:
         return Ask(Op.SETTLE, [Settlement(kind, self.delivery, body, **rest)])
 
 
-class Play:
+class Play(Simulation):
     """A history of several processes."""
 
+    ACTS: ClassVar = {
+        "go_on": 450, "claim": 120, "sync": 200, "tend": 100, "signal": 40, "put": 30, "work": 80,
+        "pass_time": 50, "appear": 30, "revive": 10, "plan_a_crash": 20, "kill": 10,
+        "power_loss": 10, "change": 4, "cancel": 2,
+    }  # fmt: skip
+    REQUESTS: ClassVar = {"enqueue_many": 5, "pause": 1, "ingest": 1, "tick": 1}
+    power = 0.5
+
     def __init__(self, seed: int) -> None:
-        self.chance = random.Random(seed)
         kept = {"long": QueuePolicy(keep_seconds=10**9)}
-        self.world = World(seed, keeping(keep_seconds=60, queues=kept))
+        super().__init__(seed, config=keeping(keep_seconds=60, queues=kept))
         self.told: dict[int, Told] = {}
         self.attempts: list[Attempt] = []
-        self.processes: list[tuple[Process, Upkeep]] = []
         self.is_new = False
         self.jobs: list[int] = []
         self.signalled: Counter[int] = Counter()
-        self.counts: Counter[str] = Counter()
 
-    def run(self) -> None:
-        for _ in range(ACTS):
-            self.safely(self.act)
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.act()
         self.end()
-
-    def safely(self, act: Callable[[], object]) -> None:
-        try:
-            if not self.processes:
-                process = self.world.process()
-                self.processes.append((process, Upkeep(process.committer)))
-            act()
-        except PowerLost:
-            self.gone()
-        except ProcessKilled:
-            for process, care in list(self.processes):
-                if process.disk.is_dead:
-                    self.bury(process, care)
-
-    def act(self) -> None:
-        acts: dict[Callable[[], object], int] = {
-            self.go_on: 45, self.claim: 12, self.sync: 20, self.tend: 8, self.signal: 4,
-            self.put: 3, self.fill: 4, self.pass_time: 5, self.appear: 3, self.snapshot: 2,
-            self.requeue: 1, self.crash: 2, self.kill: 1, self.cut: 1,
-        }  # fmt: skip
-        rare = self.chance.random()
-        if rare < 0.004:
-            self.change()
-        elif rare < 0.006:
-            self.cancel()
-        else:
-            (act,) = self.chance.choices(list(acts), list(acts.values()))
-            act()
 
     @property
     def some(self) -> Process:
-        return self.chance.choice(self.processes)[0]
-
-    def appear(self) -> None:
-        if len(self.processes) < PROCESSES:
-            process = self.world.process()
-            self.processes.append((process, Upkeep(process.committer)))
+        return self.chance.choice(self.processes)
 
     def put(self) -> None:
         if len(self.jobs) < JOBS:
@@ -357,17 +326,11 @@ class Play:
             self.counts["attempts"] += 1
 
     def go_on(self) -> None:
+        self.attempts = [it for it in self.attempts if it.process in self.processes]
         able = [it for it in self.attempts if it.asked is None or it.asked.done()]
         if able:
             # Mostly a running one: claimed jobs that remain are given back at the end.
             self.chance.choice(able[:2] if self.chance.random() < 0.5 else able).act()
-
-    def sync(self) -> None:
-        self.some.sync()
-
-    def tend(self) -> None:
-        process, care = self.chance.choice(self.processes)
-        tend_a_while(process, care, self.chance.choice((1, 5, 50)))
 
     def signal(self) -> None:
         if self.jobs:
@@ -378,23 +341,6 @@ class Play:
             self.signalled[job] += self.some.ask(Op.SIGNAL, NewSignal(job, "go", b'"sent"', once))
             self.counts["signals"] += 1
 
-    def fill(self) -> None:
-        process = self.some
-        for _ in range(3):
-            process.enqueue(FILLER)
-        for delivery in process.ask(
-            Op.CLAIM, ClaimRequest(9, frozenset(("default",)), wait_until_ns=0)
-        ):
-            process.settle(delivery)
-
-    def pass_time(self) -> None:
-        self.world.clock.advance(self.chance.choice((1, 20, 61, 400)))
-
-    def snapshot(self) -> None:
-        process = self.some
-        process.catch_up()
-        write(process)
-
     def cancel(self) -> None:
         if self.jobs:
             job = self.chance.choice(self.jobs)
@@ -404,60 +350,31 @@ class Play:
     def change(self) -> None:
         self.is_new = True
 
-    def requeue(self) -> None:
+    def revive(self) -> None:
+        """Requeue the jobs that died."""
         process = self.some
         agenda = process.catch_up().need_agenda()
         dead = [row[0] for row in agenda.dead.rows(0, 99) if row[0] in self.jobs]
         with contextlib.suppress(NotDead):
             process.ask(Op.REQUEUE, letters(process.committer.sight, dead).items)
 
-    def crash(self) -> None:
-        step = self.world.machine.steps + self.chance.choice((1, 2, 3, 5, 8, 13))
-        self.world.machine.stop_at(step, power=self.chance.random() < 0.5)
-
-    def kill(self) -> None:
-        self.bury(*self.chance.choice(self.processes))
-
-    def bury(self, process: Process, care: Upkeep) -> None:
-        self.forget(care)
-        process.kill()
-        self.processes.remove((process, care))
-        self.attempts = [it for it in self.attempts if it.process is not process]
-        self.counts["kills"] += 1
-
-    def forget(self, care: Upkeep) -> None:
-        if care._steps is not None:
-            with contextlib.suppress(PowerLost, ProcessKilled, LogError):
-                care._steps.close()
-
-    def cut(self) -> None:
-        self.world.machine.lose_power()
-        self.gone()
-
-    def gone(self) -> None:
-        self.world.everyone_is_gone(self.chance.choice((1, 60, 600)))
-        for _, care in self.processes:
-            self.forget(care)
-        self.processes.clear()
-        self.attempts.clear()
-        self.counts["power cuts"] += 1
-
     # -- what must be true ------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Attempts look at what is recorded whenever they begin."""
 
     def end(self) -> None:
         """Let nothing fail any more: every job comes to its end, and to the right one."""
-        self.world.machine.stop_at(None)
-        self.cut()
+        self._heal()
+        self.power_loss()
         for job in self.jobs:
             if not self.signalled[job]:
                 self.safely(partial(self.send, job, ""))
+        self.acts = {"go_on": 3, "claim": 1, "sync": 1, "tend": 1, "pass_time": 1, "revive": 1}
         for number in range(4_000):
             if not number % 40 and all(self.is_over(job) for job in self.jobs):
                 break
-            self.safely(self.chance.choice(
-                (self.go_on, self.go_on, self.go_on, self.claim, self.sync, self.tend,
-                 self.pass_time, self.requeue)
-            ))  # fmt: skip
+            self.act()
         for job in self.jobs:
             known = self.told.setdefault(job, Told())
             assert self.is_over(job), f"job {job} does not come to its end: {self.world.view(job)}"
@@ -467,8 +384,7 @@ class Play:
             if known.result is not None:
                 assert view.result == known.result
             self.counts[view.state.name] += 1
-        self.appear()
-        process = self.processes[0][0]
+        process = self.world.process()
         now_ns = self.world.clock.wall_ns()
         seen, folded = process.catch_up(), self.world.fold()
         assert meaning(folded, now_ns)["steps"] == meaning(seen, now_ns)["steps"]
@@ -489,7 +405,7 @@ def test_recorded_steps_survive_crashes_retries_and_compaction() -> None:
     for seed in range(some(1, 200)):
         history = Play(seed)
         try:
-            history.run()
+            history.run(ACTS)
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise

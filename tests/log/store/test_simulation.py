@@ -25,7 +25,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def _run(seeds: range, steps: int = _STEPS, **options: Any) -> None:
     counts: Counter[str] = Counter()
     for seed in seeds:
-        simulation = Simulation(seed, snapshots=True, **options)
+        simulation = Simulation(seed, **options)
         try:
             simulation.run(steps)
         except BaseException as error:
