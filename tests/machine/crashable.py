@@ -146,15 +146,6 @@ class CrashableDisk:
         file = self._check().find(path)
         return None if file is None else file.modified_ns
 
-    def touch(self, path: str) -> None:
-        """Let a file's time of modification be now."""
-        if self._check().find(path) is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        machine = self._step("touch", path)
-        file = machine.find(path)
-        assert file is not None
-        file.modified_ns = machine.wall_ns()
-
     def free_bytes(self, path: str) -> int:  # noqa: ARG002 - one disk holds all
         free = self._check().free
         return PLENTY_BYTES if free is None else max(free, 0)

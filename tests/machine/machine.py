@@ -34,7 +34,7 @@ class File:
         sizes: of the file since the last sync, without the latest.
         holder: descriptor that holds the file's lock.
         errors: how many syncs of it failed.
-        modified_ns: when it was last written or touched.
+        modified_ns: when it was last written.
     """
 
     def __init__(self, number: int) -> None:

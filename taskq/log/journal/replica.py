@@ -8,14 +8,16 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from taskq.core.errors import FormatError, LogDamaged, LogError, LogFailed
+from taskq.core.errors import FormatError, LogDamaged, LogFailed
 from taskq.core.values import NamedTuple
-from taskq.log.config import LSN_SKIP
+from taskq.log.config import LSN_SKIP, LogConfig
 from taskq.log.format import codec
 from taskq.log.format.frames import Frame, Gap, segment_name
-from taskq.log.journal import lock, recovery
+from taskq.log.journal import recovery
+from taskq.log.journal.journal import Journal
+from taskq.log.machine.disk import SystemClock
 from taskq.log.machine.ports import Disk, replace_file, write_all
-from taskq.log.segments.identity import FILE, Identity, read_identity
+from taskq.log.segments.identity import FILE, Identity
 from taskq.log.segments.segments import SegmentFiles, hop, sweep_gone
 
 _FRAME_HEAD = codec.FRAME_HEADER_SIZE
@@ -307,7 +309,6 @@ def border_behind(disk: Disk, files: SegmentFiles, segment: int, frame: int) -> 
     return Border(segment, frame + header.size, frame, stem)
 
 
-_HASHED_BYTES: Final = 1024 * 1024
 #: Start of a frame: its magic, and the size of its body.
 _SIZE: Final = struct.Struct("<II")
 
@@ -331,15 +332,9 @@ class DurableLog:
     """
 
     def __init__(self, disk: Disk, path: str) -> None:
-        identity = read_identity(disk, path)
-        if identity is None:
-            raise LogError(f"{path} is not a task log")
-        self.identity, self._disk, self._path = identity, disk, path
-        self.pin = 0
-        self._files = SegmentFiles(disk, path, writable=False)
-        self._files.identity = identity
-        #: the last one, which is written to, and the lsn of the next record
-        self._segment = self.next_lsn = 0
+        self._disk, self._path, self.pin = disk, path, 0
+        self._journal = Journal(disk, SystemClock(), path, LogConfig(), None)
+        self._files = self._journal.files
         try:
             self.end, self.segments = self._look()
         except Exception:
@@ -347,17 +342,13 @@ class DurableLog:
             raise
 
     def _look(self) -> tuple[Border, list[int]]:
-        files, last_frame = self._files, 0
-        hint, never_had_one, home = lock.find_hint(self._disk, self._path, self._disk.boot_id())
-        files.refresh()
-        usable = (lsn for lsn in reversed(files.lsns) if files.header(lsn) is not None)
-        if last := next(usable, 0):
-            in_order = never_had_one if hint is None else hint.boot == home[0]
-            known, walk = recovery.walk_to_end(
-                files, last, None if hint is None or hint.failed else hint, home, in_order=in_order
-            )
-            self._segment, self.next_lsn = last, walk.next_lsn
-            last_frame = walk.last_offset or known.last_frame
+        files, journal = self._files, self._journal
+        journal.open_for_reading()
+        self.identity = journal.identity
+        #: the last one, which is written to, and the lsn of the next record
+        last = self._segment = journal.segment
+        self.next_lsn = journal.next_lsn
+        if last:
             # Whole frames that were seen before this are durable after it.
             self._disk.sync(files.descriptor(last))
         if recovery.is_marked_failed(self._disk, self._path):
@@ -367,14 +358,14 @@ class DurableLog:
             for lsn in files.lsns
             if lsn < last and files.size(lsn) > _START and files.header(lsn) is not None
         ]
-        end = self._last_record(last, last_frame)
+        end = self._last_record(last, journal.last_frame)
         if end.segment:
             return end, [*older, last]
         return self._end_of_sealed(older[-1], last) if older else end, older
 
     def close(self) -> None:
         """Give the files back."""
-        self._files.forget()
+        self._journal.close()
 
     # -- what the verdict asks --------------------------------------------------------------------
 
@@ -498,11 +489,9 @@ class DurableLog:
 
     def digest(self, end: Border) -> bytes:
         """Return the SHA-256 of a segment up to there."""
-        import hashlib  # noqa: PLC0415 - it brings OpenSSL along, and few logs are copied
-
         hashed = hashlib.sha256()
-        for offset in range(0, end.offset, _HASHED_BYTES):
-            hashed.update(self._read(end.segment, offset, min(offset + _HASHED_BYTES, end.offset)))
+        for offset in range(0, end.offset, _PIECE_BYTES):
+            hashed.update(self._read(end.segment, offset, min(offset + _PIECE_BYTES, end.offset)))
         return hashed.digest()
 
     def _read(self, segment: int, start: int, end: int) -> bytes:

@@ -29,7 +29,6 @@ class LocalDisk(system.Pace):
     write = system.write_at
     try_lock = system.try_flock
     unlock = system.unflock
-    touch = system.touch
     sync = system.sync
 
     def __init__(self) -> None:
@@ -101,7 +100,7 @@ class LocalDisk(system.Pace):
         return system.born_ns(descriptor)
 
     def modified_ns(self, path: str) -> int | None:
-        """Return when a file was last written or touched; None when it is missing."""
+        """Return when a file was last written; None when it is missing."""
         try:
             return os.stat(system.named(path)).st_mtime_ns  # noqa: PTH116 - no object for a path that is text
         except FileNotFoundError:

@@ -276,20 +276,6 @@ def _remove(path: Path) -> None:
         system.remove(path)
 
 
-def poke_owners(directory: Path) -> None:
-    """Wake all owners of a directory from outside; raises nothing."""
-    owners: list[int] = []
-    with contextlib.suppress(OSError):
-        owners = known_owners(directory, system.Bell.SUFFIX)
-    for owner in owners:
-        with contextlib.suppress(OSError):  # a dead owner, or an awake one with a full pipe
-            bell = system.Bell(directory, owner)
-            try:
-                bell.ring()
-            finally:
-                bell.close()
-
-
 def known_owners(directory: Path, suffix: str = ".lock") -> list[int]:
     names = (path.stem for path in directory.glob(f"*{suffix}"))
     return [int(name, 16) for name in names if _OWNER_NAME.fullmatch(name)]

@@ -69,10 +69,7 @@ class Disk(Protocol):
         """Return (device, inode, size) of a file; None if it is missing."""
 
     def modified_ns(self, path: str) -> int | None:
-        """Return when a file was last written or touched, in nanoseconds; None: it is missing."""
-
-    def touch(self, path: str) -> None:
-        """Let a file's time of modification be now."""
+        """Return when a file was last written, in nanoseconds; None: it is missing."""
 
     def free_bytes(self, path: str) -> int:
         """Return bytes that this process may still write there."""

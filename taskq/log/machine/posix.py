@@ -97,7 +97,6 @@ def _load() -> Any:
         library.read.restype = ctypes.c_ssize_t
         library.lseek.argtypes = (descriptor, _OFFSET, ctypes.c_int)
         library.flock.argtypes = (descriptor, ctypes.c_int)
-        library.utimes.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
         library.pread.restype = library.pwrite.restype = library.write.restype = ctypes.c_ssize_t
         library.lseek.restype = _OFFSET
         return library if _agrees(library) else None
@@ -283,19 +282,6 @@ def size(pace: Pace, descriptor: int) -> int:
     if end < 0:
         raise _error()
     return end
-
-
-def touch(pace: Pace, path: str) -> None:
-    """Do what ``os.utime`` does."""
-    if pace.patient_until or _library is None:
-        pace.patiently(os.utime, path)
-        return
-    began = perf_counter()
-    failed = _library.utimes(os.fsencode(path), None)
-    if perf_counter() - began > SLOW_SECONDS:
-        pace.be_patient()
-    if failed:
-        raise _error()
 
 
 def try_flock(pace: Pace, descriptor: int) -> bool:

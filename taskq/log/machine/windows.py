@@ -262,12 +262,6 @@ def size(pace: Pace, descriptor: int) -> int:
     return os.fstat(descriptor).st_size
 
 
-def touch(pace: Pace, path: str) -> None:
-    """Do what ``os.utime`` does."""
-    del pace
-    _tried(os.utime, named(path))
-
-
 def sync(pace: Pace, descriptor: int) -> None:
     """Write a file to the platter, also after it was opened for reading."""
     del pace

@@ -14,7 +14,7 @@ from taskq.log.format import codec, frames
 from taskq.log.format.record import Record, places, records_in
 from taskq.log.machine.owners import owner_of
 from taskq.log.read.positions import count_behind, find_time
-from taskq.log.segments.segments import Extent, hop
+from taskq.log.segments.segments import Extent
 from taskq.log.state.job_history import job_view
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Gauges:
         """Return when a ready job was enqueued, requeued or first due; 0 if unknown."""
         files = self._journal.files
         try:
-            frame_ns = self._frame_time(location, job)
+            frame_ns = self._frame_time(location)
             if not frame_ns:
                 return 0
             record = Record(files.unchecked_record(location), job, 0, frame_ns)
@@ -100,21 +100,14 @@ class Gauges:
             return frame_ns
         return record.carried.ready_ns if record.carried else max(frame_ns, record.due_ns)
 
-    def _frame_time(self, location: int, job: int) -> int:
+    def _frame_time(self, location: int) -> int:
         files, end = self._journal.files, self._journal.end()
         segment, offset = files.segment_at(location), location & _OFFSET_MASK
         size = end.offset if segment == end.segment else files.size(segment)
-        near = self._journal.cursor_at(job)
-        is_near = near.segment == segment and near.offset < offset
-        start = near.offset if is_near else codec.SEGMENT_HEADER.size
-        return next(
-            (
-                header.time_ns
-                for at, header in hop(files, segment, start, size)
-                if at + header.size > offset
-            ),
-            0,
-        )
+        scanner = files.scanner(segment, size, 0, sealed=True)
+        frame = scanner.last_before(offset, codec.SEGMENT_HEADER.size)
+        is_there = frame is not None and frame[0] + frame[1].size > offset
+        return frame[1].time_ns if frame is not None and is_there else 0
 
 
 def _ended(agenda: Agenda) -> dict[str, int]:
@@ -282,8 +275,7 @@ class LastHour:
         for lsn, at, _ in places(frame):
             kind = data[at + codec.KIND_AT]
             if kind in kinds.BIRTHS:
-                start = at + codec.QUEUE_SIZE_AT
-                name = data[start : start + 2 + data[start] + data[start + 1]]
+                name = _named(data, at)
                 if len(self._names) < _NAMES_MAX:
                     self._names[lsn] = name
                 change[0] += 1
@@ -325,17 +317,11 @@ class LastHour:
 
     def _name(self, job: int) -> bytes:
         self._look_ups += 1
-        if self._look_ups <= _LOOK_UPS_MAX and job >= self.journal.files.lsns[0]:
-            cursor = self.journal.indexes.cursor_at(job)
-            frame = next((item for _, item in self.journal.frames(cursor)), None)
+        if self._look_ups <= _LOOK_UPS_MAX:
             if len(self._names) > 2 * _NAMES_MAX:
                 self._names.clear()
-            if frame is not None and not isinstance(frame, frames.Gap):
-                for lsn, at, _ in places(frame):
-                    if frame.data[at + codec.KIND_AT] in kinds.BIRTHS:
-                        start = at + codec.QUEUE_SIZE_AT
-                        end = start + 2 + frame.data[start] + frame.data[start + 1]
-                        self._names[lsn] = frame.data[start:end]
+            for lsn, data, at in births_beside(self.journal, job):
+                self._names[lsn] = _named(data, at)
         return self._names.get(job, b"")
 
     def _start(self, now: int, count: int, end: Extent) -> frames.Cursor:
@@ -351,6 +337,22 @@ class LastHour:
 
 #: Kinds that end an attempt, or a job.
 _ENDING: Final = kinds.ENDS | kinds.RETURNS
+
+
+def births_beside(journal: Journal, job: int) -> Iterator[tuple[int, bytes, int]]:
+    """Yield (lsn, data, place) of the births in the frame that a job came with."""
+    if job >= journal.files.lsns[0]:
+        frame = next((item for _, item in journal.frames(journal.indexes.cursor_at(job))), None)
+        if isinstance(frame, frames.Frame):
+            for lsn, at, _ in places(frame):
+                if frame.data[at + codec.KIND_AT] in kinds.BIRTHS:
+                    yield lsn, frame.data, at
+
+
+def _named(data: bytes, at: int) -> bytes:
+    """Return the names of a birth's queue and task, after their lengths."""
+    start = at + codec.QUEUE_SIZE_AT
+    return data[start : start + 2 + data[start] + data[start + 1]]
 
 
 def _split(name: bytes) -> tuple[str, str]:

@@ -22,6 +22,7 @@ from taskq.log.format import codec, frames
 from taskq.log.format.carried import born_in
 from taskq.log.format.record import Record, places
 from taskq.log.machine.ports import read_file, replace_file
+from taskq.log.read.gauges import births_beside
 
 if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
@@ -356,13 +357,8 @@ class History:
         """Return the task of a job that came before; the frame's other jobs are remembered, too."""
         journal = self.journal
         with contextlib.suppress(FormatError, OSError):
-            if job >= journal.files.lsns[0]:
-                cursor = journal.indexes.cursor_at(job)
-                item = next((item for _, item in journal.frames(cursor)), None)
-                if isinstance(item, frames.Frame):
-                    for lsn, at, _ in places(item):
-                        if item.data[at + codec.KIND_AT] in kinds.BIRTHS:
-                            self._tasks_of[lsn] = _task_at(item.data, at)
+            for lsn, data, at in births_beside(journal, job):
+                self._tasks_of[lsn] = _task_at(data, at)
             if job not in self._tasks_of:  # compaction wrote it again
                 for place in journal.indexes.about(job):
                     if place.record[codec.KIND_AT] in kinds.CARRYING:

@@ -387,11 +387,8 @@ class LogReader:
         """
 
         def read(journal: Journal, facets: Facets, now_ns: int) -> list[JobView]:
-            agenda = facets.need_agenda()
-            agenda.see(now_ns)
-            jobs = agenda.order.next_ready(count, None if queue is None else frozenset({queue}))
-            views = [job_history.job_view(journal, job, now_ns) for job in jobs]
-            return [view for view in views if view is not None]
+            facets.need_agenda().see(now_ns)
+            return LogView(journal, facets).peek(count, queue)
 
         return self._bodies.list_views(self._told(read))
 

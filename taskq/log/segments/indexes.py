@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
@@ -227,7 +228,9 @@ class SegmentIndexes:
         latest = job
         for segment in segments[max(home, 0) :]:
             for offset in self._places(segment, job):
-                record = self._at(segment, offset)
+                record = self._ask(
+                    segment, functools.partial(self._lookup.by_offset, segment, offset=offset)
+                )
                 if record is None or record.lsn <= latest or not _concerns(record.record, job):
                     continue
                 latest = record.lsn
@@ -273,20 +276,14 @@ class SegmentIndexes:
                 return []
         return self._ask(segment, lambda index: index.job_places(job))
 
-    def _at(self, segment: int, offset: int) -> RecordFound | None:
-        return self._ask(segment, lambda index: self._lookup.by_offset(segment, index, offset))
-
     def _entry_at(self, segment: int, lsn: int) -> index_file.Entry | None:
         return self._ask(segment, lambda index: index.at_lsn(lsn))
-
-    def _entry_before(self, segment: int, time_ns: int) -> index_file.Entry | None:
-        return self._ask(segment, lambda index: index.before_time(time_ns))
 
     def _frame_at(self, time_ns: int) -> tuple[int, int, codec.FrameHeader] | None:
         for segment in self._segments():
             if self._summary(segment).top_time_ns < time_ns:
                 continue
-            start = _frame_of(self._entry_before(segment, time_ns))
+            start = _frame_of(self._ask(segment, lambda index: index.before_time(time_ns)))
             for frame, header in hop(self._files, segment, start, self._end_of(segment)):
                 if header.time_ns >= time_ns:
                     return segment, frame, header
@@ -310,18 +307,6 @@ class SegmentIndexes:
             stem, dot, _ = name.partition(index_file.SUFFIX)
             if dot and segment_lsn(f"{stem}.log") not in segments:
                 disk.remove(f"{directory}/{name}")
-
-    def missing(self) -> list[int]:
-        """Sealed segments that have no index file of use. Damaged segments get none."""
-        return [segment for segment in self._segments()[:-1] if self._lacks_file(segment)]
-
-    def is_damaged(self, segment: int) -> bool:
-        """Return whether bytes of the segment did not read back when it was indexed.
-
-        A segment with damage has no file, so that a new process reads it anew.
-        """
-        index = self._index(segment)
-        return isinstance(index, index_file.IndexBuilder) and index.gaps > 0
 
     def _lacks_file(self, segment: int) -> bool:
         if segment in self._saved or segment in self._damaged:

@@ -529,21 +529,32 @@ def write_segment(
     frames: Iterable[tuple[codec.FrameHeader, bytes]],
 ) -> tuple[int, codec.Link]:
     """Write a segment of frames and their bodies, durably; return their count and its end."""
-    seed = codec.segment_seed(UUID(bytes=header.log_id), header.first_lsn)
-    count, end, offset = 0, codec.NO_LINK, codec.SEGMENT_HEADER.size
+    count = offset = 0
+    end = codec.NO_LINK
     with opened(disk, path, create=True) as descriptor:
         disk.truncate(descriptor, 0)
-        write_all(disk, descriptor, codec.encode_segment_header(header), 0)
-        for count, (head, body) in enumerate(frames, 1):  # noqa: B007 - how many
-            data = codec.encode_frame(
-                body, head.records, head.first_lsn, head.epoch, head.time_ns,
-                head.synced_through, seed, offset,
-            )  # fmt: skip
+        for count, (data, end) in enumerate(encode_segment(header, frames)):  # noqa: B007 - how many
             write_all(disk, descriptor, data, offset)
-            crc = codec.LENGTH.unpack_from(data, codec.FRAME_HEADER_SIZE - codec.CRC_SIZE)[0]
-            end, offset = codec.Link(offset, crc), offset + len(data)
+            offset += len(data)
         disk.sync(descriptor)
     return count, end
+
+
+def encode_segment(
+    header: codec.SegmentHeader, frames: Iterable[tuple[codec.FrameHeader, bytes]]
+) -> Iterator[tuple[bytes, codec.Link]]:
+    """Yield the header and each frame, with the link to it as the segment's end."""
+    seed = codec.segment_seed(UUID(bytes=header.log_id), header.first_lsn)
+    offset = codec.SEGMENT_HEADER.size
+    yield codec.encode_segment_header(header), codec.NO_LINK
+    for head, body in frames:
+        data = codec.encode_frame(
+            body, head.records, head.first_lsn, head.epoch, head.time_ns, head.synced_through,
+            seed, offset,
+        )  # fmt: skip
+        crc = codec.LENGTH.unpack_from(data, codec.FRAME_HEADER_SIZE - codec.CRC_SIZE)[0]
+        yield data, codec.Link(offset, crc)
+        offset += len(data)
 
 
 class Extent(NamedTuple):

@@ -418,6 +418,12 @@ class LogView(NamedTuple):
         location = self.facets.need_agenda().location(job)
         return Record(self.journal.files.record(location, job), job, 0, 0)
 
+    def peek(self, count: int, queue: str | None) -> list[JobView]:
+        """Return the next ready jobs, in the order of their claims."""
+        queues = None if queue is None else frozenset({queue})
+        jobs = self.facets.need_agenda().order.next_ready(count, queues)
+        return [view for view in map(self.view, jobs) if view is not None]
+
     def owners(self) -> list[OwnerView]:
         """Return processes that have the log open, and dead processes that still hold jobs."""
         claims = self.facets.need_agenda().running.values()

@@ -29,7 +29,7 @@ from taskq.log.machine.threads import Pending, Reporter, errands, refuse_inside
 from taskq.log.read.gauges import age_ns
 from taskq.log.requests import Op, Order, Settlement, Trait, Withdrawal
 from taskq.log.segments.segments import Extent
-from taskq.log.state.job_history import job_not_found, job_view
+from taskq.log.state.job_history import job_not_found
 from taskq.log.store.caller_commit import LoneCaller, Reply
 
 if TYPE_CHECKING:
@@ -121,14 +121,6 @@ def waiting_jobs(sight: LogView) -> tuple[dict[tuple[str, str], views.Waiting], 
 
     agenda = sight.facets.need_agenda()
     return count_waiting(agenda), {stats.queue for stats in agenda.queues.stats()}
-
-
-def peek(sight: LogView, count: int, queue: str | None) -> list[views.JobView]:
-    journal, agenda = sight.journal, sight.facets.need_agenda()
-    queues = None if queue is None else frozenset({queue})
-    now_ns = journal.clock.wall_ns()
-    views = (job_view(journal, job, now_ns) for job in agenda.order.next_ready(count, queues))
-    return [view for view in views if view is not None]
 
 
 P = typing.ParamSpec("P")
@@ -327,7 +319,7 @@ class _Port(Generic[F]):
 
     @_request
     def peek(self, count: int, queue: str | None = None) -> Sent[list[views.JobView]]:
-        return self._send(Op.LOOK, (lambda sight: peek(sight, count, queue), True))
+        return self._send(Op.LOOK, (lambda sight: sight.peek(count, queue), True))
 
     @_request
     def look(

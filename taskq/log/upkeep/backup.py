@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import operator
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -10,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
-from uuid import UUID
 
 from taskq.core import errors, kinds, model, views
 from taskq.core.records import PACKED, Body, Flag
@@ -37,7 +38,7 @@ from taskq.log.segments.identity import (
     read_identity,
     write_identity,
 )
-from taskq.log.segments.segments import SegmentGone, write_segment
+from taskq.log.segments.segments import SegmentGone, encode_segment, write_segment
 from taskq.text import hidden
 
 #: Tries when compaction takes segments that were to be copied.
@@ -497,50 +498,25 @@ def excerpt(
         hides: leave what names call secret out of headers and reasons.
     """
     known: set[int] = set()
-    segment: _Segment | None = None
     link = codec.NO_LINK
-    for base, item in everything(journal):
-        if not isinstance(item, frames.Frame) or item.header.time_ns < since_ns:
-            continue
-        source = journal.files.segment_at(base)
-        if segment is None or segment.source != source:
-            if segment is not None:
-                link = segment.link()
-                yield segment.whole()
-            first_lsn = item.header.first_lsn if segment is None else source
-            segment = _Segment(journal, source, first_lsn, item, link)
-        segment.add(item, _records(item, known, bodies=bodies, hides=hides))
-    if segment is not None:
-        yield segment.whole()
-
-
-class _Segment:
-    """An in the making."""
-
-    def __init__(
-        self, journal: Journal, source: int, first_lsn: int, frame: frames.Frame, link: codec.Link
-    ) -> None:
-        self.source = source
-        self._lsn = first_lsn
-        header, log_id = frame.header, journal.files.owner(first_lsn)
-        self._seed = codec.segment_seed(UUID(bytes=log_id), first_lsn)
-        head = codec.SegmentHeader(first_lsn, header.epoch, log_id, header.time_ns, link)
-        self._data = bytearray(codec.encode_segment_header(head))
-        self._last = 0
-
-    def add(self, frame: frames.Frame, records: list[bytes]) -> None:
-        header, self._last = frame.header, len(self._data)
-        self._data += codec.encode_frame(
-            b"".join(records), header.records, header.first_lsn, header.epoch, header.time_ns,
-            header.synced_through, self._seed, self._last,
-        )  # fmt: skip
-
-    def link(self) -> codec.Link:
-        crc = codec.LENGTH.unpack_from(self._data, self._last + codec.FRAME_HEADER_SIZE - 4)[0]
-        return codec.Link(self._last, crc)
-
-    def whole(self) -> Excerpt:
-        return Excerpt(frames.segment_name(self._lsn), bytes(self._data))
+    kept = (
+        (journal.files.segment_at(base), item)
+        for base, item in everything(journal)
+        if isinstance(item, frames.Frame) and item.header.time_ns >= since_ns
+    )
+    for segment, items in itertools.groupby(kept, key=operator.itemgetter(0)):
+        _, first = next(items)
+        lsn = first.header.first_lsn if link == codec.NO_LINK else segment
+        head = codec.SegmentHeader(
+            lsn, first.header.epoch, journal.files.owner(lsn), first.header.time_ns, link
+        )
+        bodies_of = (
+            (frame.header, b"".join(_records(frame, known, bodies=bodies, hides=hides)))
+            for frame in itertools.chain((first,), (frame for _, frame in items))
+        )
+        parts = list(encode_segment(head, bodies_of))
+        link = parts[-1][1]
+        yield Excerpt(frames.segment_name(lsn), b"".join(data for data, _ in parts))
 
 
 def _records(frame: frames.Frame, known: set[int], *, bodies: bool, hides: bool) -> list[bytes]:

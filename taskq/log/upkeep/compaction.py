@@ -11,6 +11,7 @@ from taskq.core.folds import agenda, dedup, jobtable
 from taskq.log.decide.steps import Again
 from taskq.log.format import codec, frames, notes, options
 from taskq.log.format.carried import decode_carried, key_hash_of
+from taskq.log.machine.threads import Pending
 from taskq.log.requests import TALLIES_MAX, Answer, Floor, Op, Request, Rewrite
 from taskq.log.segments.segments import OFFSET_BITS
 from taskq.log.upkeep.retention import Needed, Retained, extent
@@ -21,42 +22,25 @@ if TYPE_CHECKING:
 Steps = Generator["InnerRequest | None", None, None]
 
 
-class InnerRequest:
-    """A request and its answer; it stands in for a future.
+class InnerRequest(Pending[Any]):
+    """A request and its answer, which is in ``value`` after ``wait``."""
 
-    Attributes:
-        value: the answer, once ``done``.
-    """
+    __slots__ = ("request", "value")
 
     def __init__(self, op: Op, port: InnerPort, operand: object) -> None:
+        super().__init__()
         self.request: Request = (int(op), port, self, operand)
-        self.value: Any = None
-        self._answered = False
-        self._error: BaseException | None = None
-
-    def done(self) -> bool:
-        return self._answered
-
-    def cancelled(self) -> bool:
-        return False
-
-    def set_result(self, value: object) -> None:
-        self.value, self._answered = value, True
-
-    def set_exception(self, error: BaseException) -> None:
-        self._error, self._answered = error, True
 
     def wait(self) -> Iterator[InnerRequest | None]:
-        """Be sent, and wait for the answer, which is in ``value`` then.
+        """Be sent, and wait for the answer.
 
         Raises:
             TaskqError: it could not be done.
         """
         yield self
-        while not self._answered:
+        while not self.done():
             yield None
-        if self._error is not None:
-            raise self._error
+        self.value = self.result()
 
 
 class InnerPort:
@@ -229,8 +213,7 @@ class Compaction:
                 if low <= location < high:
                     needed.add(job, location - low, 0)
             yield
-        yield from self._find_dues(needed)
-        yield from self._find_expiries(needed)
+        yield from self._find_moments(needed)
         yield from self._find_steps(needed)
 
     def _find_steps(self, needed: Needed) -> Iterator[None]:
@@ -241,26 +224,18 @@ class Compaction:
             if not number % _ROWS:
                 yield
 
-    def _find_dues(self, needed: Needed) -> Iterator[None]:
-        if not needed.waits:
-            return
-        wanted = needed.jobs()
-        for moments, jobs, is_wall in self._agenda.times.blocks():
+    def _find_moments(self, needed: Needed) -> Iterator[None]:
+        times = self._agenda.times
+        wanted = needed.jobs() if needed.waits or needed.expires else set[int]()
+        for moments, jobs, is_wall in times.blocks() if needed.waits else ():
             if not wanted.isdisjoint(jobs):
-                for moment, job in zip(moments, jobs, strict=True):
-                    if job in wanted:
-                        needed.dues[job] = (moment, is_wall)
+                pairs = zip(moments, jobs, strict=True)
+                needed.dues |= {job: (at, is_wall) for at, job in pairs if job in wanted}
             yield
-
-    def _find_expiries(self, needed: Needed) -> Iterator[None]:
-        if not needed.expires:
-            return
-        wanted = needed.jobs()
-        for moments, jobs in self._agenda.times.expiry_blocks():
+        for moments, jobs in times.expiry_blocks() if needed.expires else ():
             if not wanted.isdisjoint(jobs):
-                for moment, job in zip(moments, jobs, strict=True):
-                    if job in wanted:
-                        needed.expiries[job] = moment
+                pairs = zip(moments, jobs, strict=True)
+                needed.expiries |= {job: at for at, job in pairs if job in wanted}
             yield
 
     def _measure(self, needed: Needed) -> Iterator[None]:

@@ -332,7 +332,8 @@ class Upkeep:
             # Here, since without a due segment nobody needs the keys.
             yield from self._tend(self._committer.facets.dedup_steps())
             if not report.dry_run:
-                yield from self._tend(self._fold_history(candidate.segment))
+                # All that goes for its age is counted in one write of the file.
+                yield from self._tend(self._fold_history(max(candidate.segment, goal)))
             if not (yield from self._compact_one(candidate, keep_seconds, report)):
                 return
             goes_on = True

@@ -225,26 +225,6 @@ def test_directories_are_made_with_their_parents_and_listed(disks: tuple[Disk, D
         disk.sync_directory(f"{path}/z")
 
 
-@pytest.mark.disk
-def test_a_file_that_is_touched_is_young_again(disks: tuple[Disk, Disk, str]) -> None:
-    disk, other, path = disks
-    assert disk.modified_ns(f"{path}/a") is None
-    with pytest.raises(FileNotFoundError):
-        disk.touch(f"{path}/a")
-    disk.open(f"{path}/a", create=True)
-    if isinstance(disk, CrashableDisk):
-        disk.machine.wall_ns = lambda: 10**18
-    else:
-        os.utime(f"{path}/a", (1, 1))
-        assert other.modified_ns(f"{path}/a") == 10**9
-    disk.touch(f"{path}/a")
-    modified_ns = other.modified_ns(f"{path}/a")
-    assert modified_ns is not None
-    assert modified_ns >= 10**18
-    other.rename(f"{path}/a", f"{path}/b")
-    assert disk.modified_ns(f"{path}/b") == modified_ns
-
-
 @pytest.mark.posix("a handle that has the lock is refused it")
 @pytest.mark.disk
 def test_a_lock_belongs_to_an_open_file_and_goes_with_it(disks: tuple[Disk, Disk, str]) -> None:
@@ -473,7 +453,6 @@ def test_any_step_can_be_the_last(*, power: bool, error: type[BaseException]) ->
 _PyDLL: Final = ctypes.PyDLL
 _CALLS: Final = (
     "pread", "pread64", "pwrite", "pwrite64", "lseek", "lseek64", "write", "read", "flock",
-    "utimes",
 )  # fmt: skip
 
 
@@ -579,11 +558,10 @@ def test_after_a_slow_call_the_gil_is_released_until_calls_stay_fast(
     [
         lambda pace: posix.Reader(8, pace).read(0, 1, 0),
         lambda pace: posix.size(pace, 0),
-        lambda pace: posix.touch(pace, "x"),
         lambda pace: posix.try_flock(pace, 0),
         lambda pace: posix.unflock(pace, 0),
     ],
-    ids=["read", "size", "touch", "try_flock", "unflock"],
+    ids=["read", "size", "try_flock", "unflock"],
 )
 def test_whichever_call_was_slow_the_next_ones_give_the_gil_up(
     call: Callable[[posix.Pace], object], monkeypatch: pytest.MonkeyPatch
@@ -649,7 +627,6 @@ def test_buckets_cover_all_numbers_in_order_and_are_at_most_a_quarter_wide(
         ("replace", lambda: windows.rename("a", "b")),
         ("unlink", lambda: windows.remove("a")),
         ("link", lambda: windows.link("a", "b")),
-        ("utime", lambda: windows.touch(windows.Pace(), "a")),
         ("stat", lambda: windows.StatusReader(windows.Pace()).status(".")),
     ],
 )

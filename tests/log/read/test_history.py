@@ -18,7 +18,7 @@ from taskq import TaskLog, TaskQ
 from taskq.core.errors import LogDamaged
 from taskq.engine import LogReader
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.machine.ports import read_file
+from taskq.log.machine.ports import read_file, replace_file
 from taskq.log.read.history import (
     ACTS_MAX,
     CAUSES_MAX,
@@ -306,6 +306,21 @@ def test_a_fold_reads_the_file_again_only_after_another_process_wrote_it(
     assert not list(first.steps(segments[3]))
     assert read.call_count == 2
     assert counts(first) == counts(second)
+
+
+def test_segments_that_go_together_are_counted_in_one_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(0, keeping(keep_seconds=60))
+    process = world.process()
+    for _ in range(5):
+        fill_segment(process)
+    world.clock.advance(120)
+    write = Mock(wraps=replace_file)
+    monkeypatch.setattr("taskq.log.read.history.replace_file", write)
+    tend(process)
+    assert len(world.segments()) == 1
+    assert write.call_count == 1
 
 
 def test_the_end_of_a_job_without_a_task_reads_no_birth_again(

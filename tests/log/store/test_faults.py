@@ -136,7 +136,6 @@ ERRORS: Final = {
     "read_file": (*_LOOKS, errno.EMFILE), "replace_file": (*_WRITING, errno.EMFILE),
     "truncate": _WRITING, "allocate": _WRITING, "sync": _WRITING, "sync_directory": _WRITING,
     "rename": _NAMES, "link": _NAMES, "remove": _NAMES, "make_directory": _NAMES,
-    "touch": _NAMES,
     "lock": _LOCKS, "try_lock": _LOCKS, "unlock": _LOCKS, "lock_owner": _LOCKS, "is_owned": _LOCKS,
     "ring": (*_WRITING, errno.ENOMEM), "poll": (errno.ENOMEM,),
     "close": (errno.EIO, errno.ENOSPC),
