@@ -96,7 +96,6 @@ _HOMES: Final = {
     "taskq.connection.handle": "JobHandle PendingJob",
     "taskq.core.model": "Durability State",
     "taskq.core.retry": "Discard Retry Snooze",
-    "taskq.deprecation": "_deprecated",
     "taskq.flows.flow": "Failed Flow Step chain chord group",
     "taskq.flows.handle": "FlowHandle PendingFlow",
     "taskq.log.config": "QueuePolicy",

@@ -1,12 +1,10 @@
-"""Each extra alone does what its guide says; one version is kept, and names go after a warning."""
+"""Each extra alone does what its guide says; one version is kept."""
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import tomllib
-from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -14,7 +12,6 @@ from typing import Final
 import pytest
 
 import taskq
-from taskq.deprecation import _deprecated, goes_with
 from taskq_plugins.spark import errors
 from tests.programs import run_python
 
@@ -66,78 +63,6 @@ def test_the_package_holds_nothing_that_only_these_tests_use() -> None:
 
 
 NUMBER = r"(?:0|[1-9]\d*)"
-
-
-def minor(text: str) -> tuple[int, int]:
-    major, minor, *_ = map(int, text.split("."))
-    return major, minor
-
-
-def overdue(source: str, now: str) -> Iterator[str]:
-    """Yield since when what should have gone by now is deprecated."""
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case ast.Call(func=ast.Name("_deprecated"), args=[ast.Constant(str(since)), *_]):
-                if minor(goes_with(since)) <= minor(now):
-                    yield since
-
-
-def old(value: int) -> int:
-    _deprecated("0.4", "new(value)")
-    return value
-
-
-async def old_coroutine(value: int) -> int:
-    _deprecated("0.4", "new(value)")
-    return value
-
-
-class Old:
-    def __init__(self, value: int) -> None:
-        _deprecated("0.4", "New(value)")
-        self.value = value
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: old(7), "old is deprecated since taskq 0.4 and goes with 0.5: write new(value)"),
-        (
-            lambda: Old(7).value,
-            "Old.__init__ is deprecated since taskq 0.4 and goes with 0.5: write New(value)",
-        ),
-    ],
-    ids=["function", "class"],
-)
-def test_what_is_deprecated_works_and_says_what_to_write(
-    call: Callable[[], int], message: str
-) -> None:
-    with pytest.warns(DeprecationWarning, match="is deprecated") as warned:
-        assert call() == 7
-    assert [str(warning.message) for warning in warned] == [message]
-    assert warned[0].filename == __file__
-    assert warned[0].lineno == call.__code__.co_firstlineno
-
-
-async def test_a_deprecated_coroutine_names_the_line_that_awaits_it() -> None:
-    with pytest.warns(DeprecationWarning, match="old_coroutine is deprecated") as warned:
-        assert await old_coroutine(7) == 7
-    assert warned[0].filename == __file__
-
-
-def test_the_deprecation_helper_is_not_in_dir_of_taskq() -> None:
-    assert taskq._deprecated is _deprecated  # type: ignore[attr-defined]
-    assert "_deprecated" not in dir(taskq)
-
-
-def test_what_is_deprecated_goes_with_the_next_minor_version() -> None:
-    assert list(overdue('_deprecated("0.4", "new()")', "0.4.9")) == []
-    assert list(overdue('_deprecated("0.4", "new()")', "0.5.0")) == ["0.4"]
-    assert list(overdue('_deprecated("0.4", "new()")', "1.0.0")) == ["0.4"]
-    for folder in ("taskq", "workers", "plugins"):
-        for path in (ROOT / folder).rglob("*.py"):
-            if "_deprecated(" in (source := path.read_text()):
-                assert not list(overdue(source, taskq.__version__)), path
 
 
 def test_the_version_stands_in_one_place() -> None:
