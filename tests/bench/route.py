@@ -4,9 +4,8 @@
     PYTHONPATH=THERE:THERE/workers:THERE/plugins python tests/bench/route.py    of another checkout
 
 Every thread is traced. A function counts once, however often it is called; comprehensions are part
-of the function that they stand in. Each way is gone several times, and the one of middle length is
-told, or with ``--shortest`` that. It needs nothing of the tests, so that the same program measures
-two checkouts.
+of the function that they stand in. Each way is gone several times, and the shortest is shown. It
+needs nothing of the tests, so that the same program measures two checkouts.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -86,30 +84,24 @@ def room_of(module: str) -> str:
 class Route:
     """Note what was called while somebody looked: functions of ours, in order of their first."""
 
-    def __init__(self) -> None:
-        self.codes: dict[CodeType, None] = {}
+    def __init__(self, *parts: Route) -> None:
+        """Begin with the functions of other ways; one of several counts once."""
+        self.codes: dict[CodeType, None] = {code: None for part in parts for code in part.codes}
 
-    @property
     def functions(self) -> list[tuple[str, str]]:
         """Return module and name of each."""
         named = ((module_of(code), code.co_qualname) for code in self.codes)
         return [(module, name) for module, name in named if module is not None]
 
-    @property
     def files(self) -> list[str]:
         """Return the modules, in the order in which they are entered first."""
-        return list(dict.fromkeys(module for module, _ in self.functions))
+        return list(dict.fromkeys(module for module, _ in self.functions()))
 
-    @property
-    def rooms(self) -> list[str]:
-        """Return the rooms, likewise."""
-        return list(dict.fromkeys(map(room_of, self.files)))
-
-    @property
     def counts(self) -> dict[str, int]:
         """Return the output."""
+        rooms = {*map(room_of, self.files())}
         return {
-            "rooms": len(self.rooms), "files": len(self.files), "functions": len(self.functions),
+            "rooms": len(rooms), "files": len(self.files()), "functions": len(self.functions()),
         }  # fmt: skip
 
 
@@ -139,20 +131,6 @@ def traced(title: str) -> Iterator[None]:
         _gone.setdefault(title, []).append(route)
 
 
-def joined(*routes: Route) -> Route:
-    """Return a way that is made of others; a function of several counts once."""
-    whole = Route()
-    for route in routes:
-        whole.codes |= route.codes
-    return whole
-
-
-def told(title: str, *, shortest: bool) -> Route:
-    """Return the shortest of the ways of that name, or the one in the middle."""
-    routes = sorted(_gone[title], key=lambda route: len(route.functions))
-    return routes[0 if shortest else len(routes) // 2]
-
-
 async def jobs(path: Path) -> None:
     """An enqueue there and back, to a result, a claim, an ack, and what ``taskq show`` says."""
     app = TaskQ(path / "jobs")
@@ -180,7 +158,7 @@ async def jobs(path: Path) -> None:
                 await log.ack(delivery)
         assert str((await log.get(job.id)).state) == "succeeded"
     _gone["enqueue to ack"] = [
-        joined(*ways) for ways in zip(*map(_gone.__getitem__, TO_ACK), strict=False)
+        Route(*ways) for ways in zip(*map(_gone.__getitem__, TO_ACK), strict=False)
     ]
     await asyncio.to_thread(shown, "taskq show", show_command, [job.id, "-d", str(path / "jobs")])
     await asyncio.to_thread(shown, "taskq ls", ls_command, ["-d", str(path / "jobs")])
@@ -307,35 +285,11 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(_LOOK_SECONDS)
 
 
-def increment(path: Path) -> None:
-    """Bring the tables of a lake up to date with a little that is new, without Java."""
-    from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415 - as are all plugins
-
-    now, before = (f"taskq_plugins.spark.run.{name}" for name in ("increment", "inprocess"))
-    module = importlib.import_module(now if importlib.util.find_spec(now) else before)
-    run = getattr(module, "run_here", None) or module.run
-
-    class Nobody:
-        """Accept any call, and do nothing."""
-
-        def __getattr__(self, _name: str) -> Any:
-            return lambda *_: None
-
-    lake = Lake.open(path / "lake", create=True)
-    options = module.RunOptions(journals=path / "logs", max_bytes=2**20)
-    for _ in range(3):
-        asyncio.run(put(path / "logs" / "edge-1"))
-        with lake.writer() as writer, traced("an increment of the pipeline"):
-            done = run(writer, options, Nobody())
-        assert done.batches == 1, done
-
-
 WAYS: dict[str, Callable[[Path], Any]] = {
     "jobs": lambda path: asyncio.run(jobs(path)),
     "dead": lambda path: asyncio.run(dead(path)),
     "killed": lambda path: asyncio.run(killed(path)),
     "device": lambda path: asyncio.run(device(path)),
-    "pipeline": increment,
 }
 
 
@@ -343,7 +297,6 @@ def main() -> None:
     """Go the ways that are named, and print what they came to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("ways", nargs="*", default=[], help=" ".join(WAYS))
-    parser.add_argument("--shortest", action="store_true", help="not the one of middle length")
     parser.add_argument("--json", action="store_true", help="one object")
     parser.add_argument("-v", action="store_true", help="each function, by its file")
     given = parser.parse_args()
@@ -353,15 +306,17 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as directory:
             WAYS[way](Path(directory))
     sys.setprofile(None)
-    routes = {title: told(title, shortest=given.shortest) for title in _gone}
+    routes = {
+        title: min(ways, key=lambda route: len(route.functions())) for title, ways in _gone.items()
+    }
     if given.json:
-        print(json.dumps({title: route.counts for title, route in routes.items()}))
+        print(json.dumps({title: route.counts() for title, route in routes.items()}))
         return
     for title, route in routes.items():
-        print(f"{title:30}" + "".join(f"{n:5} {what}" for what, n in route.counts.items()))
+        print(f"{title:30}" + "".join(f"{n:5} {what}" for what, n in route.counts().items()))
         if given.v:
-            for module in route.files:
-                names = [name for file, name in route.functions if file == module]
+            for module in route.files():
+                names = [name for file, name in route.functions() if file == module]
                 print(f"  {module.removeprefix('taskq.')}: {', '.join(names)}")
 
 
