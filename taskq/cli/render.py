@@ -7,15 +7,16 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import click
 
 from taskq import values, views
 from taskq.text import flat, printable
 
+T = TypeVar("T")
 #: Columns between two columns of a table.
 _GAP: Final = 2
 #: Columns are left out before others are cut below this …
@@ -163,6 +164,32 @@ def served(process: views.OwnerView) -> str:
 def print_json(document: object) -> None:
     """Print one document; not ASCII is escaped, so that any terminal and pipe takes it."""
     click.echo(json.dumps(document, indent=2))
+
+
+def print_outcome(document: object, line: str, *, as_json: bool) -> None:
+    """Print what came of an act: one document, or a line for people."""
+    if as_json:
+        print_json(document)
+    else:
+        echo(line)
+
+
+def print_list(
+    items: Sequence[T],
+    document: Callable[[T], object],
+    columns: Sequence[str],
+    row: Callable[[T], Sequence[str]],
+    *,
+    nothing: str,
+    as_json: bool,
+) -> None:
+    """Print items as one document, or as a table for people; ``nothing`` is said of none."""
+    if as_json:
+        print_json(list(map(document, items)))
+    elif not items:
+        echo(nothing)
+    else:
+        print_table(columns, map(row, items))
 
 
 def on_terminal() -> bool:

@@ -268,22 +268,6 @@ def test_a_watch_goes_on_after_any_failure(
     assert looks == []
 
 
-def test_what_is_no_alert_is_refused(tmp_path: Path) -> None:
-    app = TaskQ(tmp_path)
-    app.alert(when=alerts.no_worker(), to=print)
-    wrong: list[tuple[Any, Any, str | None]] = [
-        (alerts.no_worker(), print, None), (lambda _: "", print, None), (1, print, "x"),
-        (alerts.no_worker(), 1, "x"),
-    ]  # fmt: skip
-    for when, to, name in wrong:
-        with pytest.raises(UsageError):
-            app.alert(when=when, to=to, name=name)
-    for make in (lambda: alerts.dead_letters(0), lambda: alerts.mail("a@b.c", server="x"),
-                 lambda: alerts.webhook("http://example.com")):  # fmt: skip
-        with pytest.raises(UsageError):
-            make()
-
-
 @pytest.fixture
 def server() -> Iterator[tuple[str, list[tuple[dict[str, str], bytes]]]]:
     got: list[tuple[dict[str, str], bytes]] = []

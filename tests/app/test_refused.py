@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +16,8 @@ import pytest
 import taskq
 from taskq import TaskLog, TaskQ
 from taskq.errors import TaskqError
+from taskq_plugins import alerts
+from taskq_plugins.webhooks import Webhooks
 from tests.terminal import matches
 
 DOCUMENT: Final = Path(__file__).with_name("refused.md").read_text()
@@ -61,9 +63,6 @@ class Plain:
     def send(self, to: str) -> None: ...
 
 
-def unreadable(value: Plain) -> None: ...
-
-
 @dataclass
 class Item:
     """A part of an order."""
@@ -80,6 +79,20 @@ class Order:
 
 
 def ship(order: Order | None = None, *more: Item) -> None: ...
+
+
+def takes(hint: Any) -> Any:
+    def take(value: Any) -> None: ...
+
+    take.__annotations__["value"] = hint
+    return take
+
+
+def gives(hint: Any) -> Any:
+    def give() -> Any: ...
+
+    give.__annotations__["return"] = hint
+    return give
 
 
 class Shy:
@@ -99,6 +112,10 @@ def names_here(folder: Path) -> dict[str, Any]:
     names |= {
         name: thing for name, thing in globals().items()
         if getattr(thing, "__module__", "") == __name__
+    }  # fmt: skip
+    names |= {
+        "alerts": alerts, "Webhooks": Webhooks, "Callable": Callable, "Iterator": Iterator,
+        "Generator": Generator,
     }  # fmt: skip
     names["app"] = app = TaskQ(folder / "data", durability="os")
     names["log"] = TaskLog.open(folder / "log", durability="os").__enter__()

@@ -189,24 +189,6 @@ def test_the_signature_is_that_of_the_standard() -> None:
     assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"url": "http://example.invalid/hook"}, "https:// address"),
-        ({"url": "nowhere"}, "not 'nowhere'"),
-        ({"secret": "QUJD" * 8}, "a webhook's secret is whsec_"),
-        ({"secret": "whsec_c2hvcnQ="}, "at least 24 random bytes"),
-        ({"secret": "whsec_ü"}, "in base64"),
-        ({"events": ["started"]}, "not of 'started'"),
-    ],
-)
-def test_what_is_wrong_is_named_at_once(
-    app: TaskQ, arguments: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        Webhooks(app, **{"url": URL, "secret": SECRET, **arguments})
-
-
 #: A worker that is killed by the first hook that hears of a death, before any other is called.
 KILLED = """
 import os, signal, sys

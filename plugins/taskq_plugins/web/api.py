@@ -133,23 +133,13 @@ class Acts:
         running = [job.job_id for job in jobs if job.state is State.RUNNING]
         return len(withdrawn), sum([await self._log.cancel(job) for job in running])
 
-    async def pause_schedule(self, asked: asking.OneName) -> dict[str, Any]:
-        return {"schedule": asked.name, "changed": await self.app.schedules.pause(asked.name)}
-
-    async def resume_schedule(self, asked: asking.OneName) -> dict[str, Any]:
-        return {"schedule": asked.name, "changed": await self.app.schedules.resume(asked.name)}
-
-    async def pause(self, asked: asking.OneName) -> dict[str, Any]:
-        return {"queue": asked.name, "changed": await self._log.pause(asked.name)}
-
-    async def resume(self, asked: asking.OneName) -> dict[str, Any]:
-        return {"queue": asked.name, "changed": await self._log.resume(asked.name)}
-
-    async def pause_task(self, asked: asking.OneName) -> dict[str, Any]:
-        return {"task": asked.name, "changed": await self._log.pause(task=asked.name)}
-
-    async def resume_task(self, asked: asking.OneName) -> dict[str, Any]:
-        return {"task": asked.name, "changed": await self._log.resume(task=asked.name)}
+    async def steer(self, verb: str, what: str, asked: asking.OneName) -> dict[str, Any]:
+        """Pause or resume a queue, a task or a schedule."""
+        if what == "schedule":
+            changed = await getattr(self.app.schedules, verb)(asked.name)
+        else:
+            changed = await getattr(self._log, verb)(**{what: asked.name})
+        return {what: asked.name, "changed": changed}
 
     async def limit_task(self, asked: asking.TaskLimits) -> dict[str, Any]:
         changed = await self._log.limit(asked.name, concurrency=asked.concurrency, rate=asked.rate)
@@ -408,17 +398,17 @@ def _orders(acts: Acts) -> tuple[Endpoint, ...]:
         Endpoint("POST", "/api/many", "many", "Do one thing to all jobs that fit, or count them.",
                  ask.Many, acts.many),
         Endpoint("POST", "/api/schedules/{name}/pause", "pause_schedule", "Let it tick no more.",
-                 ask.OneName, acts.pause_schedule),
+                 ask.OneName, partial(acts.steer, "pause", "schedule")),
         Endpoint("POST", "/api/schedules/{name}/resume", "resume_schedule", "Let it tick again.",
-                 ask.OneName, acts.resume_schedule),
+                 ask.OneName, partial(acts.steer, "resume", "schedule")),
         Endpoint("POST", "/api/queues/{name}/pause", "pause", "Let no worker claim from a queue.",
-                 ask.OneName, acts.pause),
+                 ask.OneName, partial(acts.steer, "pause", "queue")),
         Endpoint("POST", "/api/queues/{name}/resume", "resume", "Let workers claim from it again.",
-                 ask.OneName, acts.resume),
+                 ask.OneName, partial(acts.steer, "resume", "queue")),
         Endpoint("POST", "/api/tasks/{name}/pause", "pause_task", "Let no worker claim of a task.",
-                 ask.OneName, acts.pause_task),
+                 ask.OneName, partial(acts.steer, "pause", "task")),
         Endpoint("POST", "/api/tasks/{name}/resume", "resume_task", "Let workers claim of it.",
-                 ask.OneName, acts.resume_task),
+                 ask.OneName, partial(acts.steer, "resume", "task")),
         Endpoint("POST", "/api/tasks/{name}/limit", "limit_task", "Limit a task at run time.",
                  ask.TaskLimits, acts.limit_task),
         Endpoint("POST", "/api/slots", "set_slots", "Let workers run so many jobs at a time.",

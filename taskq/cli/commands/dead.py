@@ -62,23 +62,22 @@ def ls(data_dir: Path | None, as_json: bool, limit: int, **filters: str | None) 
     wanted = dead_filter(_filters(filters))
     with options.open_reader(data_dir) as reader:
         jobs = reader.dead(wanted, limit)
-    if as_json:
-        render.print_json([documents.job_head(job) for job in jobs])
-        return
-    if not jobs:
-        render.echo("No dead letter matches." if any(filters.values()) else "No dead letters.")
-        return
     now_ns = time.time_ns()
-    render.print_table(
+    render.print_list(
+        jobs,
+        documents.job_head,
         ("ID", "QUEUE~?", "TASK~", ">ATTEMPT??", ">SETTLED?", "REASON~"),
-        [_row(job, now_ns) for job in jobs],
+        lambda job: (
+            job.job_id,
+            job.queue,
+            job.task or "-",
+            render.attempts(job),
+            render.when(job.settled_ns, now_ns),
+            job.reason.partition("\n")[0],
+        ),
+        nothing="No dead letter matches." if any(filters.values()) else "No dead letters.",
+        as_json=as_json,
     )
-
-
-def _row(job: documents.JobView, now_ns: int) -> tuple[str, ...]:
-    reason = job.reason.partition("\n")[0]
-    settled = render.when(job.settled_ns, now_ns)
-    return job.job_id, job.queue, job.task or "-", render.attempts(job), settled, reason
 
 
 @dead.command("show")

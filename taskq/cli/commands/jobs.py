@@ -60,28 +60,22 @@ def ls(
         else:
             jobs = reader.jobs(wanted, queue, task, limit)
         now_ns = reader.now_ns
-    if as_json:
-        render.print_json([documents.job_head(job) for job in jobs])
-        return
-    if not jobs:
-        filtered = wanted or queue or task or query
-        render.echo("No job matches." if filtered else "No jobs yet.")
-        return
-    render.print_table(
+    render.print_list(
+        jobs,
+        documents.job_head,
         ("ID", "STATE", "QUEUE~?", "TASK~", ">PRIO???", ">ATTEMPT??", ">ENQUEUED?", "NOTE~"),
-        [
-            (
-                job.job_id,
-                job.state.name.lower(),
-                job.queue,
-                job.task or "-",
-                str(job.priority),
-                render.attempts(job),
-                render.when(job.enqueued_ns, now_ns),
-                _note(job, now_ns),
-            )
-            for job in jobs
-        ],
+        lambda job: (
+            job.job_id,
+            job.state.name.lower(),
+            job.queue,
+            job.task or "-",
+            str(job.priority),
+            render.attempts(job),
+            render.when(job.enqueued_ns, now_ns),
+            _note(job, now_ns),
+        ),
+        nothing="No job matches." if wanted or queue or task or query else "No jobs yet.",
+        as_json=as_json,
     )
 
 
@@ -271,32 +265,26 @@ def workers(data_dir: Path | None, as_json: bool) -> None:
             reader.journal.path,
             reader.copy_of and reader.device,
         )
-    if as_json:
-        render.print_json([owner.as_dict() for owner in owners])
-        return
-    if device:
+    if device and not as_json:
         render.echo(f"The processes of this log run on {device}, and are known there alone")
         return
-    if not owners:
-        start = values.worker_command(path)
-        render.echo(f"No process has this task log open; start one with: {start}")
-        return
-    now_ns = time.time_ns()
-    render.print_table(
+    now_ns, start = time.time_ns(), values.worker_command(path)
+    render.print_list(
+        owners,
+        documents.OwnerView.as_dict,
         ("OWNER??", "NAME~", ">PID", "HOST~??", "STATE", ">STARTED?", ">RUNNING~", "SERVES~"),
-        [
-            (
-                documents.owner(owner.owner),
-                owner.name or "-",
-                str(owner.pid),
-                owner.host,
-                "alive" if owner.alive else "gone",
-                render.when(owner.started_ns, now_ns),
-                str(owner.running),
-                render.served(owner) or "-",
-            )
-            for owner in owners
-        ],
+        lambda owner: (
+            documents.owner(owner.owner),
+            owner.name or "-",
+            str(owner.pid),
+            owner.host,
+            "alive" if owner.alive else "gone",
+            render.when(owner.started_ns, now_ns),
+            str(owner.running),
+            render.served(owner) or "-",
+        ),
+        nothing=f"No process has this task log open; start one with: {start}",
+        as_json=as_json,
     )
 
 
@@ -397,31 +385,23 @@ def peek(
     """
     with options.open_reader(data_dir, options.moment(at_text)) as reader:
         jobs, now_ns = reader.peek(limit, queue), reader.now_ns
-    if as_json:
-        render.print_json(
-            [
-                {**documents.job_head(job), "payload": documents.body_document(job.payload)}
-                for job in jobs
-            ]
-        )
-        return
-    if not jobs:
-        render.echo("No job is ready." if queue is None else "No job of that queue is ready.")
-        return
-    render.print_table(
+    render.print_list(
+        jobs,
+        lambda job: {
+            **documents.job_head(job), "payload": documents.body_document(job.payload),
+        },
         ("ID", "QUEUE~?", "TASK~", ">PRIO??", ">ENQUEUED?", "PAYLOAD~"),
-        [
-            (
-                job.job_id,
-                job.queue,
-                job.task or "-",
-                str(job.priority),
-                render.when(job.enqueued_ns, now_ns),
-                _payload(job),
-            )
-            for job in jobs
-        ],
-    )
+        lambda job: (
+            job.job_id,
+            job.queue,
+            job.task or "-",
+            str(job.priority),
+            render.when(job.enqueued_ns, now_ns),
+            _payload(job),
+        ),
+        nothing="No job is ready." if queue is None else "No job of that queue is ready.",
+        as_json=as_json,
+    )  # fmt: skip
 
 
 def _payload(job: documents.JobView) -> str:

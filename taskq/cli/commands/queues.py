@@ -109,15 +109,12 @@ def limit(
     changed = many.with_app(
         data_dir, lambda app: app.limit(task, concurrency=concurrency, rate=rate)
     )
-    if as_json:
-        render.print_json(
-            {"task": task, "concurrency": concurrency, "rate": rate, "changed": changed}
-        )
-        return
     said = [f"concurrency {concurrency or 'none'}"] if concurrency is not None else []
     said += [f"rate {rate}"] if rate is not None else []
     state = ", ".join(said) or "as its code says"
-    render.echo(f"{text.flat(task)}: {state}{'' if changed else ', as before'}")
+    line = f"{text.flat(task)}: {state}{'' if changed else ', as before'}"
+    document = {"task": task, "concurrency": concurrency, "rate": rate, "changed": changed}
+    render.print_outcome(document, line, as_json=as_json)
 
 
 @click.command()
@@ -136,12 +133,11 @@ def slots(
     if reset == (count is not None):
         raise WrongUsage("give a number of slots, or --reset")
     changed = many.with_app(data_dir, lambda app: app.set_slots(count, worker=worker))
-    if as_json:
-        render.print_json({"slots": count, "worker": worker, "changed": changed})
-        return
     whose = "each worker" if worker is None else f"worker {worker}"
     state = "as it was started" if count is None else render.count_of(count, "slot")
-    render.echo(f"{whose}: {state}{'' if changed else ', as before'}")
+    line = f"{whose}: {state}{'' if changed else ', as before'}"
+    document = {"slots": count, "worker": worker, "changed": changed}
+    render.print_outcome(document, line, as_json=as_json)
 
 
 @click.command()
@@ -163,16 +159,10 @@ def signal(
     except ValueError as error:
         raise WrongUsage(f"{value!r:.60} is no JSON ({error}); a text is '\"text\"'") from None
 
-    async def work(app: TaskQ) -> bool:
-        return await app.signal(job_id, name, told_value, once=once)
-
-    new = many.with_app(data_dir, work)
-    if as_json:
-        render.print_json({"job_id": job_id, "signal": name, "new": new})
-    else:
-        render.echo(
-            f"{text.flat(job_id)}: signalled" if new else f"{text.flat(job_id)}: had that already"
-        )
+    new = many.with_app(data_dir, lambda app: app.signal(job_id, name, told_value, once=once))
+    document = {"job_id": job_id, "signal": name, "new": new}
+    line = f"{text.flat(job_id)}: {'signalled' if new else 'had that already'}"
+    render.print_outcome(document, line, as_json=as_json)
 
 
 @click.command()
@@ -324,7 +314,7 @@ def schedules(context: click.Context, data_dir: Path | None, as_json: bool) -> N
     once. Every command takes -d/--data-dir.
     """
     if context.invoked_subcommand is None:
-        _list(data_dir=data_dir, as_json=as_json, count=3)
+        context.invoke(ls, data_dir=data_dir, as_json=as_json)
 
 
 @schedules.command("ls")
@@ -334,37 +324,28 @@ def schedules(context: click.Context, data_dir: Path | None, as_json: bool) -> N
     "-n", "--next", "count", type=click.IntRange(0, 1_000), default=3, show_default=True,
     help="Moments to come that are shown of each.",
 )  # fmt: skip
+@options.over_shards
 def ls(data_dir: Path | None, as_json: bool, count: int) -> None:
     """List the schedules: task, rule, last tick and next ones."""
-    _list(data_dir=data_dir, as_json=as_json, count=count)
-
-
-@options.over_shards
-def _list(*, data_dir: Path | None, as_json: bool, count: int) -> None:
     from taskq.reading.status import LogStatus  # noqa: PLC0415 - help must not import the log
 
     with options.open_reader(data_dir) as reader:
         views = LogStatus(reader).next_ticks(count)
-    if as_json:
-        render.print_json([view.as_dict() for view in views])
-        return
-    if not views:
-        render.echo("This log knows no schedule: it does once a worker with one was started.")
-        return
-    render.print_table(
+    render.print_list(
+        views,
+        lambda view: view.as_dict(),
         ("NAME~", "RULE", "ZONE??", "TASK~??", "LAST TICK???", "NEXT~", "STATE"),
-        [
-            (
-                view.name,
-                view.rule,
-                view.tz,
-                view.task,
-                _time(view.last_tick),
-                ", ".join(_time(moment) for moment in view.next_ticks),
-                "paused" if view.paused else "active",
-            )
-            for view in views
-        ],
+        lambda view: (
+            view.name,
+            view.rule,
+            view.tz,
+            view.task,
+            _time(view.last_tick),
+            ", ".join(_time(moment) for moment in view.next_ticks),
+            "paused" if view.paused else "active",
+        ),
+        nothing="This log knows no schedule: it does once a worker with one was started.",
+        as_json=as_json,
     )
 
 
@@ -379,10 +360,9 @@ def _command(action: str, says: str) -> click.Command:
     @options.json_option
     def act(name: str, data_dir: Path | None, as_json: bool) -> None:
         changed = many.with_app(data_dir, lambda app: getattr(app.schedules, action)(name))
-        if as_json:
-            render.print_json({"name": name, "action": action, "changed": changed})
-            return
-        render.echo(f"{text.flat(name)}: {_DONE[action] if changed else _ALREADY[action]}")
+        document = {"name": name, "action": action, "changed": changed}
+        line = f"{text.flat(name)}: {_DONE[action] if changed else _ALREADY[action]}"
+        render.print_outcome(document, line, as_json=as_json)
 
     return act
 
@@ -437,10 +417,8 @@ def add_schedule(
         await app.schedules.add(name, call, cron=cron, every=span, tz=tz, **choices)
 
     many.with_app(data_dir, work)
-    if as_json:
-        render.print_json({"name": name, "action": "add", "changed": True})
-        return
-    render.echo(f"{text.flat(name)}: added")
+    document = {"name": name, "action": "add", "changed": True}
+    render.print_outcome(document, f"{text.flat(name)}: added", as_json=as_json)
 
 
 for _action, _says in (
@@ -463,30 +441,24 @@ def sources(context: click.Context, data_dir: Path | None, as_json: bool) -> Non
     A program moves a source with app.ingest(). Every command takes -d/--data-dir.
     """
     if context.invoked_subcommand is None:
-        _list_sources(data_dir=data_dir, as_json=as_json)
+        context.invoke(list_sources, data_dir=data_dir, as_json=as_json)
 
 
 @sources.command("ls")
 @options.log_argument
 @options.json_option
+@options.over_shards
 def list_sources(data_dir: Path | None, as_json: bool) -> None:
     """List the sources: name, when it moved last, position."""
-    _list_sources(data_dir=data_dir, as_json=as_json)
-
-
-@options.over_shards
-def _list_sources(*, data_dir: Path | None, as_json: bool) -> None:
     with options.open_reader(data_dir) as reader:
         views = reader.sources()
-    if as_json:
-        render.print_json([view.as_dict() for view in views])
-        return
-    if not views:
-        render.echo("No source was ingested into this log.")
-        return
-    render.print_table(
+    render.print_list(
+        views,
+        lambda view: view.as_dict(),
         ("NAME~", "MOVED", "POSITION~"),
-        [(view.name, _time(view.moved), json.dumps(view.position)) for view in views],
+        lambda view: (view.name, _time(view.moved), json.dumps(view.position)),
+        nothing="No source was ingested into this log.",
+        as_json=as_json,
     )
 
 
@@ -497,9 +469,5 @@ def _list_sources(*, data_dir: Path | None, as_json: bool) -> None:
 def forget_source(name: str, data_dir: Path | None, as_json: bool) -> None:
     """Forget where NAME stands: a program that ingests it begins at its start again."""
     forgotten = many.with_app(data_dir, lambda app: app.forget_source(name))
-    if as_json:
-        render.print_json({"name": name, "forgotten": forgotten})
-        return
-    render.echo(
-        f"{text.flat(name)}: {'forgotten' if forgotten else 'this log knows no such source'}"
-    )
+    line = f"{text.flat(name)}: {'forgotten' if forgotten else 'this log knows no such source'}"
+    render.print_outcome({"name": name, "forgotten": forgotten}, line, as_json=as_json)

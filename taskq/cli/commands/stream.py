@@ -297,25 +297,20 @@ def ls(data_dir: Path | None, as_json: bool) -> None:
 
     with options.open_reader(data_dir) as log:
         readers = look_at_readers(log.path)
-    if as_json:
-        render.print_json([_view_json(view) for view in readers])
-        return
-    if not readers:
-        render.echo("Nobody reads this log under a name.")
-        return
-    render.print_table(
+    render.print_list(
+        readers,
+        _view_json,
         ("NAME~", ">NEXT LSN?", ">BEHIND", ">BYTES?", "STATE", "PROBLEM~"),
-        [
-            (
-                view.name,
-                str(view.lsn),
-                str(view.lag_records),
-                render.size(view.lag_bytes),
-                "reads" if view.alive else "idle",
-                view.problem,
-            )
-            for view in readers
-        ],
+        lambda view: (
+            view.name,
+            str(view.lsn),
+            str(view.lag_records),
+            render.size(view.lag_bytes),
+            "reads" if view.alive else "idle",
+            view.problem,
+        ),
+        nothing="Nobody reads this log under a name.",
+        as_json=as_json,
     )
 
 
@@ -353,10 +348,8 @@ def seek(name: str, place: str, data_dir: Path | None, as_json: bool) -> None:
         return await app.seek(name, time=datetime.fromtimestamp(at.time_ns / values.SECOND_NS, UTC))
 
     lsn = many.with_app(data_dir, work)
-    if as_json:
-        render.print_json({"name": name, "lsn": lsn})
-        return
-    render.echo(f"{text.flat(name)}: goes on at lsn {lsn}")
+    line = f"{text.flat(name)}: goes on at lsn {lsn}"
+    render.print_outcome({"name": name, "lsn": lsn}, line, as_json=as_json)
 
 
 @reader.command("forget")
