@@ -132,6 +132,8 @@ def _concurrency_key(record: Record) -> str | None:
 def _details(record: Record, bodies: BodyStore, tag: str) -> Iterator[tuple[str, Any]]:
     kind = record.type
     what = f"what lsn {record.lsn} holds of {tag}-{record.job}"
+    if kind == Kind.RATED:  # of no job, and for the fold of rates alone
+        return
     if record.queue or record.task:
         yield "queue", record.queue or None
         yield "task", record.task or None
@@ -169,7 +171,8 @@ def _other(record: Record) -> Iterator[tuple[str, Any]]:
         yield "began_ns", record.step.began_ns or None
         if kind == Kind.STEP_DONE:
             yield "place", record.step.place
-            yield "state", Form(record.step.form).name.lower()
+            known = {int(form): form.name.lower() for form in Form}
+            yield "state", known.get(record.step.form)
     if kind == Kind.CLOCK:
         yield "step_ns", record.step_ns
     if kind in (Kind.RETRIED, Kind.RELEASED):

@@ -31,24 +31,23 @@ from taskq.log.requests import EnqueueSpec, Op
 from taskq.log.segments.bodystore import BodyStore
 from taskq_plugins.fleet.inventory import durable_end, segments
 from taskq_plugins.fleet.places import find_logs
-from taskq_plugins.spark.lake.state import (
+from taskq_plugins.spark.lake.store import (
     BATCH,
     FOLDED,
-    POSITION,
-    READ,
-    RECORD,
-    lineage_of,
-    positions_of,
-)
-from taskq_plugins.spark.lake.store import (
     OPEN,
     PARTED,
+    POSITION,
     POSITIONS,
     POSITIONS_APP,
+    READ,
+    RECORD,
     RECORDS,
     Lake,
+    LakeWriter,
     cleared,
     erased_jobs,
+    lineage_of,
+    positions_of,
 )
 from taskq_plugins.spark.log_tables import _Fold
 from taskq_plugins.spark.run import batch as batches
@@ -258,7 +257,7 @@ def no_spark() -> Iterator[None]:
         (batches, "_touched_records", _touched),
         (batches, "_with_maps", lambda rows: rows),
         (batches, "_add_steps", _no_steps),
-        (pipeline, "refresh_tables", lambda *_: []),
+        (pipeline, "refresh_tables", lambda *given: given[3]("failures") or []),
         (command, "spark_session", lambda *_, **__: nullcontext(mock.Mock())),
     )
     with ExitStack() as stack:
@@ -271,6 +270,21 @@ def _no_steps(_spark: object, writer: Any, batch: batches._Batch) -> None:
     if writer.lake.batch("steps") < batch.number:
         schema = pa.schema([("place", pa.int64()), ("date", pa.date32())])
         writer.commit("steps", (), (), schema, batch.number)
+
+
+def killing(table: str, *, before: bool = False) -> Any:
+    """Let a run end, as if it were killed, before or after the commit of a table."""
+    real = LakeWriter.commit
+
+    def commit(self: LakeWriter, name: str, *args: Any, **options: Any) -> bool:
+        if name == table and before:
+            raise KeyboardInterrupt
+        done = real(self, name, *args, **options)
+        if name == table:
+            raise KeyboardInterrupt
+        return done
+
+    return mock.patch.object(LakeWriter, "commit", commit)
 
 
 SECOND: Final = 1_000_000_000

@@ -15,10 +15,10 @@ import pytest
 from deltalake import DeltaTable
 from obstore.store import S3Store
 
-from taskq_plugins.spark.lake.errors import LakeConflict
+from taskq_plugins.spark.errors import LakeConflict
 from taskq_plugins.spark.lake.store import DERIVED, Lake, LakeWriter
 from tests.cli.helpers import taskq, taskq_json
-from tests.pipeline.kit import do_steps, live, run, table_rows
+from tests.pipeline.kit import do_steps, killing, live, run, table_rows
 from tests.programs import free_port, run_python
 
 if TYPE_CHECKING:
@@ -124,23 +124,13 @@ def test_two_runs_at_once_change_a_batch_once(
 @pytest.mark.usefixtures("no_java")
 @pytest.mark.parametrize("table", ["_positions", "records", "jobs", "_open"])
 def test_a_run_that_was_killed_is_finished_by_another_machine(
-    tmp_path: Path, store: S3Store, monkeypatch: pytest.MonkeyPatch, table: str
+    tmp_path: Path, store: S3Store, table: str
 ) -> None:
     asyncio.run(live(tmp_path / "hub" / "edge-1", 1, 3))
     run(None, tmp_path / "hub", LAKE)
     asyncio.run(live(tmp_path / "hub" / "edge-1", 2, 3))
-    real = LakeWriter.commit
-
-    def killed(self: LakeWriter, name: str, *args: Any, **options: Any) -> bool:
-        done = real(self, name, *args, **options)
-        if name == table:
-            raise KeyboardInterrupt
-        return done
-
-    with monkeypatch.context() as crash:
-        crash.setattr(LakeWriter, "commit", killed)
-        with pytest.raises(KeyboardInterrupt):
-            run(None, tmp_path / "hub", LAKE)
+    with killing(table), pytest.raises(KeyboardInterrupt):
+        run(None, tmp_path / "hub", LAKE)
     run(None, tmp_path / "hub", LAKE)
     run(None, tmp_path / "hub", tmp_path / "lake")
     assert table_rows(LAKE) == table_rows(tmp_path / "lake")

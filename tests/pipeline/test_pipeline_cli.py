@@ -11,14 +11,13 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
 import pytest
 from click.testing import CliRunner
 
 from taskq.cli.main import main
 from taskq.extras import install_line, missing
 from taskq_plugins.spark import session
-from taskq_plugins.spark.cli import COMMANDS, PipelineCommands
+from taskq_plugins.spark.cli import COMMANDS
 from taskq_plugins.spark.errors import JavaMissing, SparkError, missing_package
 from taskq_plugins.spark.run.command import interruptible
 from taskq_plugins.spark.session import Java, find_java, start_error, write_shim
@@ -85,44 +84,14 @@ def test_without_pyspark_a_command_says_in_one_line_what_to_install() -> None:
     assert done.stderr == f"taskq: {missing('this command', 'pyspark', 'spark')}\n"
 
 
-def invoke(run: Callable[[], None]) -> tuple[int, str]:
-    group = PipelineCommands(name="pipeline", commands={})
-    group.table = {"one": (__name__, "")}
-    command = click.Command("one", callback=run)
-    globals()["one"] = command
-    top = click.Group(commands={"pipeline": group})
-    result = CliRunner().invoke(top, ["pipeline", "one"])
-    return result.exit_code, result.stderr
-
-
-def test_a_package_missing_at_run_time_is_reported_in_one_line() -> None:
-    def run() -> None:
-        raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
-
-    code, message = invoke(run)
-    assert code == 1
-    assert message == f"taskq: {missing('this command', 'pyspark', 'spark')}\n"
-
-
 def test_a_package_too_old_for_pyspark_is_reported_in_one_line() -> None:
     class PySparkImportError(ImportError):
         pass
 
     result = missing_package(PySparkImportError("[UNSUPPORTED] pandas >= 2.2.0"), "run")
-    assert result is not None
-    assert result.package == "pandas"
+    assert result == missing("run", "pandas", "spark")
     shop = ModuleNotFoundError("No module named 'shop'", name="shop")
     assert missing_package(shop, "this") is None, "it keeps its traceback"
-
-
-def test_a_command_that_does_not_load_spoils_neither_help_nor_the_others() -> None:
-    group = PipelineCommands(name="pipeline")
-    group.table = {"absent": ("taskq_plugins.spark.nothing_here", "Not there.")}
-    runner = CliRunner()
-    assert "Not there." in runner.invoke(group, ["--help"]).output
-    result = runner.invoke(group, ["absent"])
-    assert result.exit_code == 1
-    assert "the command 'absent' does not load" in result.stderr
 
 
 NEW = 'openjdk version "17.0.15" 2025-04-15\nOpenJDK Runtime Environment (build 17.0.15+6)'

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from taskq_plugins.spark.lake.state import RECORD
+from taskq_plugins.spark.lake.store import RECORD
 from taskq_plugins.spark.run import derived
 from taskq_plugins.spark.tables import queries
 from tests.pipeline import plain

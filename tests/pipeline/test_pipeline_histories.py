@@ -20,8 +20,7 @@ from taskq.core.records import Cause, Kind
 from taskq.log.format import codec
 from taskq.log.format.flows import Stepped, encode_step
 from taskq.log.segments.identity import Identity, Parent
-from taskq_plugins.spark.lake.state import READ
-from taskq_plugins.spark.lake.store import DERIVED, Lake, LakeWriter
+from taskq_plugins.spark.lake.store import DERIVED, READ, Lake
 from taskq_plugins.spark.run import batch as batches
 from taskq_plugins.spark.run import pipeline
 from taskq_plugins.spark.run.pipeline import RunOptions
@@ -33,6 +32,7 @@ from tests.pipeline.kit import (
     check_records,
     check_tables,
     folded_rows,
+    killing,
     listed,
     no_spark,
     run,
@@ -266,24 +266,6 @@ def test_each_table_that_spark_fills_is_that_of_a_plain_fold(
 # -- a batch that was begun is finished from the lake alone ----------------------------------------
 
 
-class Killed(BaseException):
-    """A process that ends at once."""
-
-
-def killing(table: str, *, before: bool) -> Any:
-    real = LakeWriter.commit
-
-    def commit(self: LakeWriter, name: str, *args: Any, **options: Any) -> bool:
-        if name == table and before:
-            raise Killed
-        done = real(self, name, *args, **options)
-        if name == table:
-            raise Killed
-        return done
-
-    return mock.patch.object(LakeWriter, "commit", commit)
-
-
 def compacted(fleet: Path, made: MadeLog) -> None:
     """Let segments go that were read, as compaction does."""
     made.rotate()
@@ -325,7 +307,7 @@ def test_a_batch_that_was_begun_is_finished_from_the_lake_alone(
         log.enqueue(2)
         log.frame(succeeded(1, 6, 9))
     shutil.copytree(tmp_path / "lake", tmp_path / "undisturbed")
-    with killing(table, before=before), pytest.raises(Killed):
+    with killing(table, before=before), pytest.raises(KeyboardInterrupt):
         step(tmp_path, tmp_path / "lake", UNLIMITED)
     step(tmp_path, tmp_path / "undisturbed", UNLIMITED)
     is_begun = (table, before) not in {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import duckdb
 import pandas as pd
@@ -17,10 +17,19 @@ from deltalake import DeltaTable
 from taskq import Put, State, TaskLog
 from taskq.engine import LogReader
 from taskq_plugins.spark import read_table
-from taskq_plugins.spark.lake.store import DERIVED, Lake, LakeWriter
+from taskq_plugins.spark.lake.store import DERIVED, Lake
 from tests.cli.helpers import taskq
 from tests.fleet.made_logs import MadeLog, damage
-from tests.pipeline.kit import check_tables, do_steps, listed, live, order_app, table_rows, work
+from tests.pipeline.kit import (
+    check_tables,
+    do_steps,
+    killing,
+    listed,
+    live,
+    order_app,
+    table_rows,
+    work,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,15 +106,7 @@ def made(tmp_path: Path, spark: SparkSession) -> Made:
     hurt = MadeLog(hub / "hurt")
     frames = [hurt.enqueue(3) for _ in range(3)]
     damage(frames[1])
-    real = LakeWriter.commit
-
-    def killed(self: LakeWriter, table: str, *args: Any, **options: Any) -> bool:
-        if table == "_open":
-            raise KeyboardInterrupt
-        return real(self, table, *args, **options)
-
-    with pytest.MonkeyPatch.context() as crash:
-        crash.setattr(LakeWriter, "commit", killed)
+    with killing("_open", before=True):
         assert run() != 0
     assert run() == 0
     assert run(to=anew) == 0

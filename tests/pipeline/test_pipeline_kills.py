@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskq_plugins.spark.lake.state import positions_of
-from taskq_plugins.spark.lake.store import DERIVED, Lake
+from taskq_plugins.spark.lake.store import DERIVED, Lake, positions_of
 from taskq_plugins.spark.source.logs import look
 from tests.bench.harness import family
 from tests.pipeline.kit import check_records, check_tables, run

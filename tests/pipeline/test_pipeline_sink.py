@@ -5,10 +5,8 @@ import datetime as dt
 import os
 import pickle
 import shutil
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +18,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from taskq import Call, TaskQ, retry
 from taskq.core.errors import TaskqError, UsageError
 from taskq.core.model import Extras
-from taskq.errors import LogError, SourceMoved
+from taskq.errors import LogError
 from taskq_plugins.spark.sink import ingest, writers
 from taskq_plugins.spark.sink.rows import BadRow
 from taskq_plugins.spark.sink.writers import batch_writer, stream_writer
@@ -274,7 +272,6 @@ def test_text_that_is_no_utf8_is_refused_and_named(tmp_path: Path) -> None:
         ({"compress": "lz4"}, "none or zlib or zstd"),
         ({"headers": "a=b"}, "one JSON object"),
         ({"upload": "a/b"}, "becomes a file's name"),
-        ({"upload": "a", "idempotencyKey": "b"}, "give one of them"),
         ({"queue": "a\0"}, "do not print"),
     ],
 )
@@ -375,12 +372,29 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, said: str) -> None:
 def test_an_upload_of_the_same_name_is_written_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("upload", "idempotencyKey"):
-        writer = batch(tmp_path, **{name: "day-7"})
+    for _ in range(2):
+        writer = batch(tmp_path, upload="day-7")
         writer.commit([writer.write(rows(1, 2))])
     assert len(bodies(tmp_path)) == 2
     assert "upload 'day-7' was written before, so its 2 jobs were not" in capsys.readouterr().err
     assert not files(tmp_path)
+
+
+def test_the_list_of_parts_is_on_disk_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino))
+    link = os.link
+
+    def counts(own: Path, manifest: Path) -> None:
+        assert own.stat().st_ino in synced
+        link(own, manifest)
+
+    monkeypatch.setattr(os, "link", counts)
+    writer = batch(tmp_path, upload="u")
+    writer.commit([writer.write(rows(1))])
+    assert len(bodies(tmp_path)) == 1
 
 
 def test_an_empty_data_frame_is_no_upload(tmp_path: Path) -> None:
@@ -460,37 +474,6 @@ def test_a_driver_killed_at_any_step_goes_on_with_the_parts_that_were_published(
         again.commit([again.write(rows(7, 6, 5, 4)), again.write(rows(3, 2, 1))])
     assert sorted(bodies(tmp_path)) == [b'{"n":%d}' % n for n in range(1, 8)]
     assert not files(tmp_path)
-
-
-def test_two_commits_of_one_upload_enqueue_each_row_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both begin at the same place: one of their first transactions is refused."""
-    both, begun, refused = threading.Barrier(2, timeout=10), set(), []
-    actual = TaskQ.ingest
-
-    async def at_once(app: TaskQ, *args: Any, **kwargs: Any) -> Any:
-        if app not in begun:
-            begun.add(app)
-            both.wait()
-        try:
-            return await actual(app, *args, **kwargs)
-        except SourceMoved as error:
-            refused.append(error)
-            raise
-
-    monkeypatch.setattr(TaskQ, "ingest", at_once)
-    writers = batch(tmp_path, upload="day"), batch(tmp_path, upload="day")
-    messages = [[writer.write(rows(*range(50)))] for writer in writers]
-    with ThreadPoolExecutor(2) as pool:
-        done = [
-            pool.submit(writer.commit, message)
-            for writer, message in zip(writers, messages, strict=True)
-        ]
-        for future in done:
-            future.result()
-    assert refused
-    assert sorted(bodies(tmp_path)) == sorted(b'{"n":%d}' % n for n in range(50))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -19,12 +18,11 @@ from unittest import mock
 import polars as pl
 import pytest
 
-from taskq import Put, State, TaskLog, TaskQ
+from taskq import State, TaskLog, TaskQ
 from taskq.log.read.jobs import entries
 from taskq.log.read.reader import open_journal
 from taskq_plugins.spark import session as sessions
-from taskq_plugins.spark.errors import SparkError
-from taskq_plugins.spark.lake.errors import LakeDiskError
+from taskq_plugins.spark.errors import LakeDiskError, SparkError
 from taskq_workers.process.running import WorkerOrder, find_executor
 from tests.bench.harness import family
 from tests.cli.helpers import taskq
@@ -36,7 +34,7 @@ from tests.samples import backlog_jobs
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from taskq import JobHandle
 
@@ -172,11 +170,6 @@ PRODUCED = 5
 SEGMENTS = 8
 
 
-async def put_three(directory: Path) -> None:
-    async with TaskLog.open(directory) as log:
-        await log.put_many([Put(payload=b"%d" % number) for number in range(3)])
-
-
 @contextlib.contextmanager
 def writing(directory: Path) -> Iterator[None]:
     """Two processes write the log; they end in good order."""
@@ -237,40 +230,6 @@ def test_successive_triggers_read_every_record_once_while_two_processes_write(
     assert all(row["value"] is not None for row in rows if row["kind"] == "enqueued")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_a_query_of_spark_reads_every_record_once_while_two_processes_write(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    log = tmp_path / "logs" / "edge"
-    seen: list[tuple[str, int]] = []
-
-    def keep(batch: DataFrame, _: int) -> None:
-        seen.extend((row.epoch, row.lsn) for row in batch.select("epoch", "lsn").collect())
-
-    def trigger() -> None:
-        frame = spark.readStream.format("taskq").option("maxBytesPerTrigger", "8m")
-        query = (
-            frame.load(str(tmp_path / "logs"))
-            .writeStream.foreachBatch(keep)
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        assert query.awaitTermination(120)
-
-    asyncio.run(put_three(log))
-    # Before the cores are busy: Spark starts its Python processes.
-    trigger()
-    assert len(seen) == 3
-    with writing(log):
-        trigger()
-    assert len(seen) > 3
-    trigger()
-    assert len(seen) == len(set(seen))
-    assert sorted(seen) == sorted(records_of_log(log))
-
-
 @pytest.mark.timeout(240)
 def test_spark_reads_filters_and_explains_what_is_wrong(
     spark: SparkSession, tmp_path: Path
@@ -321,56 +280,6 @@ def test_a_fleet_is_a_program_of_its_own(tmp_path: Path) -> None:
     run = run_python("-m", "examples.fleet", *WORDS, work, cwd=ROOT)
     assert run.returncode == 0, run.stdout + run.stderr
     check(work, run.stdout)
-
-
-def save(frame: DataFrame, data_dir: Path, mode: str = "append", **options: str) -> None:
-    frame.write.format("taskq").mode(mode).options(path=str(data_dir), **options).save()
-
-
-@pytest.mark.slow
-def test_every_type_of_spark_that_json_has_a_form_for_is_an_argument(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    frame = spark.sql(
-        "SELECT 'ä\"' AS text, 1Y AS tiny, CAST(1.5 AS DECIMAL(9, 2)) AS price, true AS yes, "
-        "DATE'2024-02-29' AS day, TIMESTAMP'2024-02-29 12:00:00Z' AS at, X'FF' AS raw, "
-        "TIMESTAMP_NTZ'2024-02-29 12:00:00' AS there, INTERVAL '5' MINUTE AS span, 0.5D AS half, "
-        "named_struct('a', array(1, null), 'm', map('k', 2)) AS nested, null AS nothing, "
-        "map('source', 'spark') AS headers, INTERVAL '2' HOUR AS expires"
-    )
-    save(frame, tmp_path, task="t")
-    (job,) = jobs(tmp_path)
-    assert (
-        job.body
-        == (
-            '{"text":"ä\\"","tiny":1,"price":"1.50","yes":true,"day":"2024-02-29",'
-            '"at":"2024-02-29T12:00:00Z","raw":"_w==","there":"2024-02-29T12:00:00","span":"PT5M",'
-            '"half":0.5,"nested":{"a":[1,null],"m":{"k":2}},"nothing":null}'
-        ).encode()
-    )
-    assert job.extras is not None
-    assert (job.extras.headers, job.extras.expires_ns > 0) == ({"source": "spark"}, True)
-
-
-@pytest.mark.slow
-def test_a_write_with_a_wrong_row_or_option_enqueues_nothing(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    # One task: another that still runs when the write is given up leaves its file for the sweep.
-    good = spark.range(0, 1_000, 1, 1)
-    bad: list[tuple[DataFrame, dict[str, Any], str]] = [
-        (good.selectExpr("id AS n", "CAST(if(id = 777, 10, 1) AS int) AS priority"), {},
-         "the row with n=777, priority=10: priority is 10"),
-        (good.selectExpr("CAST(id AS string) AS priority"), {}, "column 'priority' is string"),
-        (good, {"quue": "x"}, "no option 'quue': did you mean 'queue'?"),
-        (good, {"mode": "overwrite"}, 'use mode("append")'),
-    ]  # fmt: skip
-    for frame, options, words in bad:
-        with pytest.raises(Exception, match="taskq") as caught:
-            save(frame, tmp_path, task="t", **options)
-        assert words in str(caught.value)
-        assert not (tmp_path / "taskq.json").exists()
-        assert not list(tmp_path.glob("uploads/*/*"))
 
 
 def test_a_stream_goes_on_from_its_checkpoint_and_repeats_nothing(

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +18,7 @@ from taskq_plugins.spark.cli import lake_option
 
 if TYPE_CHECKING:
     from taskq import TaskQ
-    from taskq_plugins.spark.bulk_files import FileRows
+    from taskq_plugins.spark.bulk_files import Rows
     from taskq_plugins.spark.past_jobs import Counted, PastJobs
     from taskq_plugins.spark.sink.ingest import Ingested, Part
     from taskq_plugins.spark.sink.options import SinkOptions
@@ -39,23 +37,6 @@ def where_to(command: Callable[..., None]) -> Callable[..., None]:
         metavar="DIR",
         help="The task log's directory; made when it is missing.",
     )(command)
-
-
-@contextmanager
-def progress(total: int | None, what: str) -> Iterator[Callable[[int], None]]:
-    """Show how many of ``total`` are done; gives what to call with how many more.
-
-    Nothing is shown where standard error is no terminal.
-    """
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console  # noqa: PLC0415 - as in render
-    from rich.progress import Progress  # noqa: PLC0415
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda count: bar.advance(task, count)
 
 
 def tell_rest(done: Ingested) -> None:
@@ -159,19 +140,15 @@ def _check_unchanged(file: Path, before: tuple[int, int, int]) -> None:
         raise BadFile(f"{file}: was changed while it was read; nothing was enqueued, try again")
 
 
-def _count(file: Path, rows: FileRows, sink: SinkOptions, app: TaskQ | None) -> int:
+def _count(file: Path, rows: Rows, sink: SinkOptions, app: TaskQ | None) -> int:
     from taskq_plugins.spark.sink.rows import RowCalls  # noqa: PLC0415
 
-    checked, count = RowCalls(sink, app, file.name), 0
-    with progress(rows.total, "reading rows") as advance:
-        for calls in chain.from_iterable(map(checked.calls, rows.batches)):
-            count += len(calls)
-            advance(len(calls))
-    return count
+    checked = RowCalls(sink, app, file.name)
+    return sum(map(len, chain.from_iterable(map(checked.calls, rows))))
 
 
 def _enqueue(
-    file: Path, rows: FileRows, sink: SinkOptions, app: TaskQ | None, check: Callable[[], None]
+    file: Path, rows: Rows, sink: SinkOptions, app: TaskQ | None, check: Callable[[], None]
 ) -> Ingested:
     from taskq_plugins.spark.sink.ingest import Upload  # noqa: PLC0415
     from taskq_plugins.spark.sink.rows import RowCalls  # noqa: PLC0415
@@ -179,9 +156,8 @@ def _enqueue(
     upload = Upload(sink.data_dir, f"upload-{sink.upload}")
     parts: list[Part] | None = None
     if upload.published() is None:  # else a run that was killed wrote them
-        calls = chain.from_iterable(map(RowCalls(sink, app, file.name).calls, rows.batches))
-        with progress(rows.total, "reading rows") as advance:
-            parts = upload.write_parts(calls, advance)
+        calls = chain.from_iterable(map(RowCalls(sink, app, file.name).calls, rows))
+        parts = upload.write_parts(calls)
         try:
             check()
         except BaseException:
@@ -261,10 +237,9 @@ def replay(
         if not yes:
             _tell_plan(chosen, _command(lake_path, where, data_dir, run), run, as_json=as_json)
             return
-        with progress(chosen.jobs, "reading jobs") as advance:
-            upload = Upload(data_dir.absolute(), f"replay-{run}")
-            is_begun = upload.published() is not None
-            done = upload.finish(None if is_begun else upload.write_parts(past.calls(), advance))
+        upload = Upload(data_dir.absolute(), f"replay-{run}")
+        is_begun = upload.published() is not None
+        done = upload.finish(None if is_begun else upload.write_parts(past.calls()))
     _print_replay(chosen, past, done, run, as_json=as_json)
     if past.problem_count:
         context.exit(Failure.exit_code)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,6 +19,8 @@ from taskq_plugins.spark.sink.options import RESERVED
 if TYPE_CHECKING:
     from pathlib import Path
 
+#: The rows of a file, of one schema or several.
+Rows: TypeAlias = "Iterator[pa.RecordBatch]"
 #: Rows that are read at a time, of Parquet and of JSON lines.
 BATCH_ROWS: Final = 16_384
 _BLOCK_BYTES: Final = 4 * 1024 * 1024
@@ -39,24 +41,12 @@ class BadFile(TaskqError):
     """A file does not match its extension; nothing was enqueued."""
 
 
-class FileRows(NamedTuple):
-    """An open file.
-
-    Attributes:
-        total: rows in it, None if unknown before reading.
-        batches: the rows, of one schema or several.
-    """
-
-    total: int | None
-    batches: Iterator[pa.RecordBatch]
-
-
 def digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def open_rows(path: Path, *, key: str | None = None, as_text: Sequence[str] = ()) -> FileRows:
+def open_rows(path: Path, *, key: str | None = None, as_text: Sequence[str] = ()) -> Rows:
     """Open a file by its extension: .parquet, .csv, .jsonl or .ndjson.
 
     ``key`` names the column of keys. ``as_text`` names CSV columns to read as text.
@@ -69,21 +59,21 @@ def open_rows(path: Path, *, key: str | None = None, as_text: Sequence[str] = ()
     elif ending == ".csv":
         rows = _csv(path, as_text)
     elif ending in {".jsonl", ".ndjson"}:
-        return FileRows(None, _lines(path, key))
+        return _lines(path, key)
     else:
         raise UsageError(f"{path.name}: give a file that ends in .parquet, .csv or .jsonl")
-    return rows if key is None else FileRows(rows.total, _keyed(rows.batches, key, path))
+    return rows if key is None else _keyed(rows, key, path)
 
 
-def _parquet(path: Path) -> FileRows:
+def _parquet(path: Path) -> Rows:
     try:
         file = pq.ParquetFile(path)
     except pa.ArrowException as error:
         raise BadFile(f"{path}: is no Parquet file ({_first_line(error)})") from error
-    return FileRows(file.metadata.num_rows, _safe(path, file.iter_batches(BATCH_ROWS)))
+    return _safe(path, file.iter_batches(BATCH_ROWS))
 
 
-def _csv(path: Path, as_text: Sequence[str]) -> FileRows:
+def _csv(path: Path, as_text: Sequence[str]) -> Rows:
     kinds: dict[str, pa.DataType] = {
         name: pa.int64() if name in _WHOLE_NUMBERS else pa.string() for name in RESERVED
     }
@@ -106,10 +96,10 @@ def _csv(path: Path, as_text: Sequence[str]) -> FileRows:
     unknown = set(as_text) - set(reader.schema.names)
     if unknown:
         raise _no_column(path, min(unknown), reader.schema.names)
-    return FileRows(None, _safe(path, iter(reader)))
+    return _safe(path, iter(reader))
 
 
-def _safe(path: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _safe(path: Path, batches: Rows) -> Rows:
     row = 0
     try:
         for batch in batches:
@@ -124,7 +114,7 @@ def _safe(path: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBa
         ) from error
 
 
-def _keyed(batches: Iterator[pa.RecordBatch], key: str, path: Path) -> Iterator[pa.RecordBatch]:
+def _keyed(batches: Rows, key: str, path: Path) -> Rows:
     for batch in batches:
         if key not in batch.schema.names:
             raise _no_column(path, key, batch.schema.names)
@@ -147,7 +137,7 @@ def _keyed(batches: Iterator[pa.RecordBatch], key: str, path: Path) -> Iterator[
             yield batch.append_column("key", text)
 
 
-def _lines(path: Path, key: str | None) -> Iterator[pa.RecordBatch]:
+def _lines(path: Path, key: str | None) -> Rows:
     objects: list[dict[str, Any]] = []
     with path.open("rb") as file:
         for number, line in _numbered(file, path):

@@ -13,7 +13,7 @@ import click
 
 import taskq.views as documents
 from taskq.cli import Failure, LazyGroup, json_option, render
-from taskq.extras import import_arrow, install_line
+from taskq.extras import import_arrow
 from taskq_plugins.spark.errors import missing_package
 
 if TYPE_CHECKING:
@@ -53,16 +53,10 @@ class PipelineCommands(LazyGroup):
             if cmd_name == "run":
                 _load_arrow()
             return super().get_command(ctx, cmd_name)
-        except (ImportError, AttributeError) as error:
+        except ImportError:
             if ctx.resilient_parsing:
                 return None
-            if isinstance(error, ImportError) and missing_package(error, ""):
-                raise  # reported by ``invoke``
-            detail = f"{type(error).__name__}: {error}".partition("\n")[0]
-            raise Failure(
-                f"the command {cmd_name!r} does not load ({detail}). Install taskq again: "
-                f"{install_line('spark')}"
-            ) from error
+            raise  # reported by ``invoke``
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -71,7 +65,7 @@ class PipelineCommands(LazyGroup):
             missing = missing_package(error, "this command")
             if missing is None:
                 raise
-            raise Failure(str(missing)) from error
+            raise Failure(missing) from error
 
 
 def _load_arrow() -> None:
@@ -179,7 +173,7 @@ def _progress(lake: Lake, journals: Path | None) -> list[dict[str, Any]]:
     ``lsn`` and ``read_ns`` are of the last record in the tables; ``end_lsn`` is None if the log
     is gone.
     """
-    from taskq_plugins.spark.lake.state import last_records, positions_of  # noqa: PLC0415 - pyarrow
+    from taskq_plugins.spark.lake.store import last_records, positions_of  # noqa: PLC0415 - pyarrow
     from taskq_plugins.spark.source.logs import look  # noqa: PLC0415
     from taskq_plugins.spark.source.plan import left_of  # noqa: PLC0415
     from taskq_plugins.spark.source.positions import positions_from_json  # noqa: PLC0415

@@ -1,19 +1,26 @@
-"""Errors of Spark itself, below ``TaskqError``.
+"""Errors of the pipeline; each names its remedy.
 
 ::
 
     TaskqError
-    └── SparkError             Spark cannot be started or used as asked
-        ├── PackageMissing     a Python package of the extra is missing
-        └── JavaMissing        no Java, or too old for Spark
+    ├── SparkError                 Spark cannot be started or used as asked
+    │   └── JavaMissing            no Java, or too old for Spark
+    └── LakeError                  the lake cannot be used as asked
+        ├── LakeDamaged, LakeBusy, LakeConflict, LakeDiskError
+        └── PipelineFailed         Spark failed under the run
+            └── SourceGone         the source vanished between plan and read
 """
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from typing import TYPE_CHECKING, Final
 
 from taskq.errors import TaskqError
 from taskq.extras import missing
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 #: Packages that a command may lack, and the extra that brings them.
 _EXTRAS: Final = dict.fromkeys(
@@ -29,21 +36,106 @@ class JavaMissing(SparkError):
     """No Java on this machine, or only one below Java 17."""
 
 
-class PackageMissing(SparkError):
-    """A Python package is not installed.
-
-    Attributes:
-        package: its import name.
-    """
-
-    def __init__(self, package: str, what: str) -> None:
-        super().__init__(missing(what, package, _EXTRAS[package]))
-        self.package = package
-
-
-def missing_package(error: ImportError, what: str) -> PackageMissing | None:
+def missing_package(error: ImportError, what: str) -> str | None:
+    """Return what to install for a command, None if the package is none of these."""
     package = (error.name or "").partition(".")[0]
     # pyspark's error for a missing or old package carries no package name.
     if type(error).__name__ == "PySparkImportError":
         package = next((name for name in sorted(_EXTRAS) if name in str(error).lower()), "pyspark")
-    return PackageMissing(package, what) if package in _EXTRAS else None
+    return missing(what, package, _EXTRAS[package]) if package in _EXTRAS else None
+
+
+_ANEW: Final = "taskq pipeline run then makes all tables anew from the logs"
+
+
+class LakeError(TaskqError):
+    """The lake cannot be used as asked."""
+
+
+class LakeDamaged(LakeError):
+    """A table, its log or a file of it is missing, older, or not as it was written."""
+
+    def __init__(self, path: Path | str, problem: str) -> None:
+        super().__init__(
+            f"{path}: {problem}. Restore the whole lake from one backup, or remove it: {_ANEW}"
+        )
+
+
+class LakeBusy(LakeError):
+    """Another process writes to the lake."""
+
+    def __init__(self, path: Path | str, holder_pid: int) -> None:
+        holder = f"process {holder_pid}" if holder_pid else "another process"
+        super().__init__(
+            f"{path}: {holder} writes to this lake: wait until it has ended, or stop it"
+        )
+
+
+class LakeConflict(LakeError):
+    """Somebody else changed what was to be changed; nothing was committed."""
+
+    def __init__(self, path: Path | str, problem: str) -> None:
+        super().__init__(
+            f"{path}: somebody else writes to this table without the lake's lock ({problem}). "
+            f"Nothing was committed: stop the other one, then run again"
+        )
+
+
+class LakeDiskError(LakeError):
+    """The disk or the store refused a commit; what was committed before stands.
+
+    Attributes:
+        errno: the operating system's code, for example ``errno.ENOSPC``.
+    """
+
+    def __init__(self, path: Path | str, error: OSError) -> None:
+        super().__init__(
+            f"{path}: could not be written ({error.strerror or error}); the batch before stands. "
+            f"Free some space or check permissions, then run again"
+        )
+        self.errno = error.errno
+
+
+#: The last line of a traceback whose error is one of ours: its class, and what it says.
+_OURS: Final = re.compile(r"^\s*(?:\w+: )*taskq\w*(?:\.\w+)*\.\w+: (?P<text>.+)$", re.MULTILINE)
+_ERROR: Final = re.compile(r"^\s*(?:Caused by: )?[\w.$]*(?:Error|Exception)\b.*$", re.MULTILINE)
+_CHARACTERS_MAX: Final = 600
+#: Options of the source as the command line calls them.
+_OPTIONS: Final = (
+    ("the option failOnDataLoss=false", "--ignore-data-loss"),
+    ("failOnDataLoss=false", "--ignore-data-loss"),
+    ("the option corruptMode=skip", "--corrupt skip"),
+    ("corruptMode=skip", "--corrupt skip"),
+)
+
+
+class PipelineFailed(LakeError):
+    """Spark failed under the run; what was committed before stands."""
+
+
+class SourceGone(PipelineFailed):
+    """The source vanished between plan and read; nothing of the batch was committed."""
+
+
+#: How such an error begins in Spark's words.
+_GONE: Final = (".DataLoss:", ".LogVanished:")
+
+
+def failure(text: str) -> PipelineFailed:
+    """Make an error from Spark's message, which may hold tracebacks."""
+    ours = _OURS.findall(text)
+    if ours:
+        kind = SourceGone if any(sign in text for sign in _GONE) else PipelineFailed
+        return kind(f"{spelled(ours[-1])[:_CHARACTERS_MAX]}; nothing of it was committed")
+    lines = [match.group().strip() for match in _ERROR.finditer(text)]
+    shown = (lines or [text.strip().partition("\n")[0] or "no reason was given"])[-1]
+    return PipelineFailed(
+        f"Spark stopped the run ({shown[:_CHARACTERS_MAX]}); what was committed before stands. "
+        f"Remove the cause, then run again"
+    )
+
+
+def spelled(text: str) -> str:
+    for name, option in _OPTIONS:
+        text = text.replace(name, option)
+    return text

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from taskq.cli import WrongUsage, count_of, json_option, render, yes_option
 from taskq.engine import FailureKind, kinds
 from taskq_plugins.spark.cli import lake_option
-from taskq_plugins.spark.lake.errors import LakeError
+from taskq_plugins.spark.errors import LakeError
 from taskq_plugins.spark.lake.files import DataFile
 from taskq_plugins.spark.lake.store import (
     ATTEMPTS,

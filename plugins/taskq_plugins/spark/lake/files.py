@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from pyarrow import dataset, fs, parquet
 
 from taskq.engine import system
-from taskq_plugins.spark.lake.errors import LakeBusy, LakeDamaged, LakeDiskError, LakeError
+from taskq_plugins.spark.errors import LakeBusy, LakeDamaged, LakeDiskError, LakeError
 
 if TYPE_CHECKING:
     from deltalake.transaction import AddAction, RemoveAction

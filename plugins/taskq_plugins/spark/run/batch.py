@@ -24,28 +24,26 @@ from pyspark.sql import functions as sql
 
 from taskq.arrow import BREAK
 from taskq_plugins.spark.lake.files import DATE, ROWS_MAX, DataFile, Folder, write_rows
-from taskq_plugins.spark.lake.state import (
-    BATCH,
-    FOLDED,
-    KEPT,
-    POSITION,
-    RECORD,
-    lineage_of,
-    positions_of,
-)
 from taskq_plugins.spark.lake.store import (
     ATTEMPTS,
+    BATCH,
+    FOLDED,
     JOBS,
+    KEPT,
     OPEN,
     PART,
     PARTED,
+    POSITION,
     POSITIONS,
     POSITIONS_APP,
+    RECORD,
     RECORDS,
     STEPS,
     Lake,
     cleared,
     erased_jobs,
+    lineage_of,
+    positions_of,
 )
 from taskq_plugins.spark.run import frames
 from taskq_plugins.spark.source.rows import RowReader, read_pieces

@@ -19,8 +19,8 @@ from taskq.cli import Failure, json_option, render
 from taskq.errors import UsageError
 from taskq.values import nanoseconds
 from taskq_plugins.spark.cli import lake_option
+from taskq_plugins.spark.errors import spelled
 from taskq_plugins.spark.lake.store import DATED, Lake, LakeWriter
-from taskq_plugins.spark.run.errors import spelled
 from taskq_plugins.spark.run.pipeline import RunListener, RunOptions, Summary, update
 from taskq_plugins.spark.session import spark_session
 from taskq_plugins.spark.source.options import size_of

@@ -21,8 +21,15 @@ from pyspark.sql.types import StructType
 
 from taskq.arrow import BREAK
 from taskq.engine import FailureKind
-from taskq_plugins.spark.lake.state import last_records, log_rows
-from taskq_plugins.spark.lake.store import ATTEMPTS, DERIVED, JOBS, PARTED, ROLLUP
+from taskq_plugins.spark.lake.store import (
+    ATTEMPTS,
+    DERIVED,
+    JOBS,
+    PARTED,
+    ROLLUP,
+    last_records,
+    log_rows,
+)
 from taskq_plugins.spark.run import frames
 from taskq_plugins.spark.source.plan import COMPACTION
 from taskq_plugins.spark.tables import queries

@@ -27,11 +27,10 @@ from taskq.arrow import UNLIMITED
 from taskq.errors import TaskqError
 from taskq_plugins.fleet.inventory import segment_rows
 from taskq_plugins.fleet.places import log_problem
-from taskq_plugins.spark.lake.state import POSITION, READ, positions_of
-from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS
+from taskq_plugins.spark.errors import SourceGone, failure
+from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS, POSITION, READ, positions_of
 from taskq_plugins.spark.run import batch as batches
 from taskq_plugins.spark.run.derived import Outside, refresh_tables
-from taskq_plugins.spark.run.errors import SourceGone, failure
 from taskq_plugins.spark.source.logs import FleetSnapshot, LogInventory, look
 from taskq_plugins.spark.source.options import ReadOptions, read_options
 from taskq_plugins.spark.source.plan import Plan, plan

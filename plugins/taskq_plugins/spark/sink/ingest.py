@@ -15,7 +15,7 @@ import shutil
 import stat
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -89,15 +89,8 @@ class Upload(NamedTuple):
 
     # -- anywhere ---------------------------------------------------------------------------------
 
-    def write_parts(
-        self, calls: Iterable[list[Call[Any]]], on_rows: Callable[[int], None] | None = None
-    ) -> list[Part]:
-        """Write calls into parts, all on disk when this returns.
-
-        Args:
-            calls: of the jobs, some at a time.
-            on_rows: gets how many were written since its last call.
-        """
+    def write_parts(self, calls: Iterable[list[Call[Any]]]) -> list[Part]:
+        """Write calls, some at a time, into parts, all on disk when this returns."""
         parts: list[Part] = []
         writer: pq.ParquetWriter | None = None
         path, count = self.folder, 0
@@ -110,8 +103,6 @@ class Upload(NamedTuple):
                     writer = self._writer(path)
                 writer.write_batch(_staged(some))
                 count += len(some)
-                if on_rows is not None:
-                    on_rows(len(some))
                 if count >= PART_JOBS_MAX:
                     parts.append(_closed(writer, path, count))
                     writer = None

@@ -30,7 +30,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@=+-]{0,149}")
 #: As they are spelled in messages.
 _KNOWN: Final = (
     "path", "task", "queue", "priority", "attempts", "delay", "expires", "window", "until",
-    "headers", "keep", "compress", "app", "upload", "idempotencyKey",
+    "headers", "keep", "compress", "app", "upload",
 )  # fmt: skip
 #: Options that Spark itself passes on to a sink.
 _OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
@@ -79,7 +79,7 @@ def parse_options(given: Mapping[str, str]) -> SinkOptions:
         task=task,
         changes=_changes(options),
         app=options.get("app", ""),
-        upload=_upload(options),
+        upload=check_upload_name(options["upload"]) if options.get("upload") else "",
     )
 
 
@@ -153,13 +153,6 @@ _READS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
     "compress": _one_of(get_args(Compression)),
     "headers": (_object, 'one JSON object of text by name, such as {"source": "import"}'),
 }
-
-
-def _upload(options: Mapping[str, str]) -> str:
-    names = [options[name] for name in ("upload", "idempotencykey") if options.get(name)]
-    if len(set(names)) > 1:
-        raise UsageError("options 'upload' and 'idempotencyKey' mean the same: give one of them")
-    return check_upload_name(names[0]) if names else ""
 
 
 def check_upload_name(name: str, what: str = "upload") -> str:

@@ -58,7 +58,7 @@ def stream_writer(
     if checked.upload:
         raise UsageError(
             "a stream is known by its checkpoint, and each batch by its number in it: leave out "
-            "option 'upload' (or 'idempotencyKey')"
+            "option 'upload'"
         )
     return StreamWriter(checked)
 
