@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import subprocess
@@ -18,6 +19,8 @@ PROGRAM: Final = ROOT / "tests/samples/frozen_program.py"
 SPEC: Final = Path(__file__).parent / "both.spec"
 #: The module of the tasks. The program's own file is harder: children import it anew.
 WHERE: Final = ["main", pytest.param("module", marks=pytest.mark.slow)]
+#: Names the folder of a user's programs' data.
+DATA: Final = "WIN_PD_OVERRIDE_LOCAL_APPDATA" if os.name == "nt" else "XDG_DATA_HOME"
 ADVICE: Final = "call multiprocessing.freeze_support() first"
 
 
@@ -53,6 +56,8 @@ def run(
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A script that starts the program as its executable would, without the time to freeze it."""
+    if os.name == "nt":
+        pytest.skip("Windows runs no script of sh; the slow tests run a frozen program")
     file = tmp_path / "program"
     file.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(PROGRAM)])} "$@"\n')
     file.chmod(0o755)
@@ -103,13 +108,15 @@ def test_children_have_the_options_of_this_interpreter() -> None:
 
 @pytest.fixture(scope="session")
 def frozen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of programs that PyInstaller made, which is installed for that alone."""
+    """Return the folder of programs that PyInstaller made; a venv gets it if it is missing."""
     home = tmp_path_factory.mktemp("frozen")
-    subprocess.run([sys.executable, "-m", "venv", home / "venv"], check=True)
-    tools = home / "venv/bin"
-    subprocess.run([tools / "pip", "install", "-q", "pyinstaller", ROOT], check=True)
-    (home / "both.spec").write_text(SPEC.read_text().replace("ROOT", str(ROOT)))
-    command = [str(tools / "pyinstaller"), "--log-level", "ERROR", "both.spec"]
+    python = sys.executable
+    if importlib.util.find_spec("PyInstaller") is None:
+        subprocess.run([python, "-m", "venv", home / "venv"], check=True)
+        python = str(home / "venv" / ("Scripts" if os.name == "nt" else "bin") / "python")
+        subprocess.run([python, "-m", "pip", "install", "-q", "pyinstaller", ROOT], check=True)
+    (home / "both.spec").write_text(SPEC.read_text().replace("ROOT", ROOT.as_posix()))
+    command = [python, "-m", "PyInstaller", "--log-level", "ERROR", "both.spec"]
     subprocess.run(command, cwd=home, check=True)
     return home / "dist"
 
@@ -146,11 +153,7 @@ def test_the_frozen_example_works_and_reads_nothing_where_it_is_started(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taskq.toml").write_text("this is none\n")
-    ran = run(
-        frozen / "example/program",
-        home=tmp_path,
-        variables={"XDG_DATA_HOME": str(tmp_path / "share")},
-    )
+    ran = run(frozen / "example/program", home=tmp_path, variables={DATA: str(tmp_path / "share")})
     assert ran.lines == [
         "6 words",
         "shrunk to 50, frozen: True, elsewhere: True",
@@ -165,7 +168,7 @@ def test_the_example_works_unfrozen(tmp_path: Path) -> None:
         "examples.desktop.program",
         cwd=ROOT,
         check=True,
-        env={**os.environ, "XDG_DATA_HOME": str(tmp_path), "HOME": str(tmp_path)},
+        env={**os.environ, DATA: str(tmp_path), "HOME": str(tmp_path)},
     )
     assert done.stdout.splitlines() == [
         "6 words",

@@ -1,7 +1,8 @@
 """Facts of Windows about files, locks and processes, which ``machine.windows`` needs.
 
-``WINE`` names the facts in which Wine 8 differs: what stands on these was tried on no Windows. The
-log needs no facts of appended files, of start times of processes, and of watched folders.
+``WINE`` names the facts in which Wine 8 differs: what stands on these was tried on no Windows.
+What two processes append at a time, how fine the clocks are, and whether ``os.kill(pid, 0)`` ends a
+process has no one answer there; the log uses none of it.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import mmap
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,7 +40,8 @@ WINE: Final[dict[str, object]] = {
     "st ctime stays when a file is written": False,
 }
 PAUSE: Final = "import sys, time; print(flush=True); time.sleep(100)"
-NO_SHARING, READ_SHARING = 0, 3
+NO_SHARING: Final = 0
+LISTED, NEW_NAME = 1, 1
 
 
 def fact(answer: object) -> Callable[[Fact], Fact]:
@@ -189,6 +193,16 @@ def a_map_shows_writes_and_its_file_grows(folder: Path) -> object:
             windows.pwrite(number, b"NEW", 0)
             windows.pwrite(number, b"end", 8_289)
             return [shown[:3], os.fstat(number).st_size]
+
+
+@fact(32)
+def a_file_that_another_process_maps_is_removed(folder: Path) -> object:
+    code = (
+        "import mmap, sys, time; f = open(sys.argv[1], 'r+b')\n"
+        "m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ); print(flush=True); time.sleep(100)"
+    )
+    with child(code, made(folder)):
+        return said((folder / "a").unlink)
 
 
 @fact([True, False, False, True])
@@ -345,6 +359,49 @@ def a_process_is_asked_for_and_not_ended(folder: Path) -> object:
     with child(PAUSE) as process:
         before = windows.lives(process.pid)
     return [before, windows.lives(process.pid)]
+
+
+@fact([True, True])
+def a_process_has_a_time_of_its_start(folder: Path) -> object:
+    """Which with its number would be who it is."""
+    del folder
+    before = _file_time(time.time())
+    with child(PAUSE) as process:
+        times = [ctypes.c_uint64() for _ in range(4)]
+        done = windows._library("kernel32").GetProcessTimes(
+            ctypes.c_void_p(int(process._handle)),  # type: ignore[attr-defined]
+            *map(ctypes.byref, times),
+        )
+        return [bool(done), before - 10**7 < times[0].value < _file_time(time.time()) + 10**7]
+
+
+def _file_time(seconds: float) -> int:
+    """Return a time as Windows counts it, in 100 ns since 1601."""
+    return int((seconds + 11_644_473_600) * 10**7)
+
+
+@fact(True)
+def a_watched_folder_shows_a_new_file(folder: Path) -> object:
+    """A thread waits in ``ReadDirectoryChangesW`` until a file is made."""
+    handle = windows._create_file(
+        str(folder), LISTED, windows._SHARE_ALL, None, 3, windows._BACKUP_SEMANTICS, None
+    )
+    call = windows._function(
+        "ReadDirectoryChangesW",
+        *(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int),
+        *(ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint32), ctypes.c_void_p, ctypes.c_void_p),
+    )
+    buffer, count = ctypes.create_string_buffer(1_024), ctypes.c_uint32()
+    watch = threading.Thread(
+        target=call, args=(handle, buffer, 1_024, False, NEW_NAME, ctypes.byref(count), None, None)
+    )
+    watch.start()
+    numbers = itertools.count()
+    while watch.is_alive():  # it may not have begun
+        made(folder, f"new{next(numbers)}")
+        watch.join(0.1)
+    windows._close_handle(handle)
+    return "new".encode("utf-16-le") in buffer.raw[: count.value]
 
 
 @fact(True)
