@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any, Final
 
@@ -67,13 +68,15 @@ def missing(what: str, package: str | None, extra: str) -> str:
 
 def install_line(extra: str = "") -> str:
     """Return the command that installs taskq anew, with an extra, from where this one came."""
-    import shlex  # noqa: PLC0415 - only errors need it
+    import shlex  # noqa: PLC0415 - only errors need them
+    import subprocess  # noqa: PLC0415
 
     source, is_editable = _source()
     wanted = f"[{extra}]" if extra else ""
     is_path = "://" not in source
     target = f"{source}{wanted}" if is_path else f"{DISTRIBUTION}{wanted} @ {source}"
-    return shlex.join(["pip", "install", *(["-e"] if is_editable else []), target])
+    as_line = subprocess.list2cmdline if os.sep == "\\" else shlex.join
+    return as_line(["pip", "install", *(["-e"] if is_editable else []), target])
 
 
 def _source() -> tuple[str, bool]:
@@ -83,7 +86,8 @@ def _source() -> tuple[str, bool]:
     """
     import json  # noqa: PLC0415 - only errors need them
     from importlib.metadata import PackageNotFoundError, distribution  # noqa: PLC0415
-    from urllib.parse import unquote, urlsplit  # noqa: PLC0415
+    from urllib.parse import urlsplit  # noqa: PLC0415
+    from urllib.request import url2pathname  # noqa: PLC0415
 
     try:
         origin: Any = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
@@ -91,7 +95,7 @@ def _source() -> tuple[str, bool]:
         origin = {}
     url = str(origin.get("url", ""))
     if url.startswith("file:"):
-        return unquote(urlsplit(url).path), bool(origin.get("dir_info", {}).get("editable"))
+        return url2pathname(urlsplit(url).path), bool(origin.get("dir_info", {}).get("editable"))
     if "vcs_info" in origin:
         url = f"{origin['vcs_info']['vcs']}+{url}@{origin['vcs_info']['commit_id']}"
     return url or _CLONE, False

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import ntpath
+import nturl2path
+import posixpath
 import re
 import subprocess
 import tomllib
+import urllib.request
+from importlib import metadata
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
+from urllib.parse import unquote
 
 import pytest
 
 import taskq
+from taskq import extras
 from taskq_plugins.spark import errors
 from tests.programs import run_python
 
@@ -55,6 +64,27 @@ def test_questions_in_sql_need_nothing_of_the_pipeline(code: str) -> None:
     """Tables are made of the log there, too, and never written."""
     done = run_python("-c", ABSENT + code)
     assert not done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("folder", "system", "line"),
+    [
+        ("/home/me/a%20clone", posixpath, "pip install -e '/home/me/a clone[hub]'"),
+        ("/C:/me/a%20clone", ntpath, 'pip install -e "C:\\me\\a clone[hub]"'),
+    ],
+    ids=["posix", "windows"],
+)
+def test_what_is_missing_is_installed_by_the_line_that_an_error_shows(
+    folder: str, system: Any, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run as it stands by the shell of that system."""
+    origin = json.dumps({"url": f"file://{folder}", "dir_info": {"editable": True}})
+    distribution = SimpleNamespace(read_text=lambda _: origin)
+    monkeypatch.setattr(metadata, "distribution", lambda _: distribution)
+    monkeypatch.setattr(extras, "os", system)
+    paths = nturl2path.url2pathname if system is ntpath else unquote
+    monkeypatch.setattr(urllib.request, "url2pathname", paths)
+    assert extras.install_line("hub") == line
 
 
 def test_the_package_holds_nothing_that_only_these_tests_use() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 import re
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -169,7 +170,8 @@ def test_wrong_code_is_refused_as_it_is_written_and_leaves_no_trace(
                         Path(name).parent.mkdir(exist_ok=True)
                         Path(name).write_text(text)
                 output = answer(typed, names).replace(str(tmp_path), "/home/you")
-            assert matches(output, shown), f"{typed}\n{output}"
+            parts = (text.replace(os.sep, "/") for text in (output, shown))
+            assert matches(*parts), f"{typed}\n{output}"
             assert set(app.tasks) == known, typed
         assert not app.stats_sync().queues
         assert not log.stats_sync().queues

@@ -399,7 +399,6 @@ def a_watched_folder_shows_a_new_file(folder: Path) -> object:
     numbers = itertools.count()
     while watch.is_alive():  # it may not have begun
         made(folder, f"new{next(numbers)}")
-        watch.join(0.1)
     windows._close_handle(handle)
     return "new".encode("utf-16-le") in buffer.raw[: count.value]
 
