@@ -45,6 +45,8 @@ class Chaos:
         #: what each job was said to be when it was enqueued: its word, body, and key if it is held
         self.born: dict[int, list[str]] = {}
         self.ended: dict[int, Kind] = {}
+        #: jobs in whose place no other was enqueued
+        self.duplicates: set[int] = set()
 
     def run(self, rounds: int) -> None:
         try:
@@ -77,6 +79,8 @@ class Chaos:
         if word in BORN:
             assert lsn not in self.born
             self.born[lsn] = [word, *rest]
+        elif word == "duplicate":
+            self.duplicates.add(lsn)
         elif word in ENDS:
             assert lsn not in self.ended, "a job ended twice"
             self.ended[lsn] = ENDS[word]
@@ -133,6 +137,8 @@ def check_records(chaos: Chaos) -> None:
     assert {lsn: body for lsn, (_, body, *_) in chaos.born.items()}.items() <= bodies.items()
     for lsn, kind in chaos.ended.items():
         assert reference.jobs[lsn].state.name == kind.name
+    assert chaos.duplicates
+    assert all(reference.jobs[lsn].key for lsn in chaos.duplicates)
 
 
 def check_folds(chaos: Chaos) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import signal
 import sys
 import tempfile
@@ -19,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from taskq import Put, TaskLog
-from taskq.core.errors import DuplicateKey, NotDead, TaskqError
-from taskq.core.model import SECOND_NS, Conflict, Durability, Extras
+from taskq.core.errors import NotDead, TaskqError
+from taskq.core.model import SECOND_NS, Durability
 from taskq.core.records import Kind
 from taskq.core.views import ProgressView
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.format.codec import FRAME_MAGIC_BYTES
 from taskq.log.machine.threads import Pending
 from taskq.log.read.reader import LogReader
-from taskq.log.requests import ClaimRequest, Delivery, Duplicate, EnqueueSpec, Settlement
+from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
 from taskq.log.store.store import Store, open_store
 from taskq.log.upkeep import snapshots
 from tests.processes.striker import strike
@@ -141,43 +140,6 @@ def produce_many(path: str, durability: str, name: str, count: str) -> None:
     sys.stdin.readline()
     asyncio.run(produce(int(count)))
     tell(f"longest {store._open.writer.waits.largest / 1e9:.6f}")
-    store.close()
-
-
-def race_keys(
-    path: str, durability: str, count: str, threads: str, conflict: str = "first"
-) -> None:
-    """Race others for keys once a line comes; print for each key "new LSN" or "duplicate LSN".
-
-    Every thread enqueues every key once, each in an order of its own.
-    """
-
-    def race(order: list[str]) -> None:
-        extras = {key: Extras(key=key.encode(), on_conflict=Conflict(conflict)) for key in order}
-        futures = [(key, store.thread_port.enqueue(SPEC, b"x", extras[key])) for key in order]
-        for key, future in futures:
-            try:
-                result = future.result()
-            except DuplicateKey as error:
-                lines.append(f"duplicate {key} {error.job_id.rpartition('-')[2]}")
-                continue
-            if isinstance(result, Duplicate):
-                lines.append(f"duplicate {key} {result.lsn}")
-            else:
-                lines.append(f"new {key} {result}")
-
-    store = opened(path, durability)
-    keys = [f"key-{number}" for number in range(int(count))]
-    lines: list[str] = []
-    orders = [random.sample(keys, len(keys)) for _ in range(int(threads))]
-    racers = [threading.Thread(target=race, args=(order,)) for order in orders]
-    tell("open")
-    sys.stdin.readline()
-    for racer in racers:
-        racer.start()
-    for racer in racers:
-        racer.join()
-    tell("\n".join([*lines, "finished"]))
     store.close()
 
 

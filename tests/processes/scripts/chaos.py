@@ -11,6 +11,7 @@ enqueued LSN BODY | delayed LSN BODY | held LSN BODY KEY | duplicate LSN BODY | 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import random
@@ -18,7 +19,8 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from taskq.core.model import SECOND_NS, Durability, Extras
+from taskq.core.errors import DuplicateKey
+from taskq.core.model import SECOND_NS, Conflict, Durability, Extras
 from taskq.core.records import Cause, Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.requests import ClaimRequest, Delivery, Duplicate, EnqueueSpec, Settlement
@@ -42,7 +44,8 @@ def jobs(name: str) -> Iterator[tuple[EnqueueSpec, bytes, Extras | None]]:
         number += 1
         draw, extras = random.random(), None
         if draw < 0.3:
-            extras = Extras(key=f"key-{random.randrange(KEYS)}".encode())
+            key = f"key-{random.randrange(KEYS)}".encode()
+            extras = Extras(key=key, on_conflict=random.choice([*Conflict]))
         elif draw < 0.37:
             extras = Extras(due_ns=random.randrange(20_000_000))
         elif draw < 0.38:
@@ -65,15 +68,25 @@ def told(answer: int | Duplicate, body: bytes, extras: Extras | None) -> None:
         tell(f"enqueued {answer} {text}")
 
 
+@contextlib.contextmanager
+def refused(body: bytes) -> Iterator[None]:
+    try:
+        yield
+    except DuplicateKey as error:
+        tell(f"duplicate {error.job_id.rpartition('-')[2]} {body.decode().strip()}")
+
+
 def produce(store: Store, name: str) -> None:
     for job in jobs(name):
-        told(store.thread_port.enqueue(*job).result(), *job[1:])
+        with refused(job[1]):
+            told(store.thread_port.enqueue(*job).result(), *job[1:])
 
 
 async def produce_async(store: Store, name: str) -> None:
     port = store.port()
     for job in jobs(name):
-        told(await port.enqueue(*job), *job[1:])
+        with refused(job[1]):
+            told(await port.enqueue(*job), *job[1:])
 
 
 def how_it_ends(delivery: Delivery) -> Settlement:
