@@ -13,7 +13,7 @@ from statistics import median
 
 import pytest
 
-from taskq import Put, State, TaskLog, TaskQ
+from taskq import State, TaskQ
 from taskq.core.errors import TaskqError
 from taskq.core.model import SECOND_NS, Durability, Extras
 from taskq.core.records import Kind
@@ -161,22 +161,6 @@ def test_a_lone_process_wakes_the_first_one_that_joins(tmp_path: Path) -> None:
         assert not writer.is_alone
         claimer.say("settle")
         claimer.expect("settled")
-    store.close()
-
-
-def test_the_outcome_of_an_already_settled_job_returns_at_once(tmp_path: Path) -> None:
-    store = open_here(tmp_path)
-    port = store.thread_port
-    job = put(store, b"x")
-    [delivery] = port.claim(ClaimRequest(1)).result()
-    port.settle([Settlement(Kind.SUCCEEDED, delivery, b"done")]).result()
-    with Child("actors.py", "answer", tmp_path) as waiter:
-        waiter.say(f"outcome {job}")
-        assert waiter.expect("outcome").endswith(" done")
-        waiter.say(f"outcome {job + 1}")
-        assert waiter.expect("error").startswith("JobNotFound")
-        waiter.say(f"outcome {job + 1_000}")
-        assert waiter.expect("error").startswith("JobNotFound")
     store.close()
 
 
@@ -363,9 +347,6 @@ def test_outcomes_that_cannot_be_looked_for_are_looked_for_again(
     store.close()
 
 
-LETTERS = 96
-
-
 async def test_a_worker_of_another_process_runs_what_is_requeued_and_heeds_a_pause(
     tmp_path: Path,
 ) -> None:
@@ -388,16 +369,3 @@ async def test_a_worker_of_another_process_runs_what_is_requeued_and_heeds_a_pau
             assert await paused.status() is State.READY
             await app.resume("mail")
             assert await paused.result(timeout=20) == worker.pid
-
-
-def test_two_processes_that_requeue_everything_share_the_letters(tmp_path: Path) -> None:
-    with TaskLog.open(tmp_path, durability="os") as log:
-        log.put_many_sync([Put(payload=b"x", attempts=1) for _ in range(LETTERS)])
-        for delivery in log.claim_sync(LETTERS):
-            log.nack_sync(delivery)
-    words = ("actors.py", "requeue_all", tmp_path)
-    with Child(*words) as first, Child(*words) as second:
-        ids = first.rest() + second.rest()
-    requeued = [record.job for record in of_kind(log_records(tmp_path), Kind.REQUEUED)]
-    assert len(requeued) == len(set(requeued)) == LETTERS
-    assert len(ids) == len(set(ids)) == LETTERS

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from taskq import Put, TaskLog
-from taskq.core.errors import NotDead, TaskqError
+from taskq.core.errors import TaskqError
 from taskq.core.model import SECOND_NS, Durability
 from taskq.core.records import Kind
 from taskq.core.views import ProgressView
@@ -260,15 +260,6 @@ async def _follow_log(path: str, reader: str, durability: str, seconds: str) -> 
         tell(f"open {log._connection.store().owner}")
         async for record in log.stream(reader=None if reader == "-" else reader):
             tell(f"record {record.lsn} {record.kind} {ago((record.payload or b'').decode())}")
-
-
-def requeue_all(path: str) -> None:
-    """Requeue each dead letter that no other process has; print its id."""
-    with TaskLog.open(path, durability="os") as log:
-        while letters := log.dead.list_sync(limit=1):
-            with contextlib.suppress(NotDead):  # another process was faster
-                log.dead.requeue_sync(letters[0].job_id)
-                tell(letters[0].job_id)
 
 
 def owners(path: str) -> None:
