@@ -61,8 +61,7 @@ from taskq_plugins.hub.outbox import DeviceOutbox
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import Push, Verdict
 from tests.log.world import PATH, Process, World, meaning, tend
-from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
-from tests.machine.machine import parent
+from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled, parent
 
 HUB: Final = "/srv/hub"
 DEVICE: Final = "edge-7"

@@ -20,8 +20,7 @@ from typing import Final
 from taskq.core.values import NamedTuple
 from taskq.log.machine.access import make_directory
 from tests.log.world import PATH
-from tests.machine.crashable import CrashableDisk, Machine
-from tests.machine.machine import parent
+from tests.machine.crashable import CrashableDisk, Machine, parent
 from tests.processes.harness import SCRIPTS, STEP_SECONDS
 
 #: The file of a program's answers; no part of its log.
