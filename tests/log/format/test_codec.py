@@ -286,14 +286,6 @@ def test_a_fold_of_nonsense_ends_or_says_that_the_format_is_unknown(body: bytes)
         assert "lsn" in str(error) or "option" in str(error)  # noqa: PT017
 
 
-@given(body=spoiled_bodies(), lsn=LSN)
-def test_a_salvage_returns_only_records_whose_checksum_fits(body: bytes, lsn: int) -> None:
-    for number, at, record in salvage(body, lsn):
-        assert body[at : at + len(record)] == record
-        crc = codec.crc32(record[:-4], number & 0xFFFFFFFF)
-        assert record[-4:] == codec.pack_length(crc)
-
-
 @given(body=spoiled_bodies())
 def test_decoding_nonsense_gives_a_record_or_says_that_the_format_is_unknown(body: bytes) -> None:
     if len(body) < codec.PREFIX.size or len(body) < codec.FIXED_SIZES.get(body[4], 0):

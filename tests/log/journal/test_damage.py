@@ -25,7 +25,7 @@ from taskq.log.format.frames import Frame
 from taskq.log.format.salvage import salvage
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import Op
-from tests.effort import every, grows, some
+from tests.effort import every, grows
 from tests.log.world import PATH, PLAIN, SMALL, Process, World
 
 pytestmark = grows
@@ -176,29 +176,6 @@ def _record_ends(frame: Frame) -> list[int]:
         at += codec.LENGTH.unpack_from(frame.data, at)[0]
         ends.append(frame.offset + codec.FRAME_HEADER_SIZE + at - frame.at)
     return ends
-
-
-@pytest.mark.parametrize("seed", range(some(6, 60)))
-def test_random_damage_never_keeps_a_log_from_opening(seed: int) -> None:
-    chance = random.Random(seed)
-    files, jobs, _ = _three_frames([bytes(chance.randrange(300)) for _ in range(5)])
-    data = bytearray(files[_FIRST])
-    for _ in range(chance.choice((1, 3, 20))):
-        start = chance.randrange(codec.SEGMENT_HEADER.size, len(data))
-        size = chance.choice((1, 4, 64, 512))
-        data[start : start + size] = chance.randbytes(min(size, len(data) - start))
-    if chance.random() < 0.3:
-        del data[chance.randrange(codec.SEGMENT_HEADER.size, len(data)) :]
-    world = _revive(files | {_FIRST: bytes(data)}, same_boot=chance.random() < 0.5)
-    world.is_whole = False
-    process = world.process()
-    new = process.enqueue(b"new")
-    assert new > jobs[-1][-1]
-    known = {job for group in jobs for job in group} | {new}
-    claimed = [delivery.job for delivery in process.claim(99)]
-    assert new in claimed
-    assert set(claimed) <= known
-    assert len(set(claimed)) == len(claimed)
 
 
 # -- what the disk does not give back --------------------------------------------------------------

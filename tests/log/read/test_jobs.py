@@ -378,21 +378,6 @@ def _check_told(history: History, lsns: list[int]) -> None:
             assert job_view(journal, job, now_ns) == view, (lsn, job)
 
 
-def test_two_hours_ago_is_two_hours_ago_though_the_box_booted_in_1970() -> None:
-    """Steps of the clock are taken for corrections: the first frames say 1970."""
-    world = World()
-    world.clock.reboot(wall_seconds=3_600)
-    process = world.process()
-    early = process.enqueue()
-    world.clock.advance(3 * 3_600)
-    world.clock.step(1_700_000_000)
-    process.enqueue()
-    now_ns = world.clock.wall_ns()
-    for hours, expected in ((2, [early]), (4, [])):
-        moment = Moment(time_ns=now_ns - hours * 3_600 * SECOND_NS)
-        assert _past(world, moment)["next"] == expected
-
-
 # -- listings -------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,6 @@ from taskq.log.journal.journal import Journal
 from taskq.log.journal.recovery import find_losses
 from taskq.log.read.reader import verify
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op
-from taskq.log.segments import segments as files
 from taskq.log.segments.segments import SegmentGone
 from tests.effort import every, grows
 from tests.log.world import FILLER, PATH, PLAIN, Process, World, fill_segment, keeping, tend, write
@@ -117,22 +116,6 @@ def test_a_removed_or_cut_segment_is_reported_with_its_contents(number: int, cut
     assert not third.journal.lost
     third.enqueue(FILLER)
     third.close()
-    assert not _report(world).damage
-
-
-@pytest.mark.parametrize("number", range(5))
-def test_a_segment_of_which_nothing_reads_is_repaired_however_many_others_there_are(
-    number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "_DESCRIPTORS_MAX", 2)
-    world, _ = _written(3)
-    path = world.segments()[number]
-    data = world.machine.content(path)
-    world.machine.put(path, data[:_HEAD] + bytes(len(data) - _HEAD))
-    assert world.repair().damage
-    assert path not in world.segments()
-    assert not _report(world).damage
-    world.process().enqueue()
     assert not _report(world).damage
 
 

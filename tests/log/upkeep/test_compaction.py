@@ -270,24 +270,6 @@ def test_a_job_that_ends_in_the_midst_of_it_is_kept_with_its_steps_and_result() 
     assert number > 5
 
 
-@pytest.mark.parametrize("kind", [Kind.SUCCEEDED, Kind.DEAD])
-def test_a_dead_letter_that_was_requeued_does_not_keep_its_old_segment(kind: Kind) -> None:
-    config = keeping(keep_seconds=DAY, queues={"other": QueuePolicy(keep_seconds=30 * DAY)})
-    world = World(config=config)
-    process = world.process()
-    job = process.enqueue(b"bad", spec=OTHER)
-    process.settle(process.claim()[0], Kind.DEAD, body=b"why", cause=Cause.EXHAUSTED)
-    fill_segment(process)
-    requeue(process, job)
-    process.settle(process.claim()[0], kind, body=b"then", cause=Cause.EXHAUSTED)
-    world.clock.advance(2 * DAY)
-    first = world.segments()[0]
-    tend(process)
-    assert first not in world.segments()
-    view = world.job(job)
-    assert view.state is (State.SUCCEEDED if kind is Kind.SUCCEEDED else State.DEAD)
-
-
 def test_waiting_for_a_kept_job_returns_its_result_from_its_new_place() -> None:
     """The process that settled it remembers where; compaction wrote it elsewhere since."""
     config = keeping(keep_seconds=DAY, queues={"other": QueuePolicy(keep_seconds=30 * DAY)})
