@@ -29,8 +29,9 @@ from taskq.log.commit.committer import Committer
 from taskq.log.commit.room import with_reserve
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.decide.context import BatchNeeds
+from taskq.log.format.codec import SEGMENT_HEADER
 from taskq.log.format.flows import decode_step
-from taskq.log.format.frames import Gap, segment_name
+from taskq.log.format.frames import Frame, Gap, segment_name
 from taskq.log.format.record import Record
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.lock import WriterLock
@@ -169,7 +170,7 @@ class World:
     def repair(self) -> RepairReport:
         """Put a repaired copy in the place of the log, which the repair leaves as it is."""
         journal, disk = self.reader(), CrashableDisk(self.machine)
-        before = {path: self.machine.content(path) for path in self.machine.paths()}
+        before = self.files()
         report, target = survey_damage(journal), f"{self.path}/repaired"
         disk.make_directory(target)
         written = write_repaired(journal, disk, target)
@@ -191,6 +192,27 @@ class World:
 
     def segments(self) -> list[str]:
         return [path for path in self.machine.paths() if path.endswith(".log")]
+
+    def files(self) -> dict[str, bytes]:
+        return {path: self.machine.content(path) for path in self.machine.paths()}
+
+    def frames(self, segment: int = 0) -> list[Frame]:
+        """Return the whole frames of a segment, by its place among all."""
+        files = self.reader().files
+        lsn = files.lsns[segment]
+        scanner = files.scanner(lsn, files.size(lsn), lsn, sealed=True)
+        return [item for item in scanner.frames(SEGMENT_HEADER.size) if isinstance(item, Frame)]
+
+
+def revived(files: dict[str, bytes], *, same_boot: bool = True) -> World:
+    """Return a machine on which these files stand."""
+    world = World()
+    world.process().close()
+    for path, data in files.items():
+        world.machine.put(path, data)
+    if not same_boot:
+        world.lose_power()
+    return world
 
 
 class Process:

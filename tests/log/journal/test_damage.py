@@ -26,7 +26,7 @@ from taskq.log.format.salvage import salvage
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import Op
 from tests.effort import every, grows
-from tests.log.world import PATH, PLAIN, SMALL, Process, World
+from tests.log.world import PATH, PLAIN, SMALL, Process, World, revived
 
 pytestmark = grows
 
@@ -35,30 +35,10 @@ _FIRST: Final = f"{PATH}/log/{_NAME}"
 Files = dict[str, bytes]
 
 
-def _files(world: World) -> Files:
-    return {path: world.machine.content(path) for path in world.machine.paths()}
-
-
-def _revive(files: Files, *, same_boot: bool) -> World:
-    world = World()
-    world.process().close()
-    for path, data in files.items():
-        world.machine.put(path, data)
-    if not same_boot:
-        world.lose_power()
-    return world
-
-
 def _enqueue_together(process: Process, bodies: list[bytes]) -> list[int]:
     items = [(PLAIN, body, None) for body in bodies]
     lsns: list[int] = process.ask(Op.ENQUEUE_MANY, items)
     return lsns
-
-
-def _frames(world: World) -> list[Frame]:
-    journal = world.reader()
-    items = [item for _, item in journal.frames(journal.start())]
-    return [item for item in items if hasattr(item, "header")]  # type: ignore[misc]
 
 
 def _three_frames(middle: list[bytes]) -> tuple[Files, list[list[int]], Frame]:
@@ -67,7 +47,7 @@ def _three_frames(middle: list[bytes]) -> tuple[Files, list[list[int]], Frame]:
     jobs = [_enqueue_together(process, bodies) for bodies in ([b"a"], middle, [b"y", b"z"])]
     jobs.append([process.enqueue(b"last")])
     process.close()
-    return _files(world), jobs, _frames(world)[1]
+    return world.files(), jobs, world.frames()[1]
 
 
 # -- torn tails ------------------------------------------------------------------------------------
@@ -83,10 +63,10 @@ def _last_three(*, together: bool) -> tuple[Files, list[int], list[int], list[tu
         last = [process.enqueue(body) for body in (b"x", b"yy", b"zzz")]
     process.close()
     frames = [
-        next(frame for frame in _frames(world) if frame.header.next_lsn > job) for job in last
+        next(frame for frame in world.frames() if frame.header.next_lsn > job) for job in last
     ]
     ends = [(_record_ends(frame)[-1], frame.end) for frame in frames]
-    return _files(world), before, last, ends
+    return world.files(), before, last, ends
 
 
 @pytest.mark.parametrize("same_boot", [True, False])
@@ -97,12 +77,12 @@ def test_a_segment_cut_at_any_byte_of_its_last_three_records_opens_at_once(
     """Whole frames are kept, the rest is set aside, and no id is used again."""
     files, before, last, ends = _last_three(together=together)
     whole = files[_FIRST]
-    start = _frames(_revive(files, same_boot=True))[2].offset
+    start = revived(files).frames()[2].offset
     edges = {end + by for pair in ends for end in pair for by in (-1, 0, 1)}
     for size in sorted({*range(start, len(whole) + 1, every(9)), *edges, len(whole)}):
         if not start <= size <= len(whole):
             continue
-        world = _revive(files | {_FIRST: whole[:size]}, same_boot=same_boot)
+        world = revived(files | {_FIRST: whole[:size]}, same_boot=same_boot)
         # On the boot that wrote them all of these jobs were there: a missing one is lost.
         world.is_whole = False
         process = world.process()
@@ -143,7 +123,7 @@ def test_every_flipped_byte_of_a_synced_frame_costs_only_its_own_record() -> Non
     for at in range(frame.offset, frame.end, every(3)):
         data = bytearray(files[_FIRST])
         data[at] ^= 0x21
-        process = _revive(files | {_FIRST: bytes(data)}, same_boot=at % 2 == 0).process()
+        process = revived(files | {_FIRST: bytes(data)}, same_boot=at % 2 == 0).process()
         claimed = [delivery.job for delivery in process.claim(9)]
         damage = process.catch_up().damage
         assert all(process.world.view(job) for job in claimed), at
@@ -187,7 +167,7 @@ def _unreadable_middle() -> tuple[World, list[list[int]], set[tuple[str, int]]]:
     process = world.process()
     jobs = [_enqueue_together(process, [b"x" * 9_000, b"y" * 9_000]) for _ in range(3)]
     process.close()
-    frame = _frames(world)[1]
+    frame = world.frames()[1]
     sectors = range(frame.offset // 512 + 8, frame.offset // 512 + 10)
     return world, jobs, {(_FIRST, number) for number in sectors}
 

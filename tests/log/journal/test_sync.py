@@ -279,14 +279,6 @@ def _written(durability: Durability, *, rests: bool) -> tuple[World, list[int]]:
     return world, [future.result(0) for future in jobs]
 
 
-def _frame_offsets(world: World) -> list[int]:
-    journal = world.reader()
-    scanner = journal.files.scanner(
-        journal.segment, journal.files.size(journal.segment), 1, sealed=True
-    )
-    return [item.offset for item in scanner.frames(codec.SEGMENT_HEADER.size)]
-
-
 def _verdict(process: Process) -> tuple[set[tuple[int, int]], int]:
     """(bad stretches that a writer keeps, bytes that it cut off)."""
     damage = {(gap.offset, gap.size) for gap in process.catch_up().damage}
@@ -303,9 +295,9 @@ def test_reader_and_writer_agree_on_any_flipped_byte(
     durability: Durability, *, rests: bool, has_hint: bool, same_boot: bool
 ) -> None:
     world, jobs = _written(durability, rests=rests)
-    files = {path: world.machine.content(path) for path in world.machine.paths()}
+    files = world.files()
     path = world.segments()[0]
-    first_of_last = _frame_offsets(world)[-1]
+    first_of_last = world.frames()[-1].offset
     chance = random.Random(f"{durability} {rests} {has_hint} {same_boot}")
     for at in chance.sample(range(len(files[path])), some(1, 12)):
         for name, data in files.items():

@@ -31,7 +31,7 @@ from taskq.log.segments.index import index_name
 from taskq.log.state.job_history import Story, find_end, job_view, records
 from tests.effort import grows, some
 from tests.log.simulation import Simulation
-from tests.log.world import PATH, PLAIN, Process, World, cuts
+from tests.log.world import PATH, PLAIN, Process, World, cuts, revived
 
 pytestmark = grows
 
@@ -319,15 +319,7 @@ def saved() -> dict[str, bytes]:
     process = random_log(3)
     save(process)
     process.close()
-    return {path: process.world.machine.content(path) for path in process.world.machine.paths()}
-
-
-def _revive(files: dict[str, bytes]) -> World:
-    world = World()
-    world.process().close()
-    for path, data in files.items():
-        world.machine.put(path, data)
-    return world
+    return process.world.files()
 
 
 def _flipped(index: bytes, at: int) -> bytes:
@@ -372,7 +364,7 @@ HARMS: Final[dict[str, Callable[[bytes], bytes]]] = {
 def test_a_file_that_is_wrong_changes_no_answer_and_is_written_anew(
     saved: dict[str, bytes], harm: str
 ) -> None:
-    world = _revive(saved | {_FIRST: HARMS[harm](saved[_FIRST])})
+    world = revived(saved | {_FIRST: HARMS[harm](saved[_FIRST])})
     check_lookups(world.reader())
     process = world.process()
     check_lookups(process.journal)
@@ -382,7 +374,7 @@ def test_a_file_that_is_wrong_changes_no_answer_and_is_written_anew(
 
 
 def test_a_file_that_cannot_be_read_is_made_do_without(saved: dict[str, bytes]) -> None:
-    world = _revive(saved)
+    world = revived(saved)
     reader = world.reader()
     check_lookups(reader)
     world.machine.unreadable = {(_FIRST, number) for number in range(1_000)}
@@ -396,7 +388,7 @@ def test_damage_in_a_segment_after_it_was_indexed_is_not_noticed_by_readers(
     saved: dict[str, bytes], seed: int
 ) -> None:
     chance = random.Random(seed)
-    world = _revive(saved)
+    world = revived(saved)
     scan = Scan.of(world.reader())
     path = _FIRST.replace(".idx", ".log")
     for _ in range(20):
@@ -415,7 +407,7 @@ def test_damage_in_a_segment_after_it_was_indexed_is_not_noticed_by_readers(
 
 
 def test_a_damaged_segment_gets_no_file(saved: dict[str, bytes]) -> None:
-    world = _revive({path: data for path, data in saved.items() if path != _FIRST})
+    world = revived({path: data for path, data in saved.items() if path != _FIRST})
     segment = _FIRST.replace(".idx", ".log")
     world.machine.corrupt(segment, 5_000, b"\xff\xff")
     process = world.process()
@@ -431,7 +423,7 @@ def test_a_crash_at_any_step_of_writing_costs_nothing(
 ) -> None:
     rest = {path: data for path, data in saved.items() if not path.endswith(".idx")}
     for cut in cuts(power=power):
-        world = _revive(rest)
+        world = revived(rest)
         world.machine.random.seed(cut.step)
         process = world.process()
         with cut.during(world, process):
@@ -440,7 +432,7 @@ def test_a_crash_at_any_step_of_writing_costs_nothing(
         for path in index_files(world):
             if path.endswith(".idx"):
                 assert world.machine.content(path) == saved[path]
-        assert job_view(reader, 1, 0) == job_view(_revive(rest).reader(), 1, 0)
+        assert job_view(reader, 1, 0) == job_view(revived(rest).reader(), 1, 0)
         save(world.process())
         segments = world.reader().files.lsns
         assert index_files(world) == [f"{PATH}/log/{index_name(lsn)}" for lsn in segments[:-1]]
@@ -451,7 +443,7 @@ def test_processes_that_write_the_same_index_at_a_time_do_not_harm_it(
     saved: dict[str, bytes],
 ) -> None:
     rest = {path: data for path, data in saved.items() if not path.endswith(".idx")}
-    world = _revive(rest)
+    world = revived(rest)
     writers = [world.process().journal.indexes.save_steps(1) for _ in range(3)]
     ended = 0
     while writers:
@@ -486,7 +478,7 @@ def test_a_segment_is_indexed_in_small_steps() -> None:
 
 
 def test_files_of_segments_that_are_gone_are_removed(saved: dict[str, bytes]) -> None:
-    world = _revive(saved)
+    world = revived(saved)
     world.machine.put(f"{PATH}/log/{index_name(99_999)}", b"index")
     world.machine.put(f"{PATH}/log/{index_name(99_999)}.0a1b2c3d.tmp", b"left over")
     process = world.process()
@@ -514,7 +506,7 @@ def test_indexes_of_many_segments_are_not_all_open_at_a_time() -> None:
 
 def test_what_was_read_of_indexes_is_forgotten_with_their_files(saved: dict[str, bytes]) -> None:
     """Frames were moved: no lookup goes to a file that was open before."""
-    process = _revive(saved).process()
+    process = revived(saved).process()
     indexes = process.journal.indexes
     indexes._entry_at(1, 1)
     before, descriptors = dict(indexes._open), process.disk.open_files

@@ -17,7 +17,6 @@ from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
 from taskq.core.views import VerifyReport
 from taskq.log.format import codec
-from taskq.log.format.frames import Gap
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.recovery import find_losses
 from taskq.log.read.reader import verify
@@ -63,16 +62,8 @@ def _report(world: World) -> VerifyReport:
     return verify(world.reader())
 
 
-def _frame_ends(world: World, path: str) -> list[int]:
-    journal = world.reader()
-    lsn = int(path[-24:-4])
-    size = journal.files.size(lsn)
-    scanner = journal.files.scanner(lsn, size, lsn, sealed=True)
-    return [item.end for item in scanner.frames(_HEAD) if not isinstance(item, Gap)]
-
-
 def _cuts(world: World, path: str, chance: random.Random) -> list[int | None]:
-    ends = _frame_ends(world, path)
+    ends = [frame.end for frame in world.frames(world.segments().index(path))]
     return [None, 0, _HEAD, chance.choice(ends[:-1]), chance.choice(ends[:-1]) + 20]
 
 

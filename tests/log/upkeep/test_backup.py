@@ -20,7 +20,7 @@ from taskq.core.errors import LogError
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
 from taskq.log.format import codec
-from taskq.log.format.frames import Frame, Gap
+from taskq.log.format.frames import Frame
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.reader import LogReader, verify
 from taskq.log.read.readers import NamedReader, ReaderPosition, reader_positions
@@ -371,16 +371,6 @@ def _written(seed: int = 0) -> tuple[World, list[list[int]]]:
     return world, groups
 
 
-def _frames(world: World, segment: int = 0) -> list[Frame]:
-    journal = world.reader()
-    lsn = journal.files.lsns[segment]
-    return [
-        item
-        for base, item in journal.frames(journal.start())
-        if not isinstance(item, Gap) and journal.files.segment_at(base) == lsn
-    ]
-
-
 def _flip(world: World, offset: int, segment: int = 0) -> None:
     path = world.segments()[segment]
     byte = world.machine.content(path)[offset]
@@ -396,7 +386,7 @@ def _in_record(world: World, frame: Frame, number: int) -> int:
 
 
 def _one_payload(world: World) -> None:
-    _flip(world, _in_record(world, _frames(world)[1], 2))
+    _flip(world, _in_record(world, world.frames()[1], 2))
 
 
 def _picture(world: World) -> Any:
