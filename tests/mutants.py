@@ -12,8 +12,6 @@ the score of each folder at the end.
 A survivor is a test to write, unless nobody could ever see the difference: then the ledger
 (tests/mutants.md) says "equivalent: …" in its last column. ``--ledger`` keeps the rows of a run
 there, and tries no mutant again that it calls killed or equivalent: a run that was stopped goes on.
-Before and after a test is cut, ``--killed-by tests/app/test_tasks.py`` tries the mutants again that
-this file killed.
 """
 
 from __future__ import annotations
@@ -163,7 +161,8 @@ def changed(node: ast.AST, source: str) -> str | None:
 
 
 def chosen(folders: tuple[str, ...], count: int, seed: int) -> list[Mutant]:
-    every = list(mutants_of(folders))
+    paths = sorted(path for folder in folders for path in python_files(ROOT / folder))
+    every = [mutant for path in paths for mutant in mutants(path)]
     random.Random(seed).shuffle(every)
     return list(itertools.islice(filter(is_python, every), count))
 
@@ -175,11 +174,6 @@ def is_python(mutant: Mutant) -> bool:
     except SyntaxError:
         return False
     return True
-
-
-def mutants_of(folders: tuple[str, ...]) -> Iterator[Mutant]:
-    for path in sorted(path for folder in folders for path in python_files(ROOT / folder)):
-        yield from mutants(path)
 
 
 def python_files(path: Path) -> list[Path]:
@@ -404,36 +398,24 @@ def keep(rows: list[Row]) -> None:
     LEDGER.write_text(head + HEAD + "\n".join(lines) + "\n")
 
 
-def of_ledger(rows: list[Row], killed_by: str) -> list[Mutant]:
-    """Return mutants of the ledger that these tests killed, where the code is still there."""
-    wanted = {row[:1] + row[2:4] for row in rows if row.verdict.startswith(killed_by)}
-    paths = sorted({path for path, *_ in wanted if (ROOT / path).exists()})
-    every = mutants_of(tuple(paths))
-    return [made for made in every if row_of(made, "")[:1] + row_of(made, "")[2:4] in wanted]
-
-
 @click.command()
 @click.argument("folders", nargs=-1)
 @click.option("--reach", "only_reach", is_flag=True, help="Note which test enters which function.")
 @click.option("--count", default=20, show_default=True, help="Mutants to try.")
 @click.option("--seed", default=1, show_default=True, help="Chooses them.")
-@click.option("--killed-by", default="", help="Instead try again what tests so named killed.")
 @click.option("-n", "processes", default=2, show_default=True, help="Processes of --reach.")
 @click.option("--ledger", is_flag=True, help="Try what tests/mutants.md leaves open, and keep it.")
-@click.option("--list", "only_list", is_flag=True, help="Say which they are, and try none.")
 def main(
     folders: tuple[str, ...],
     count: int,
     seed: int,
-    killed_by: str,
     processes: int,
     only_reach: bool,
     ledger: bool,
-    only_list: bool,
 ) -> None:
     """Try mutants of FOLDERS."""
-    old = rows_in(LEDGER.read_text())
-    known = {row[:1] + row[2:4]: row.verdict for row in old if ledger and not killed_by}
+    old = rows_in(LEDGER.read_text()) if ledger else []
+    known = {row[:1] + row[2:4]: row.verdict for row in old}
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="taskq-mutants-") as folder:
         copy = Path(folder, "copy")
@@ -445,18 +427,16 @@ def main(
             return
         click.echo(HEAD, nl=False)
         reached = Reach()
-        them = of_ledger(old, killed_by) if killed_by else chosen(folders, count, seed)
-        for mutant in them:
-            row = row_of(mutant, "not tried")
+        for mutant in chosen(folders, count, seed):
+            row = row_of(mutant, SURVIVES)
             verdict = known.get(row[:1] + row[2:4], SURVIVES)
-            if verdict.startswith(SURVIVES) and not only_list:
+            if verdict.startswith(SURVIVES):
                 verdict = killer(mutant, copy, reached) or SURVIVES
-            rows.append(row._replace(verdict="not tried" if only_list else verdict))
+            rows.append(row._replace(verdict=verdict))
             click.echo(rows[-1])
             if ledger:
                 keep(rows)
-    if not only_list:
-        click.echo("\n" + "\n".join(scores(rows)))
+    click.echo("\n" + "\n".join(scores(rows)))
 
 
 if __name__ == "__main__":
