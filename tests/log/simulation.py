@@ -59,7 +59,6 @@ from taskq.log.requests import (
     Turn,
     Withdrawal,
 )
-from taskq.log.upkeep.snapshots import SnapshotPolicy
 from taskq.log.upkeep.upkeep import Upkeep
 from tests.log.reference import Job, Reference
 from tests.log.world import (
@@ -289,7 +288,7 @@ class Simulation:
 
     def _care(self, process: Process) -> Upkeep:
         care = Upkeep(process.committer)
-        care._snapshots._policy = SnapshotPolicy(3_000, 10**6)
+        care._snapshots._log_bytes_min, care._snapshots._state_parts = 3_000, 10**6
         if not self._compacts:  # on a full disk, either
             care._lacks_room = lambda **_: False  # type: ignore[method-assign]
         return care

@@ -9,13 +9,13 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-from taskq.core.errors import LogError, LogFailed, LogGone, OutcomeUnknown, PayloadTooLarge
+from taskq.core.errors import LogError, LogFailed, LogGone, OutcomeUnknown, PayloadTooLarge, command
 from taskq.core.model import SECOND_NS, Durability
 from taskq.core.parsing import Tag
 from taskq.core.views import Damage
 from taskq.log.config import LSN_SKIP, STRETCHED_BYTES_MAX, LogConfig
 from taskq.log.format import codec
-from taskq.log.format.frames import Cursor, Frame, Gap, Marks
+from taskq.log.format.frames import Cursor, Frame, Gap, Marks, segment_name
 from taskq.log.journal.lock import LOCK_FILE, Home, TailHint, WriterLock, boot_of, find_hint
 from taskq.log.journal.recovery import (
     bears_out,
@@ -23,7 +23,6 @@ from taskq.log.journal.recovery import (
     find_losses,
     finish_fork,
     is_marked_failed,
-    left_damaged,
     link_to,
     mark_failed,
     moving_frames,
@@ -598,7 +597,10 @@ class Journal:
         elif self._writer is not None and size < self.offset:
             self._tail.fill_up(size, self.offset)
         if gaps:
-            self.recovered.append(left_damaged(self.path, self.segment))
+            self.recovered.append(
+                f"{segment_name(self.segment)} is damaged: what is whole behind that stays, and "
+                f"new records go to another segment; see: {command(self.path, 'verify')}"
+            )
         return is_torn or gaps > 0
 
     def _begin_segment(

@@ -90,13 +90,6 @@ def set_aside(disk: Disk, path: str, descriptor: int, segment: int, offset: int,
     return f"cut a torn tail of {size - offset} bytes off {segment_name(segment)} (kept in torn/)"
 
 
-def left_damaged(path: str, segment: int) -> str:
-    return (
-        f"{segment_name(segment)} is damaged: what is whole behind that stays, and new records go "
-        f"to another segment; see: {errors.command(path, 'verify')}"
-    )
-
-
 def unmark_failed(disk: Disk, path: str) -> None:
     disk.remove(f"{path}/{FAILED_FILE}")
     disk.sync_directory(path)

@@ -56,7 +56,6 @@ def publish(directory: Path, owner: int, servings: Iterable[views.Serving]) -> N
     It only explains to people why a job does not run: the file is written when workers start or
     stop or keep jobs back, is not synced, and counts only while its owner lives.
     """
-    target = directory / f"{owner:016x}{peers.SERVES}"
     document = [
         {
             "queues": _listed(serving.queues),
@@ -68,13 +67,28 @@ def publish(directory: Path, owner: int, servings: Iterable[views.Serving]) -> N
         }
         for serving in servings
     ]
+    _put(directory, owner, peers.SERVES, document, "what the workers here claim")
+
+
+def _put(directory: Path, owner: int, suffix: str, document: list[Any], what: str) -> None:
+    """Write a file of an owner, or remove it for an empty document; a refusal is logged."""
+    target = directory / f"{owner:016x}{suffix}"
     try:
-        if not document:
+        if document:
+            data = json.dumps(document).encode()
+            replace_file(target, target.with_suffix(suffix + peers.NEW), data)
+        else:
             system.remove(target)
-            return
-        replace_file(target, target.with_suffix(peers.SERVES_NEW), json.dumps(document).encode())
     except OSError as error:
-        _log.warning("%s: what the workers here claim could not be told: %s", directory, error)
+        _log.warning("%s: %s could not be told: %s", directory, what, error)
+
+
+def _read(path: Path, bytes_max: int = _BYTES_MAX) -> object:
+    """Return the document in a file of an owner; None if it cannot be read."""
+    try:
+        return parsing.parse_json(access.read_file(path, bytes_max))
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,26 +111,13 @@ def publish_stall(directory: Path, owner: int, stall: Stall | None) -> None:
 
     Not on the storage thread, which may be what stands still.
     """
-    target = directory / f"{owner:016x}{peers.STALL}"
-    try:
-        if stall is None:
-            system.remove(target)
-            return
-        document = json.dumps([stall.text, stall.since_ns, stall.is_engine]).encode()
-        replace_file(target, target.with_suffix(peers.STALL_NEW), document)
-    except OSError as error:
-        _log.warning("%s: a standstill could not be written: %s", directory, error)
+    document = [] if stall is None else [stall.text, stall.since_ns, stall.is_engine]
+    _put(directory, owner, peers.STALL, document, "a standstill")
 
 
 def read_stall(directory: Path, owner: int) -> Stall | None:
     """Return why nothing moves in an owner's process; None if it does, or is not known."""
-    try:
-        document = parsing.parse_json(
-            access.read_file(directory / f"{owner:016x}{peers.STALL}", _BYTES_MAX)
-        )
-    except (OSError, ValueError):
-        return None
-    match document:
+    match _read(directory / f"{owner:016x}{peers.STALL}"):
         case [str(text), int(since_ns), bool(is_engine)]:
             return Stall(text, since_ns, is_engine)
     return None
@@ -136,15 +137,9 @@ def read_servings(directory: Path, owner: int) -> tuple[views.Serving, ...]:
 
 
 def _read_servings(directory: Path, owner: int) -> tuple[views.Serving, ...]:
-    try:
-        document = parsing.parse_json(
-            access.read_file(directory / f"{owner:016x}{peers.SERVES}", _BYTES_MAX)
-        )
-    except (OSError, ValueError):
-        return ()
-    if not isinstance(document, list):
-        return ()
-    return tuple(_serving(row) for row in document if isinstance(row, dict))
+    document = _read(directory / f"{owner:016x}{peers.SERVES}")
+    rows = document if isinstance(document, list) else ()
+    return tuple(_serving(row) for row in rows if isinstance(row, dict))
 
 
 def _serving(document: dict[str, Any]) -> views.Serving:
@@ -323,15 +318,12 @@ class ProgressBoard:
             self._ended.wait(PAUSE_SECONDS)
 
     def _write(self, rows: list[list[object]]) -> None:
-        temporary = self._path.with_suffix(peers.PROGRESS_NEW)
+        temporary = self._path.with_suffix(peers.PROGRESS + peers.NEW)
         replace_file(self._path, temporary, json.dumps(rows).encode())
 
 
 def read_told(path: Path, job: int, token: int) -> views.ProgressView | None:
-    try:
-        rows = parsing.parse_json(access.read_file(path, _BOARD_BYTES_MAX))
-    except (OSError, ValueError, RecursionError):
-        return None
+    rows = _read(path, _BOARD_BYTES_MAX)
     for row in rows if isinstance(rows, list) else ():
         if isinstance(row, list) and len(row) == _FIELDS and row[:2] == [job, token]:
             return _progress_view(*row[2:])

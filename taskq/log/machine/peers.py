@@ -50,15 +50,9 @@ forks.on_fork(_local.clear)
 _DESCRIPTION_BYTES_MAX: Final = 4_096
 #: Ends of the names of an owner's files: what its workers claim, how far its running jobs are, why
 #: nothing moves there, and each while it is written.
-SERVES: Final = ".serves"
-SERVES_NEW: Final = ".serves-new"
-PROGRESS: Final = ".progress"
-PROGRESS_NEW: Final = ".progress-new"
-STALL: Final = ".stall"
-STALL_NEW: Final = ".stall-new"
-_SUFFIXES: Final = (
-    ".lock", ".pipe", SERVES, SERVES_NEW, PROGRESS, PROGRESS_NEW, STALL, STALL_NEW,
-)  # fmt: skip
+SERVES, PROGRESS, STALL, NEW = ".serves", ".progress", ".stall", "-new"
+_TOLD: Final = (SERVES, PROGRESS, STALL)
+_SUFFIXES: Final = (".lock", ".pipe", *_TOLD, *(suffix + NEW for suffix in _TOLD))
 _OWNER_NAME: Final = re.compile("[0-9a-f]{16}")
 
 

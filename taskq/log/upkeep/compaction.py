@@ -111,11 +111,7 @@ class Compaction:
         self._refuse_beside_loss()
         self._refuse_last()
         for number in range(_PASSES_MAX):
-            self._catch_up()
-            needed = Needed()
-            yield from self._find(needed)
-            yield from self._retained.find(self._segment, needed)
-            needed.sort()
+            needed = yield from self._look()
             if not number:
                 yield from self._measure(needed)
                 if not self.pays(needed_bytes_max):
@@ -157,12 +153,17 @@ class Compaction:
 
     def measure_steps(self) -> Iterator[None]:
         """Find out ``needed_bytes``, and write nothing."""
-        self._catch_up()
+        yield from self._measure((yield from self._look()))
+
+    def _look(self) -> Generator[None, None, Needed]:
+        # All that the segment can hold must be folded: unknown jobs would be lost.
+        self._journal.refresh()
+        self._committer.facets.catch_up()
         needed = Needed()
         yield from self._find(needed)
         yield from self._retained.find(self._segment, needed)
         needed.sort()
-        yield from self._measure(needed)
+        return needed
 
     def _finish(self) -> Steps:
         tallied: agenda.Agenda | None = None
@@ -175,11 +176,6 @@ class Compaction:
                 yield from self._port.make(Op.TALLY, groups).wait()
         floor = Floor(self._next)
         yield from self._port.make(Op.COMPACTED, floor).wait()
-
-    def _catch_up(self) -> None:
-        """Fold everything that the segment can hold: unknown jobs would be lost."""
-        self._journal.refresh()
-        self._committer.facets.catch_up()
 
     @property
     def _agenda(self) -> agenda.Agenda:
@@ -270,25 +266,23 @@ class Compaction:
         missed = size = 0
         items: list[Rewrite | Again] = []
         for frame in self._frames():
-            for job, offset, is_alive in needed.between(frame.offset, frame.end):
-                item = self._item(frame, needed, job, offset, is_alive=is_alive)
-                if item is not None:
-                    items.append(item)
-                    kept = len(item.history) + len(item.lines)
-                    size += len(item.born) + len(item.body or b"") + kept
+            for item in self._items(frame, needed):
+                items.append(item)
+                size += _size(item)
                 if len(items) >= _ITEMS_MAX or size >= _ITEMS_BYTES_MAX:
-                    missed += yield from self._send(items)
-                    items, size = [], 0
-            for step in self._steps(frame, needed):
-                items.append(step)
-                size += len(step.record)
-                if size >= _ITEMS_BYTES_MAX or len(items) >= _ITEMS_MAX:
                     missed += yield from self._send(items)
                     items, size = [], 0
             yield None
         if items:
             missed += yield from self._send(items)
         return missed
+
+    def _items(self, frame: frames.Frame, needed: Needed) -> Iterator[Rewrite | Again]:
+        for job, offset, is_alive in needed.between(frame.offset, frame.end):
+            item = self._item(frame, needed, job, offset, is_alive=is_alive)
+            if item is not None:
+                yield item
+        yield from self._steps(frame, needed)
 
     def _steps(self, frame: frames.Frame, needed: Needed) -> Iterator[Again]:
         first, end = (bisect_left(needed.steps, (at, 0)) for at in (frame.offset, frame.end))
@@ -370,6 +364,12 @@ class Compaction:
         return Rewrite(
             job, location, model.State.ABSENT, options.without_body(born, job), enqueued_ns
         )
+
+
+def _size(item: Rewrite | Again) -> int:
+    if isinstance(item, Again):
+        return len(item.record)
+    return len(item.born) + len(item.body or b"") + len(item.history) + len(item.lines)
 
 
 def _place(frame: frames.Frame, offset: int) -> int:

@@ -29,18 +29,6 @@ _TEMPORARY: Final = ".tmp"
 _FORMS: Final[tuple[snapshot.Form[Any], ...]] = (snapshot.AGENDA, snapshot.DEDUP)
 
 
-class SnapshotPolicy:
-    """Rule for how much log is worth a snapshot."""
-
-    def __init__(self, log_bytes_min: int = LOG_BYTES_MIN, state_parts: int = STATE_PARTS) -> None:
-        self._log_bytes_min = log_bytes_min
-        self._state_parts = state_parts
-
-    def limit(self, snapshot_bytes: int) -> int:
-        """Return bytes of log after a snapshot of this size at which the next one is due."""
-        return max(self._log_bytes_min, snapshot_bytes // self._state_parts)
-
-
 class Snapshots:
     """The snapshots that one process writes.
 
@@ -54,11 +42,11 @@ class Snapshots:
     is true.
     """
 
-    def __init__(self, committer: Committer, policy: SnapshotPolicy | None = None) -> None:
+    def __init__(self, committer: Committer) -> None:
         self._committer = committer
         self._journal = committer.journal
         self._directory = f"{self._journal.path}/{snapshot.DIRECTORY}"
-        self._policy = policy or SnapshotPolicy()
+        self._log_bytes_min, self._state_parts = LOG_BYTES_MIN, STATE_PARTS
         #: the answer of ``due`` until the log has come to here
         self._segment = -1
         self._offset = 0
@@ -82,7 +70,7 @@ class Snapshots:
         left: list[int] = []
         for form in self._built():
             since, size = self._since(form)
-            limit = self._policy.limit(size)
+            limit = max(self._log_bytes_min, size // self._state_parts)
             if since >= limit:
                 forms.append(form)
             else:

@@ -25,7 +25,7 @@ from taskq.log.state.snapshot import (
     snapshot_names,
 )
 from taskq.log.upkeep import snapshots
-from taskq.log.upkeep.snapshots import SnapshotPolicy, Snapshots
+from taskq.log.upkeep.snapshots import Snapshots
 from tests.effort import every, grows
 from tests.log.world import (
     PATH,
@@ -66,11 +66,14 @@ def test_a_past_state_is_read_without_snapshots() -> None:
 # -- when ------------------------------------------------------------------------------------------
 
 
-def test_the_first_is_due_after_so_much_log_and_the_next_after_as_much_again() -> None:
+def test_the_first_is_due_after_so_much_log_and_the_next_after_as_much_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(snapshots, "LOG_BYTES_MIN", 30_000)
     world = World()
     process = world.process()
     process.catch_up()
-    keeper = Snapshots(process.committer, SnapshotPolicy(log_bytes_min=30_000))
+    keeper = Snapshots(process.committer)
     written = 0
     while not keeper.due():
         process.enqueue(bytes(2_000))
@@ -89,8 +92,9 @@ def test_the_first_is_due_after_so_much_log_and_the_next_after_as_much_again() -
     # Another process, or this one after it was opened again, does not begin to count anew.
     other = world.process()
     other.catch_up()
-    assert Snapshots(other.committer, SnapshotPolicy(log_bytes_min=30_000)).due()
-    assert not Snapshots(other.committer, SnapshotPolicy(log_bytes_min=40_000)).due()
+    assert Snapshots(other.committer).due()
+    monkeypatch.setattr(snapshots, "LOG_BYTES_MIN", 40_000)
+    assert not Snapshots(other.committer).due()
 
 
 def test_at_close_one_is_written_if_the_tail_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +282,8 @@ def test_a_directory_that_cannot_be_read_is_no_reason_to_stop(
 ) -> None:
     process = world.process()
     fill(process)
-    keeper = Snapshots(process.committer, SnapshotPolicy(log_bytes_min=1))
+    monkeypatch.setattr(snapshots, "LOG_BYTES_MIN", 1)
+    keeper = Snapshots(process.committer)
     with monkeypatch.context() as patch:
         patch.setattr(process.disk, "names", Mock(side_effect=OSError(5, "Input/output error")))
         assert not keeper.due()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import random
 import sys
@@ -31,7 +30,7 @@ SPECS = [EnqueueSpec(priority=priority, attempts=0) for priority in (4, 5, 6)]
 KEYS = 20
 HOUR_NS = 3_600 * SECOND_NS
 stop = threading.Event()
-vars(snapshots)["SnapshotPolicy"] = functools.partial(snapshots.SnapshotPolicy, 4_000, 1_000)
+vars(snapshots).update(LOG_BYTES_MIN=4_000, STATE_PARTS=1_000)
 
 
 def tell(text: str) -> None:
