@@ -158,14 +158,6 @@ class Place:
     def remove(self) -> None:
         shutil.rmtree(self.log)
 
-    def lose_log_only(self, log_id: str) -> None:
-        """Let the hub have no segment of a log, and nothing that was noted of them."""
-        for copy in (self.hub / "devices").glob(f"*/{log_id}"):
-            shutil.rmtree(copy / "log")
-            (copy / "log").mkdir()
-            (copy / "seals.jsonl").unlink(missing_ok=True)
-        self.restart()
-
     def tree(self) -> dict[str, str]:
         return {
             str(file): hashlib.sha256(file.read_bytes()).hexdigest()

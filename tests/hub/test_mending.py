@@ -20,7 +20,7 @@ from taskq.engine import Border, Identity, LocalDisk, LogReader, PatientDisk
 from taskq_plugins.fleet.inventory import segments
 from taskq_plugins.fleet.places import find_logs
 from taskq_plugins.hub import Hub
-from taskq_plugins.hub.copies import Copies, faults, kept, newest
+from taskq_plugins.hub.copies import CompactionFloor, Copies, due, faults, kept, newest
 from taskq_plugins.hub.models import NOWHERE, CopyEnd, Declare, HubStops, Stored, Sync
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import Verdict
@@ -212,17 +212,6 @@ async def test_a_served_hub_erases_nothing(place: Place) -> None:
         assert "served by another process" in _run("hub", *words).output
     assert place.copies()
     disk.close(lock)
-
-
-async def test_a_hub_whose_disk_refuses_what_it_notes_is_served_all_the_same(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
-    await _work(place, 3)
-    await place.sync()
-    (place.hub / ".place").mkdir()
-    await place.server._mend()
-    assert "at the next start" in caplog.text
-    await place.sync()
 
 
 async def test_a_registry_that_is_older_than_the_copies_is_named_with_what_helps(
@@ -438,7 +427,7 @@ async def test_commands_other_than_the_server_change_nothing_in_a_hub(
         _output(*words, "-d", copy)
     assert all(map(segments, find_logs(place.hub / "devices"))) or is_busy
     reading = Copies(PatientDisk, str(place.hub))
-    gone = [reading.keep(each, time.time_ns(), dry_run=True) for each in reading.all()]
+    gone = [due(each, time.time_ns(), CompactionFloor())[0] for each in reading.all()]
     assert any(gone) is not is_busy, "what is being set aside is not due"
     reading.close()
     assert _all_below(place.hub) == before

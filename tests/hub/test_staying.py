@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import pty
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -17,7 +13,7 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
-from anyio import create_task_group, fail_after, to_thread
+from anyio import fail_after, to_thread
 
 from taskq import TaskQ
 from taskq.connection.settings import HubSettings
@@ -27,7 +23,7 @@ from taskq.log.segments.identity import read_identity
 from taskq_plugins.hub import Hub, server
 from taskq_plugins.hub import line as lines
 from taskq_plugins.hub.copies import kept
-from taskq_plugins.hub.line import Allowance, Http, HubReply, HubWaits, Line, last_note
+from taskq_plugins.hub.line import Allowance, HubReply, HubWaits, Line, last_note
 from taskq_plugins.hub.models import (
     NOWHERE,
     Answer,
@@ -153,28 +149,6 @@ async def test_a_device_tries_again_at_once_when_there_is_a_way_to_its_hub(
     began = asyncio.get_running_loop().time()
     await _pause(0.05, "https://hub.example")
     assert asyncio.get_running_loop().time() - began >= 0.05
-
-
-async def test_a_terminal_shows_how_much_has_gone_and_a_file_nothing_of_it(
-    place: Place, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TASKQ_HUB_URL", url)
-    monkeypatch.setenv("TASKQ_HUB_TOKEN", Registry(place.hub).enroll("edge-7"))
-    monkeypatch.setenv("TERM", "xterm")
-    await place.write(4, 500_000)
-    words = ["-m", "taskq", "sync", "-d", str(place.path / "edge-7")]
-    command = [sys.executable, *words]
-    terminal, end = pty.openpty()
-    await to_thread.run_sync(partial(subprocess.run, command, check=True, stderr=end))
-    shown = ""
-    while "\x1b[?25h" not in shown:  # the cursor is back: a terminal passes on a part at a time
-        shown += os.read(terminal, 100_000).decode()
-    os.close(terminal)
-    os.close(end)
-    assert "1.9/1.9 MiB" in shown
-    await place.write(4, 500_000)
-    result = await to_thread.run_sync(partial(run_forked, *words, check=True))
-    assert "MiB" not in result.stderr
 
 
 async def test_a_line_goes_on_after_a_request_that_was_cancelled_and_one_that_was_cut(
@@ -321,25 +295,6 @@ async def test_a_reply_without_a_length_ends_with_its_connection() -> None:
     assert b"transfer-encoding" not in asked[0].lower()
 
 
-async def test_a_request_that_was_given_up_is_no_end_of_the_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It is asked again while the first still waits for a connection that nobody accepts."""
-    monkeypatch.setattr(lines, "_CONNECT_SECONDS", 0.5)
-    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        for item in (first, second):
-            item.setblocking(False)
-            item.connect_ex(full.getsockname())
-        line = Line(f"http://127.0.0.1:{full.getsockname()[1]}", TOKEN)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1):
-                await line.request("GET", "/logs", {})
-        with pytest.raises(HubError, match="cannot be reached"):
-            await line.request("GET", "/logs", {})
-
-
 async def test_without_a_metered_setting_an_unknown_line_logs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -361,30 +316,6 @@ async def test_a_hub_that_is_busy_says_how_long_to_wait() -> None:
             await line.ask(Ask(1, UUID(int=1), ()))
         assert error.value.seconds == 7
         await line.close()
-
-
-async def test_a_request_that_is_cancelled_while_connecting_leaks_no_connection() -> None:
-    """Its thread began late: nobody would hang up what it opens."""
-    began, given_up = threading.Event(), threading.Event()
-
-    class Late(Http):
-        def close(self) -> None:
-            if threading.current_thread() is not threading.main_thread():
-                began.set()
-                assert given_up.wait(10)
-            super().close()
-
-    with socket.create_server(("127.0.0.1", 0)) as hub:
-        line = Late(f"http://127.0.0.1:{hub.getsockname()[1]}")
-        async with create_task_group() as group:
-            group.start_soon(line, "GET", "/", {}, b"")
-            await to_thread.run_sync(began.wait, 10)
-            group.cancel_scope.cancel()
-        given_up.set()
-        for thread in threading.enumerate():
-            if thread.name == "taskq-probe":
-                await to_thread.run_sync(thread.join, 5)
-        assert line._connection is None or line._connection.sock is None
 
 
 _COUNT = 6

@@ -116,7 +116,8 @@ class CopyFiles:
         return -1 if status is None else status[2]
 
     def digest(self, name: str, size: int) -> str:
-        return file_digest(self.disk, f"{self.path}/{name}", size)
+        with opened(self.disk, f"{self.path}/{name}") as file:
+            return engine.Replica.sha256(self.disk, file, size)
 
 
 def kept(hub: str | Path, disk: engine.Disk | None = None, device: str = "") -> list[CopyFiles]:
@@ -235,11 +236,6 @@ def whole_lines(disk: engine.Disk, path: str) -> tuple[list[dict[str, Any]], int
     return lines, size, len(data)
 
 
-def file_digest(disk: engine.Disk, path: str, size: int) -> str:
-    with opened(disk, path) as file:
-        return engine.Replica.sha256(disk, file, size)
-
-
 # -- what is wrong with one ------------------------------------------------------------------------
 
 
@@ -325,13 +321,6 @@ def note_place(hub: Path) -> None:
 # -- what of one may go ----------------------------------------------------------------------------
 
 
-class Old(NamedTuple):
-    """Name a file of a copy that a hub lets go, and its bytes."""
-
-    name: str
-    size: int
-
-
 class CompactionFloor(NamedTuple):
     """Compaction state of a copy, so that COMPACTED records are read once.
 
@@ -348,7 +337,7 @@ class CompactionFloor(NamedTuple):
 
 def due(
     copy: CopyFiles, before_ns: int, known: CompactionFloor
-) -> tuple[list[Old], CompactionFloor]:
+) -> tuple[list[str], CompactionFloor]:
     """Return what a copy does not need any more, and what is known of it then.
 
     That are the oldest segments that arrived before that moment and of which the log itself says
@@ -368,8 +357,8 @@ def due(
             known = known._replace(since=files.lsns[-1], below=below)
         limit = min(limit, known.below)
         over = [segment for segment, following in pairwise(files.lsns) if following <= limit]
-        gone = [Old(f"{LOG}/{engine.segment_name(lsn)}", files.size(lsn)) for lsn in over]
-    aside = (old for folder in left for old in _aside(copy, folder, before_ns))
+        gone = [f"{LOG}/{engine.segment_name(lsn)}" for lsn in over]
+    aside = (name for folder in left for name in _aside(copy, folder, before_ns))
     return [*gone, *aside], known
 
 
@@ -385,13 +374,12 @@ def _floor(files: engine.Replica, since: int) -> int:
     return next(filter(None, map(files.compacted_below, segments)), 0)
 
 
-def _aside(copy: CopyFiles, folder: str, before_ns: int) -> Iterator[Old]:
+def _aside(copy: CopyFiles, folder: str, before_ns: int) -> Iterator[str]:
     disk, path = copy.disk, f"{copy.path}/{folder}"
     names = [f"{LOG}/{name}" for name in disk.names(f"{path}/{LOG}")]
     if all((disk.modified_ns(f"{path}/{name}") or 0) < before_ns for name in names):
-        for name in (IDENTITY, SEALS, *names):
-            if (size := copy.size(f"{folder}/{name}")) >= 0:
-                yield Old(f"{folder}/{name}", size)
+        names = [f"{folder}/{name}" for name in (IDENTITY, SEALS, *names)]
+        yield from (name for name in names if copy.size(name) >= 0)
 
 
 class DeclaredGap(NamedTuple):
@@ -626,9 +614,9 @@ class Copy:
     def safe(self, before_ns: int) -> int:
         return min(first_young(self._disk, self._files, before_ns), self.at.next_lsn)
 
-    def let_go(self, old: list[Old]) -> None:
+    def let_go(self, old: list[str]) -> None:
         """Remove files that ``due`` gave: segments one at a time, the oldest first."""
-        for name, _ in old:
+        for name in old:
             folder, _, file = name.rpartition("/")
             lsn = engine.segment_lsn(file) if folder == LOG else None
             if lsn is not None:  # the remaining part is a log at any moment
@@ -930,10 +918,11 @@ class Copies:
     def all(self) -> list[CopyFiles]:
         return kept(self._path, self._make_disk())
 
-    def keep(self, copy: CopyFiles, before_ns: int, *, dry_run: bool = False) -> list[Old]:
+    def keep(self, copy: CopyFiles, before_ns: int) -> list[str]:
+        """Remove what is due, see ``due``; return the names of these files."""
         key = copy.device, copy.log_id
         gone, self._floors[key] = due(copy, before_ns, self._floors.get(key, CompactionFloor()))
-        if gone and not dry_run:
+        if gone:
             with self._held(*key) as held:
                 if held is not None:
                     held.let_go(gone)

@@ -401,8 +401,6 @@ class Line:
         #: by the path of a log, what it took of each outbox; see ``outbox.positions``
         self.taken: dict[str, dict[str, int]] = {}
         self.allowance = Allowance(self.hub, self.url)
-        #: told how many bytes of how many have gone, or come, over the line
-        self.tell: Callable[[int, int], None] | None = None
         self._part_bytes = models.PART_BYTES_MAX
         self._packs = self.hub.compress == "zlib" and urlsplit(url).hostname not in _LOOPBACK
         self._own = {models.SPOKEN: self.spoken}

@@ -359,7 +359,7 @@ PATHS: Final[dict[type, str]] = {
     Question: "/down",
 }
 APPEND: Final = "/logs/{log_id}/segments/{segment}"
-_ANSWERS: Final[dict[type, Any]] = {
+ANSWERS: Final[dict[type, Any]] = {
     Sync: CopyEnd,
     Ask: PlacesKnown,
     Append: Stored,
@@ -406,7 +406,7 @@ def understood(
         return None
     try:
         if status == _WELL:
-            answer: Answer = adapter(_ANSWERS[type(asked)]).validate_json(body)
+            answer: Answer = adapter(ANSWERS[type(asked)]).validate_json(body)
             return answer
         if status in STATUS.values():
             refused: Refused = adapter(Refused).validate_json(body)

@@ -506,7 +506,7 @@ class OutboxServer:
         person lets a device go on that was set back.
         """
         path = folder(self._path, device)
-        seen = _end_of(path), asked.bytes_max, dict(asked.after)
+        seen = end_of(path), asked.bytes_max, dict(asked.after)
         if seen[0] is None or self._quiet.get(device) == seen:
             return None
         copies = in_order(kept(self._path, PatientDisk(), device))
@@ -618,10 +618,10 @@ def _changed(hub: Path) -> int:
         return 0
 
 
-def _end_of(path: Path) -> tuple[str, int, int] | None:
+def end_of(path: str | Path) -> tuple[str, int, int] | None:
     """Return what changes whenever the log grows, or is another; None without a log."""
     try:
-        last = max((path / "log").glob("*.log"))
+        last = max(Path(path, "log").glob("*.log"))
         status = last.stat()
     except (OSError, ValueError):
         return None

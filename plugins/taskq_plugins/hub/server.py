@@ -19,7 +19,7 @@ import zlib
 from asyncio import get_running_loop, timeout
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 from uuid import UUID
 
 import uvicorn
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from taskq.engine import Disk
 
 _log: Final = logging.getLogger("taskq")
-A = TypeVar("A")
 
 
 # -- the gate --------------------------------------------------------------------------------------
@@ -371,12 +370,11 @@ class Server:
         app.get("/healthz")(self._health)
         app.post(_ENROLL, status_code=201)(self._enroll)
         known = [Depends(HTTPBearer(auto_error=False, description="a device's token"))]
-        for kind, answer in (
-            (models.Sync, self._sync), (models.Ask, self._ask), (models.Seal, self._seal),
-            (models.Declare, self._declare), (models.Leave, self._leave),
-            (models.Question, self._down),
-        ):  # fmt: skip
-            app.post(models.PATHS[kind], dependencies=known)(answer)
+        app.post(models.PATHS[models.Question], dependencies=known)(self._down)
+        for kind in (models.Sync, models.Ask, models.Seal, models.Declare, models.Leave):
+            about: dict[str, Any] = {"name": kind.__name__, "description": kind.__doc__}
+            answering = self._answering(kind, models.ANSWERS[kind])
+            app.post(models.PATHS[kind], dependencies=known, **about)(answering)
         app.patch(models.APPEND, dependencies=known, openapi_extra=_FRAMES_BODY)(self._append)
         for path, read in (
             ("/logs", self._logs), ("/logs/{log_id}/segments/{segment}", self._bytes_of),
@@ -446,25 +444,12 @@ class Server:
             raise await self._gate.unknown(request, "the code is not known here")
         return models.Enrolled(token)
 
-    async def _sync(self, asked: models.Sync, device: Device) -> models.CopyEnd:
-        """Begin a session."""
-        return await self._answer(device, lambda: asked, models.CopyEnd)
+    def _answering(self, kind: type, answer: type) -> Callable[..., Awaitable[Any]]:
+        async def answered(asked: Any, device: Device) -> Any:
+            return await self._answer(device, lambda: asked)
 
-    async def _ask(self, asked: models.Ask, device: Device) -> models.PlacesKnown:
-        """Ask which places the copy has."""
-        return await self._answer(device, lambda: asked, models.PlacesKnown)
-
-    async def _seal(self, asked: models.Seal, device: Device) -> models.Stored:
-        """End a segment."""
-        return await self._answer(device, lambda: asked, models.Stored)
-
-    async def _declare(self, asked: models.Declare, device: Device) -> models.Stored:
-        """Declare a gap."""
-        return await self._answer(device, lambda: asked, models.Stored)
-
-    async def _leave(self, asked: models.Leave, device: Device) -> models.Stored:
-        """Leave a log, which goes on as another."""
-        return await self._answer(device, lambda: asked, models.Stored)
+        answered.__annotations__ |= {"asked": kind, "return": answer}
+        return answered
 
     async def _append(
         self, request: Request, device: Device, log_id: UUID, segment: _Segment,
@@ -485,14 +470,14 @@ class Server:
                 "data": _unpacked(request, data), "held": int(taskq_held),
             })  # fmt: skip
 
-        return await self._answer(device, asked, models.Stored)
+        stored: models.Stored = await self._answer(device, asked)
+        return stored
 
-    async def _answer(self, device: str, asked: Callable[[], Any], kind: type[A]) -> A:
+    async def _answer(self, device: str, asked: Callable[[], Any]) -> Any:
         async with self._turn(device):
             answer = await self._on_thread(self._done, device, asked)
         if isinstance(answer, models.Refused):
             raise models.Refusal(answer.trouble, answer.at)
-        assert isinstance(answer, kind)
         return answer
 
     async def _down(self, asked: models.Question, device: Device) -> models.Given:
@@ -605,8 +590,7 @@ def _file(file: Path) -> FileResponse:
     with contextlib.suppress(FileNotFoundError):
         status = file.lstat()
         if stat.S_ISREG(status.st_mode):  # a link or a folder is not there
-            kind = models.JSON if file.suffix == ".json" else "application/octet-stream"
-            return FileResponse(file, media_type=kind, stat_result=status)
+            return FileResponse(file, media_type="application/octet-stream", stat_result=status)
     raise _not_there()
 
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -353,8 +352,8 @@ class _Session:
         hold: engine.NamedReader,
     ) -> None:
         self._disk, self._path, self._line = disk, path, line
-        self._log, self._hold, self._own = log, hold, Own(path, line.config)
-        self._number = self._gone = self._whole = 0
+        self._log, self._hold = log, hold
+        self._number = 0
         self.parting = models.NOWHERE
 
     async def told(self) -> SyncResult:
@@ -384,27 +383,18 @@ class _Session:
         return done
 
     async def _ask(self, asked: models.Request) -> models.Answer | None:
-        log, line, answer = self._log, self._line, await self._line.ask(asked)
+        answer = await self._line.ask(asked)
         if isinstance(answer, models.CopyEnd):
             self._number = answer.session
-            if line.tell is not None:
-                self._whole = self._gone + log.bytes_behind(answer.at)
             if answer.at.segment:
-                self._pin(min(answer.safe, log.end.next_lsn))
-        if (
-            isinstance(asked, models.Append)
-            and isinstance(answer, models.Stored)
-            and line.tell is not None
-        ):
-            self._gone += len(asked.data)
-            line.tell(self._gone, self._whole)
+                self._pin(min(answer.safe, self._log.end.next_lsn))
         return answer
 
     async def _take(self, done: SyncResult, after: dict[str, int]) -> SyncResult:
         line, ids = self._line, (self._number, self._log.identity.log_id)
         taking = outbox.DeviceOutbox(line.hub.accept, line.known)
         try:
-            taken = await taking.take(*ids, after, line.ask, self._own.opened)
+            taken = await taking.take(*ids, after, line.ask, self._opened)
         except SourceMoved:
             del line.taken[self._path]
             raise
@@ -412,24 +402,17 @@ class _Session:
         nothing = taken.jobs or taken.refused or line.allowance.metered
         return done._replace(taken=taken, question=None if nothing else question)
 
-    def _pin(self, lsn: int) -> None:
-        older = (segment for segment in self._log.segments if segment <= lsn)
-        self._hold.keep_from(max(older, default=lsn), lsn)
-
-
-class Own(NamedTuple):
-    """Do in a device's own log what the hub asks; it is opened for each, since most have none."""
-
-    path: str
-    config: engine.LogConfig
-
     @contextlib.asynccontextmanager
-    async def opened(self) -> AsyncIterator[TaskLog]:
+    async def _opened(self) -> AsyncIterator[TaskLog]:
         from taskq import TaskLog  # noqa: PLC0415 - most devices are never sent a job
         from taskq.hooks import Connection  # noqa: PLC0415 - likewise
 
-        async with TaskLog(Connection(self.path, self.config)) as log:
+        async with TaskLog(Connection(self._path, self._line.config)) as log:
             yield log
+
+    def _pin(self, lsn: int) -> None:
+        older = (segment for segment in self._log.segments if segment <= lsn)
+        self._hold.keep_from(max(older, default=lsn), lsn)
 
 
 # -- again and again -------------------------------------------------------------------------------
@@ -459,7 +442,7 @@ async def _follow(
 ) -> SyncResult:
     hub, failures, complaint = line.hub, 0, ""
     while True:
-        seen, began = _extent(path), monotonic()
+        seen, began = outbox.end_of(path), monotonic()
         holding.begin()
         try:
             done = await sync(path, line)
@@ -491,7 +474,7 @@ async def _rest(
     path: str,
     line: Line,
     holding: outbox.LongPoll,
-    seen: tuple[str, int],
+    seen: object,
     began: float,
     every: float,
 ) -> None:
@@ -500,7 +483,7 @@ async def _rest(
     if line.allowance.metered:
         every, poll = max(every, _METERED_EVERY_SECONDS), max(poll, _METERED_POLL_SECONDS)
     while (passed := monotonic() - began) < poll and not holding.is_answered:
-        if passed >= every and _extent(path) != seen:
+        if passed >= every and outbox.end_of(path) != seen:
             break
         await holding.wait(_LOOK_SECONDS)
 
@@ -512,14 +495,6 @@ async def _pause(seconds: float, url: str) -> None:
         await asyncio.sleep(min(_LOOK_SECONDS, left))
         if not had_route and has_route(host):
             break
-
-
-def _extent(path: str) -> tuple[str, int]:
-    try:
-        last = max(Path(path, "log").glob("*.log"))
-        return last.name, last.stat().st_size
-    except (OSError, ValueError):
-        return "", 0
 
 
 class Syncing:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import os
 import shutil
-import sys
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
@@ -74,9 +72,9 @@ def sync(data_dir: Path | None, **given: Any) -> None:
         return
     line = _line(data_dir, given)
     if given["wait"]:
-        done = _run(line, syncing.follow(path, line, at_once=True, once=True), shows=True)
+        done = _run(line, syncing.follow(path, line, at_once=True, once=True))
     else:
-        done = _run(line, syncing.sync(path, line, is_dry=given["dry_run"]), shows=True)
+        done = _run(line, syncing.sync(path, line, is_dry=given["dry_run"]))
     from taskq.cli import count_of  # noqa: PLC0415 - who follows needs none of it
 
     odd = [_ODD[verdict] for verdict in done.verdicts if verdict in _ODD]
@@ -106,7 +104,7 @@ async def _follow_all(data_dir: Path | None, given: dict[str, Any]) -> None:
 
 
 def _restore(target: Path, line: Line) -> None:
-    report = _run(line, _fetched(line, target), shows=True)
+    report = _run(line, _fetched(line, target))
     render.echo(f"{target}: {report.segments} segments, up to lsn {report.next_lsn - 1}")
 
 
@@ -122,7 +120,6 @@ async def _fetched(line: Line, target: Path) -> Any:
     part = target.with_name(f"{target.name}.part") / str(log_id)
     (part / "log").mkdir(parents=True, exist_ok=True)
     await to_thread.run_sync((part / "taskq.json").write_text, log["identity"])
-    before, whole = 0, sum(size for _, size, _ in log["segments"])
     for lsn, size, digest in log["segments"]:
         place = part / "log" / segment_name(int(lsn))
         place.touch()
@@ -130,12 +127,9 @@ async def _fetched(line: Line, target: Path) -> Any:
             wanted = {"Range": f"bytes={start}-{min(start + _PART_BYTES, size) - 1}"}
             data = await _get(line, f"/{log_id}/segments/{int(lsn):020d}", wanted)
             await to_thread.run_sync(_append, place, data[: size - start])
-            if line.tell is not None:
-                line.tell(before + start + len(data), whole)
         if digest not in (None, await to_thread.run_sync(_sha256, place)):
             place.unlink()
             raise HubError(f"{place.name} is not what the hub says it is: try again")
-        before += size
     report = restore(str(part), str(target))
     shutil.rmtree(part.parent)
     return report
@@ -190,31 +184,11 @@ def _line(data_dir: Path | None, given: dict[str, Any]) -> Line:
     return Line(*line_to(hub, url, given["token_file"]), None, hub)
 
 
-def _run(line: Any, what: Coroutine[Any, Any, Any], *, shows: bool = False) -> Any:
+def _run(line: Any, what: Coroutine[Any, Any, Any]) -> Any:
     async def main() -> Any:
         try:
             return await what
         finally:
             await line.close()
 
-    with _bar(line) if shows and sys.stderr.isatty() else contextlib.nullcontext():
-        return asyncio.run(main())
-
-
-@contextlib.contextmanager
-def _bar(line: Line) -> Iterator[None]:
-    from rich import progress  # noqa: PLC0415 - who follows needs none of it
-    from rich.console import Console  # noqa: PLC0415 - likewise
-
-    columns = (
-        progress.BarColumn(), progress.DownloadColumn(binary_units=True),
-        progress.TransferSpeedColumn(), progress.TimeRemainingColumn(),
-    )  # fmt: skip
-    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", visible=False)
-
-        def tell(gone: int, whole: int) -> None:
-            bar.update(task, completed=gone, total=whole, visible=True)
-
-        line.tell = tell
-        yield
+    return asyncio.run(main())
