@@ -23,7 +23,7 @@ from taskq.core.model import SECOND_NS, WAITING_STATES, Extras, State
 from taskq.core.records import Kind as RecordKind
 from taskq.core.sources import Move, decode_position
 from taskq.core.views import JobView
-from taskq.engine import Border, DurableLog, Identity, Replica, Tag
+from taskq.engine import Border, DurableLog, Replica, Tag
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.decide.enqueue import together
 from taskq.log.format.frames import segment_lsn
@@ -70,6 +70,10 @@ _CONFIG: Final = LogConfig(
 )
 _SPEC: Final = EnqueueSpec(task="photos.send", attempts=3)
 _ENDS: Final = (RecordKind.SUCCEEDED, RecordKind.RETRIED, RecordKind.DEAD)
+_OUTBOX_CONFIG: Final = replace(_CONFIG, keep_seconds=10**7)
+_TASKS: Final = ("update", "update", "update", "rm")
+#: More rounds than it takes until all is over.
+_ROUNDS: Final = 40
 Files = dict[str, bytes]
 T = TypeVar("T")
 #: (epoch, lsn) of a frame's first record, and how many it holds
@@ -89,8 +93,27 @@ def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("it waits")
 
 
+class Own:
+    """The device's own log, as the taking of jobs has it open."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self.connection = self
+
+    async def send_many(self, items: list[Item], move: Move) -> None:
+        self._process.ask(Op.INGEST, Ingest(move, together(items)))
+
+    async def find(self, key: bytes, queue: str) -> JobView | None:
+        look = lambda sight: key_holder(sight, queue.encode(), key)  # noqa: E731 - as ``log.find``
+        lsn = self._process.ask(Op.LOOK, (look, Trait.KEYS))
+        return None if lsn is None else self._process.world.view(lsn)
+
+    async def cancel(self, job_id: str) -> bool:
+        return bool(self._process.ask(Op.CANCEL, int(job_id.rpartition("-")[2])))
+
+
 class Simulation:
-    """One device, one hub, and the line between them.
+    """One device, a hub with jobs for it, and the line between them.
 
     Attributes:
         verdicts: of all sessions.
@@ -121,6 +144,17 @@ class Simulation:
         self._checked: dict[str, int] = {}
         #: segments and end of the device's log as it was read last
         self._seen: tuple[list[int], Border] | None = None
+        self.out = World(seed + 2, _OUTBOX_CONFIG)
+        self.out.machine = self.hub_machine
+        self.hub_machine.wall_ns = self.out.clock.wall_ns
+        self.out.path = str(outbox.folder(HUB, DEVICE))
+        self.out.is_whole = False
+        self._keeper: Process | None = None
+        self._session = 0
+        self._questions: list[Question] = []
+        #: what the device's logs said when a job was expired for it
+        self._words: dict[str, outbox.There | None] = {}
+        self.handed = self.lost = 0
 
     # -- what happens -----------------------------------------------------------------------------
 
@@ -131,13 +165,15 @@ class Simulation:
             act()
             self.check_bytes()
         self.settle()
+        self.settle_jobs()
 
     def chances(self) -> list[tuple[int, Callable[[], None]]]:
         return [
             (30, self._work), (4, self._rest), (3, self._kill_device), (3, self._crash_device),
             (2, self._fail_sync), (2, self._compact), (25, self.session), (3, self._kill_hub),
             (3, self._deliver_late), (4, self._back_up), (3, self._set_device_back),
-            (2, self._set_hub_back), (4, self._pass_time),
+            (2, self._set_hub_back), (4, self._pass_time), (20, self._order), (3, self._cancel_one),
+            (2, self._keep_outbox), (4, self._settle), (3, self._ask_late),
         ]  # fmt: skip
 
     def _device(self) -> Process:
@@ -192,6 +228,7 @@ class Simulation:
 
     def _pass_time(self) -> None:
         self.world.clock.advance(self.random.choice((1, 100, 10_000)))
+        self.out.clock.advance(self.random.choice((1, 100, 1_000)))
 
     def _kill_device(self) -> None:
         self._drop_process()
@@ -272,6 +309,7 @@ class Simulation:
         if self.hub is not None:
             self._hub_disk.kill()
             self.hub = None
+        self._drop_keeper()
 
     def _kill_hub(self) -> None:
         self._stop_hub()
@@ -290,9 +328,16 @@ class Simulation:
         except (PowerLost, ProcessKilled):
             self.hub = None
             self._checked.clear()
+            self._drop_keeper()
+            self.out.everyone_is_gone(0)
             raise LineDropped from None
         except OSError:
+            if self.hub is None:
+                self._drop_keeper()
+                self.out.everyone_is_gone(0)
             raise LineDropped from None
+        if isinstance(answer, CopyEnd):
+            self._session = answer.session
         if isinstance(answer, Stored) and answer.at.offset and isinstance(asked, Append | Seal):
             self._answered = asked.log_id, answer.at
         # H12: archived bytes are kept, on one side or the other.
@@ -362,23 +407,6 @@ class Simulation:
                 return
             if isinstance(answer, Refused):
                 assert self._copies() == before, asked
-
-    # -- a session --------------------------------------------------------------------------------
-
-    def session(self) -> None:
-        """The device tries to bring the hub to where its log ends."""
-        if PATH + "/taskq.json" not in self.world.machine.paths():
-            return
-        log = self._read_device()
-        if log is None:
-            return
-        part = self.random.choice((100, 5_000, 200_000))
-        try:
-            self._drive(log, part, self._line)
-        except LineDropped:
-            pass
-        finally:
-            log.close()
 
     def _read_device(self) -> DurableLog | None:
         disk = CrashableDisk(self.world.machine)
@@ -457,6 +485,12 @@ class Simulation:
             known = self.versions.get(lsn, [])
             assert any(job.startswith(data) for job in known), path
             self._checked[path] = hash(data)
+        born = Counter(
+            record.headers[JOB]
+            for record in self._device_log()
+            if record.type == RecordKind.ENQUEUED and JOB in record.headers
+        )
+        assert not born or max(born.values()) == 1, born
 
     def settle(self) -> None:
         """The line and both machines are well again: everything must be found."""
@@ -476,6 +510,23 @@ class Simulation:
         self._check_ids()
         self._check_records(copy)
         self._check_fold(copy)
+
+    def settle_jobs(self) -> None:
+        """The device takes and ends all jobs, and the hub hears of it."""
+        self._questions.clear()
+        for _ in range(_ROUNDS):
+            self.world.clock.advance(300)
+            self.out.clock.advance(300)
+            self._talk(20_000, self._ask_hub, self._give)
+            self._finish_all()
+            self._talk(20_000, self._ask_hub, self._give)
+            self._settle()
+            if not self._waiting() and not self._is_busy():
+                break
+        else:
+            raise AssertionError(f"forgotten: {self._waiting()}")
+        self.check_bytes()
+        self._check_ends()
 
     def _check_records(self, copy: str) -> None:
         device, hub = self._device_records(), self._records_at(copy)
@@ -518,11 +569,6 @@ class Simulation:
         journal.open_for_reading()
         return journal
 
-    def _own_identity(self) -> Identity:
-        identity = read_identity(CrashableDisk(self.world.machine), PATH)
-        assert identity is not None
-        return identity
-
     def _copy_path(self) -> str:
         return f"{HUB}/devices/{DEVICE}/{self.log_id}"
 
@@ -539,103 +585,6 @@ class Simulation:
             if path.startswith(f"{HUB}/devices/"):
                 records |= self._records_at(path)
         return records
-
-
-def _records(disk: CrashableDisk, path: str, end: Border | None = None) -> Records:
-    """(epoch, lsn) of every record in the whole frames of a directory's segments."""
-    identity = read_identity(disk, path)
-    records: Records = set()
-    if identity is None:
-        return records
-    files = SegmentFiles(disk, path, writable=False)
-    files.identity = identity
-    files.refresh()
-    for segment in files.lsns:
-        size = files.size(segment)
-        if end is not None and segment >= end.segment:
-            size = end.offset if segment == end.segment else 0
-        for _, header in hop(files, segment, Replica.START, size):
-            records.update((header.epoch, lsn) for lsn in range(header.first_lsn, header.next_lsn))
-    files.forget()
-    return records
-
-
-def hub_files(simulation: Simulation) -> Files:
-    return files_of(simulation.hub_machine)
-
-
-def files_of(machine: Machine) -> Files:
-    return {path: machine.content(path) for path in machine.paths()}
-
-
-def set_back(machine: Machine, files: Files, *, in_place: bool) -> None:
-    disk, before = CrashableDisk(machine), machine.paths()
-    for path in before:
-        if not in_place or path not in files:
-            disk.remove(path)
-    for path in files:
-        disk.make_directory(parent(path))
-    # Entries of removed files, too: a loss of power would bring some back.
-    for directory in {parent(path) for path in [*before, *files]}:
-        below = directory
-        while True:
-            disk.sync_directory(below)
-            if below == "/":
-                break
-            below = parent(below)
-    for path, data in files.items():
-        machine.put(path, data)
-
-
-# -- jobs for the device --------------------------------------------------------------------------
-
-_OUTBOX_CONFIG: Final = replace(_CONFIG, keep_seconds=10**7)
-_TASKS: Final = ("update", "update", "update", "rm")
-#: More rounds than it takes until all is over.
-_ROUNDS: Final = 40
-
-
-class Own:
-    """The device's own log, as the taking of jobs has it open."""
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-        self.connection = self
-
-    async def send_many(self, items: list[Item], move: Move) -> None:
-        self._process.ask(Op.INGEST, Ingest(move, together(items)))
-
-    async def find(self, key: bytes, queue: str) -> JobView | None:
-        look = lambda sight: key_holder(sight, queue.encode(), key)  # noqa: E731 - as ``log.find``
-        lsn = self._process.ask(Op.LOOK, (look, Trait.KEYS))
-        return None if lsn is None else self._process.world.view(lsn)
-
-    async def cancel(self, job_id: str) -> bool:
-        return bool(self._process.ask(Op.CANCEL, int(job_id.rpartition("-")[2])))
-
-
-class OutboxSimulation(Simulation):
-    """A device, a hub with jobs for it, and what lies between."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
-        self.out = World(seed + 2, _OUTBOX_CONFIG)
-        self.out.machine = self.hub_machine
-        self.hub_machine.wall_ns = self.out.clock.wall_ns
-        self.out.path = str(outbox.folder(HUB, DEVICE))
-        self.out.is_whole = False
-        self._keeper: Process | None = None
-        self._session = 0
-        self._questions: list[Question] = []
-        #: what the device's logs said when a job was expired for it
-        self._words: dict[str, outbox.There | None] = {}
-        self.handed = self.lost = 0
-
-    def chances(self) -> list[tuple[int, Callable[[], None]]]:
-        return [
-            *super().chances(), (20, self._order), (3, self._cancel_one), (2, self._keep_outbox),
-            (4, self._settle), (3, self._ask_late),
-        ]  # fmt: skip
 
     # -- the hub's own log ------------------------------------------------------------------------
 
@@ -657,10 +606,6 @@ class OutboxSimulation(Simulation):
         if self._keeper is not None:
             self._keeper.kill()
         self._keeper = None
-
-    def _stop_hub(self) -> None:
-        super()._stop_hub()
-        self._drop_keeper()
 
     def _at_hub(self, act: Callable[[], Any]) -> Any:
         try:
@@ -735,28 +680,12 @@ class OutboxSimulation(Simulation):
         reader.read(headers)
         return reader
 
-    def _pass_time(self) -> None:
-        super()._pass_time()
-        self.out.clock.advance(self.random.choice((1, 100, 1_000)))
-
     def _waiting(self) -> list[int]:
         agenda = self._outbox().catch_up().need_agenda()
         ids = [chunk.ids[index] for chunk, index in agenda.table]
         return [job for job in ids if agenda.table.state(job) in WAITING_STATES]
 
     # -- the line ---------------------------------------------------------------------------------
-
-    def _ask_hub(self, asked: Request) -> Answer:
-        try:
-            answer = super()._ask_hub(asked)
-        except LineDropped:
-            if self.hub is None:
-                self._drop_keeper()
-                self.out.everyone_is_gone(0)
-            raise
-        if isinstance(answer, CopyEnd):
-            self._session = answer.session
-        return answer
 
     def _give(self, asked: Question) -> Given | None:
         asked = adapter(Question).validate_json(as_json(asked))
@@ -863,36 +792,10 @@ class OutboxSimulation(Simulation):
 
     # -- what must hold ---------------------------------------------------------------------------
 
-    def check_bytes(self) -> None:
-        super().check_bytes()
-        born = Counter(
-            record.headers[JOB]
-            for record in self._device_log()
-            if record.type == RecordKind.ENQUEUED and JOB in record.headers
-        )
-        assert not born or max(born.values()) == 1, born
-
     def _device_log(self) -> list[Record]:
         if read_identity(CrashableDisk(self.world.machine), PATH) is None:
             return []
         return self.world.records()
-
-    def settle(self) -> None:
-        super().settle()
-        self._questions.clear()
-        for _ in range(_ROUNDS):
-            self.world.clock.advance(300)
-            self.out.clock.advance(300)
-            self._talk(20_000, self._ask_hub, self._give)
-            self._finish_all()
-            self._talk(20_000, self._ask_hub, self._give)
-            self._settle()
-            if not self._waiting() and not self._is_busy():
-                break
-        else:
-            raise AssertionError(f"forgotten: {self._waiting()}")
-        self.check_bytes()
-        self._check_ends()
 
     def _finish_all(self) -> None:
         def act(process: Process) -> None:
@@ -923,3 +826,49 @@ class OutboxSimulation(Simulation):
             self.lost += there is None and not is_late
             if there and births[record.job].task == "rm":
                 assert "not among what is accepted" in there.words
+
+
+def _records(disk: CrashableDisk, path: str, end: Border | None = None) -> Records:
+    """(epoch, lsn) of every record in the whole frames of a directory's segments."""
+    identity = read_identity(disk, path)
+    records: Records = set()
+    if identity is None:
+        return records
+    files = SegmentFiles(disk, path, writable=False)
+    files.identity = identity
+    files.refresh()
+    for segment in files.lsns:
+        size = files.size(segment)
+        if end is not None and segment >= end.segment:
+            size = end.offset if segment == end.segment else 0
+        for _, header in hop(files, segment, Replica.START, size):
+            records.update((header.epoch, lsn) for lsn in range(header.first_lsn, header.next_lsn))
+    files.forget()
+    return records
+
+
+def hub_files(simulation: Simulation) -> Files:
+    return files_of(simulation.hub_machine)
+
+
+def files_of(machine: Machine) -> Files:
+    return {path: machine.content(path) for path in machine.paths()}
+
+
+def set_back(machine: Machine, files: Files, *, in_place: bool) -> None:
+    disk, before = CrashableDisk(machine), machine.paths()
+    for path in before:
+        if not in_place or path not in files:
+            disk.remove(path)
+    for path in files:
+        disk.make_directory(parent(path))
+    # Entries of removed files, too: a loss of power would bring some back.
+    for directory in {parent(path) for path in [*before, *files]}:
+        below = directory
+        while True:
+            disk.sync_directory(below)
+            if below == "/":
+                break
+            below = parent(below)
+    for path, data in files.items():
+        machine.put(path, data)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import glob
 import json
 import re
 import shutil
@@ -254,13 +253,6 @@ def test_why_names_the_device_that_a_job_of_the_outbox_waits_for(place: Place) -
     assert result.exit_code == 0, result.output
     assert "edge-7 has not taken it yet; edge-7 was last heard of" in result.output
     assert "ago" in result.output
-
-
-def test_what_a_shell_finds_in_the_directory_of_a_device_is_its_log(place: Place) -> None:
-    asyncio.run(place.write())
-    asyncio.run(place.sync())
-    logs = glob.glob(f"{place.hub}/devices/{_DEVICE}/*")  # noqa: PTH207 - as a shell does
-    assert _run("ls", "-d", *logs).exit_code == 0
 
 
 # -- what messages say to type ---------------------------------------------------------------------

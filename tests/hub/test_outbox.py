@@ -19,7 +19,7 @@ from anyio import to_thread
 from click.testing import CliRunner
 
 from examples.hub.line import HubProcess
-from taskq import JobHandle, State, TaskLog, TaskQ, durable
+from taskq import JobHandle, State, TaskLog, TaskQ
 from taskq.cli.main import main
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.sources import checked_move
@@ -40,12 +40,12 @@ from taskq.log.upkeep.upkeep import Upkeep
 from taskq.testing.sandbox import use_clock
 from taskq_plugins.hub import Hub, outbox
 from taskq_plugins.hub.models import JOB, Given
-from taskq_plugins.hub.outbox import CopyReader, DeviceOutbox, DeviceReader, There
+from taskq_plugins.hub.outbox import CopyReader, DeviceOutbox, There
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import SyncResult, sync
 from tests.effort import grows, some
 from tests.hub.place import Place
-from tests.hub.simulation import OutboxSimulation, files_of, set_back
+from tests.hub.simulation import Simulation, files_of, set_back
 from tests.log.world import PLAIN, World, fill_segment, keeping, tend
 from tests.machine.crashable import CrashableDisk
 
@@ -211,17 +211,6 @@ async def test_a_job_that_is_cancelled_never_runs_on_its_device(
     assert (await place.take()).taken.cancelled == 0
 
 
-async def test_one_that_succeeded_before_it_heard_of_the_cancel_stays_cancelled(
-    place: Fleet,
-) -> None:
-    job = await place.put()
-    await place.take()
-    await place.work()
-    await job.cancel()
-    assert (await place.take()).taken.cancelled == 0
-    assert await job.status() is State.CANCELLED
-
-
 async def test_a_job_that_no_device_took_in_time_expires(place: Fleet) -> None:
     late = await place.put(expires=0.001)
     assert (await place.take()).taken.jobs == 0
@@ -365,38 +354,6 @@ async def test_the_server_writes_to_an_outbox_only_if_a_job_of_it_is_over(place:
     assert {file: file.stat().st_mtime_ns for file in path.rglob("*")} == before
 
 
-async def test_the_end_of_a_job_outlasts_set_backs_of_both_sides_and_is_read_once(
-    place: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The device loses it first, and the hub after it: each has it from the other."""
-    await place.take()
-    before = await to_thread.run_sync(shutil.copytree, place.log, place.path / "before")
-    ran, failed = await place.put(), await place.put("bad", attempts=1)
-    await place.take()
-    await place.take()
-    await place.client.close()
-    taken = await to_thread.run_sync(shutil.copytree, place.hub, place.path / "taken")
-    await place.round()
-    await place.client.outbox("edge-7").settle()
-    await to_thread.run_sync(shutil.rmtree, place.log)
-    before.rename(place.log)
-    with monkeypatch.context() as patch:
-        reading = create_autospec(DeviceReader.read, side_effect=DeviceReader.read)
-        patch.setattr(DeviceReader, "read", reading)
-        assert (await place.take()).taken.jobs == 2
-        reading.assert_called_once()
-    await place.client.close()
-    await place.server.close()
-    await to_thread.run_sync(shutil.rmtree, place.hub)
-    taken.rename(place.hub)
-    place.restart()
-    await place.round()
-    assert await place.client.job(ran.id).result(timeout=1) == "edge-7 has 7.2"
-    with pytest.raises(JobFailed, match="no such version"):
-        await place.client.job(failed.id).result(timeout=1)
-    assert [version for _, version in place.ran] == ["7.2", "bad"]
-
-
 async def test_a_device_that_comes_back_after_a_copy_of_it_gets_jobs_again(place: Fleet) -> None:
     await place.put("1")
     await place.round()
@@ -475,24 +432,6 @@ async def test_more_than_a_part_holds_comes_in_several_at_once(place: Fleet) -> 
     assert len(moves) >= 4
 
 
-async def test_only_the_latest_session_gets_jobs(place: Fleet) -> None:
-    snapshots: list[dict[tuple[str, UUID], int]] = []
-    sessions = place.server._copies._sessions
-    for _ in range(2):
-        await place.put()
-        await place.take()
-        snapshots.append(dict(sessions))
-    (key,) = {key for snapshot in snapshots for key in snapshot}
-    older, latest = (snapshot[key] for snapshot in snapshots)
-    for session, expected in ((older, (409, "superseded")), (latest, (200, None))):
-        values = {
-            "session": session, "log_id": str(key[1]), "after": {}, "wait_seconds": 0,
-            "bytes_max": 1,
-        }  # fmt: skip
-        answer = await place.ask("POST", "/down", place.tokens["edge-7"], json=values)
-        assert (answer.status_code, answer.json().get("type")) == expected
-
-
 async def _fill_a_segment(place: Fleet) -> None:
     async with TaskLog.open(place.log, segment_bytes=65_536) as log:
         for _ in range(30):
@@ -556,30 +495,6 @@ async def test_why_names_where_a_job_of_the_outbox_is(place: Fleet) -> None:
     await place.take()
     reason = await job.why()
     assert (reason.code, reason.text) == (Why.SUCCEEDED, "it succeeded on edge-7")
-
-
-async def test_a_job_that_waits_on_its_device_resumes_after_its_steps_and_reports_back(
-    place: Fleet,
-) -> None:
-    app = place.apps["edge-7"]
-
-    @app.task(name="photos.send")
-    async def send(version: str) -> str:
-        await durable.step("note", place.ran.append, ("edge-7", version))
-        return f"{version} to {await durable.event('address', str)}"
-
-    await place.take()
-    job = await place.client.device("edge-7").enqueue(
-        place.client.call_by_name("photos.send", "7.2")
-    )
-    await place.round()
-    assert await job.status() is State.SCHEDULED
-    (there,) = _jobs(app.data_dir)
-    async with app:
-        assert await app.signal(there.job_id, "address", "Kyoto")
-    await place.round()
-    assert await job.result(timeout=1) == "7.2 to Kyoto"
-    assert place.ran == [("edge-7", "7.2")]
 
 
 def _jobs(path: Path) -> list[JobView]:
@@ -716,7 +631,7 @@ def test_a_copy_is_what_the_device_has_and_each_job_ends_once_through_crashes_an
 ) -> None:
     handed = 0
     for seed in range(group, some(_GROUPS, _SEEDS), _GROUPS):
-        simulation = OutboxSimulation(seed)
+        simulation = Simulation(seed)
         try:
             simulation.run(_STEPS)
         except BaseException as error:
