@@ -140,6 +140,7 @@ async def test_what_was_before_a_gap_goes_as_a_whole_once_all_of_it_is_old(place
     await _work(place, 200, keep_segments=1, reader_lag_bytes=3 * _SMALL)
     await _work(place, 30, keep_segments=1, reader_lag_bytes=3 * _SMALL)
     assert Verdict.GAP in await place.sync()
+    assert _used(place) <= place.server._account(DEVICE).used
     hub, copy = Copies(PatientDisk, str(place.hub)), _kept(place)
     folder, soon = Path(copy.path), time.time_ns() - round(30 * _DAY) * 10**9
     with LogReader.open(str(folder / "old" / "1")) as reader:

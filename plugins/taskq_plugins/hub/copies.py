@@ -436,10 +436,10 @@ class Gaps:
             for directory in (f"{old}/{LOG}", old, f"{path}/old", path):
                 disk.sync_directory(directory)
         self._unmark()
-        for name in reversed(names):  # nothing follows a hole at any time
+        for name in (*reversed(names), SEALS):  # nothing follows a hole at any time
             disk.remove(f"{path}/{name}")
-        disk.sync_directory(f"{path}/{LOG}")
-        Notes(disk, f"{path}/{SEALS}").keep([])
+        for directory in (f"{path}/{LOG}", path):
+            disk.sync_directory(directory)
         self._notes.add(step="done", n=len(self.all))
 
 
@@ -482,13 +482,6 @@ class Notes:
             disk.sync_directory(self._path.rpartition("/")[0])
         self._size += len(line)
         self.lines.append(values)
-
-    def keep(self, lines: list[dict[str, Any]]) -> None:
-        if lines == self.lines:
-            return
-        data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-        engine.replace_file(self._disk, self._path, data)
-        self.lines, self._size = lines, len(data)
 
 
 _START: Final = engine.Replica.START
@@ -805,7 +798,6 @@ class Copies:
         path: of the hub's directory.
         registry: keeps the durable end of each copy, or None.
         mark_bytes: as of ``Copy``.
-        wall_ns: wall clock.
         disk_of: makes the disk for a device's data; None: ``make_disk``.
 
     Raises (any method):
@@ -819,10 +811,8 @@ class Copies:
         path: str,
         registry: Registry | None = None,
         mark_bytes: int = MARK_BYTES,
-        wall_ns: Callable[[], int] = time.time_ns,
         disk_of: Callable[[str], engine.Disk] | None = None,
     ) -> None:
-        self._wall_ns = wall_ns
         self._registry = registry or Registry()
         self._disk_of = disk_of or (lambda _device: make_disk())
         self._make_disk = make_disk
@@ -910,7 +900,7 @@ class Copies:
         session = self._sessions[key] = self._sessions.get(key, self._first_session) + 1
         copy.learn(asked.incompat)
         has_end = not asked.end.segment or copy.has(asked.end)
-        safe = copy.safe(self._wall_ns() - asked.grace_seconds * SECOND_NS)
+        safe = copy.safe(time.time_ns() - asked.grace_seconds * SECOND_NS)
         return models.CopyEnd(
             session, copy.at, copy.is_sealed, has_end, copy.begins, safe, copy.lacks
         )

@@ -278,6 +278,11 @@ class ChargedDisk(PatientDisk):
         self._account().charge(grown)
         return super().write(descriptor, data, offset)
 
+    def link(self, source: str, target: str) -> None:
+        super().link(source, target)
+        status = self.status(target)  # one of the two is removed, and counted, later
+        self._account().used += 0 if status is None else _blocks(status[2])
+
     def remove(self, path: str) -> None:
         status = self.status(path)
         super().remove(path)
