@@ -76,11 +76,7 @@ def _nginx(path: Path, server: str, port: int) -> Iterator[None]:
 
 
 async def _arrives(place: Place, url: str, ca: Path | None = None) -> None:
-    line = Line(url, place.token, None, HubSettings(ca=ca))
-    try:
-        await sync(str(place.path / "edge-7"), line)
-    finally:
-        await line.close()
+    await place.sync_over(Line(url, place.token, None, HubSettings(ca=ca)))
     assert is_copy(place.copies(), place.segments())
 
 
@@ -186,14 +182,6 @@ class Narrow(Direct):
         return await super().__call__(method, path, headers, body)
 
 
-async def _sent(place: Place, carrier: Narrow) -> None:
-    line = Line(_URL, place.token, carrier, HubSettings())
-    try:
-        await sync(str(place.path / "edge-7"), line)
-    finally:
-        await line.close()
-
-
 @pytest.mark.parametrize("most", [500_000, 200_000, 64 * 1024])
 async def test_a_part_that_is_too_large_is_halved_and_that_is_remembered(
     place: Place, most: int
@@ -201,13 +189,13 @@ async def test_a_part_that_is_too_large_is_halved_and_that_is_remembered(
     await place.write(100, 60_000)
     await place.write(1, 3 * _MIB)  # it goes in pieces
     carrier = Narrow(place, most)
-    await _sent(place, carrier)
+    await place.sync_over(Line(_URL, place.token, carrier))
     assert is_copy(place.copies(), place.segments())
     assert 1 <= carrier.refused <= 5
     assert carrier.largest > most // 4
     await place.write(50, 60_000)
     again = Narrow(place, most)
-    await _sent(place, again)
+    await place.sync_over(Line(_URL, place.token, again))
     assert again.refused == 0
     assert is_copy(place.copies(), place.segments())
     kept = last_note(str(place.path / "edge-7"))["part_bytes"]
@@ -217,7 +205,7 @@ async def test_a_part_that_is_too_large_is_halved_and_that_is_remembered(
 async def test_a_commit_too_large_for_the_proxy_raises_with_advice(place: Place) -> None:
     await place.write(1, 90_000)
     with pytest.raises(HubError, match=r"413: .*client_max_body_size"):
-        await _sent(place, Narrow(place, 60_000))
+        await place.sync_over(Line(_URL, place.token, Narrow(place, 60_000)))
 
 
 _HEAD = b"POST /enroll HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n{"

@@ -354,6 +354,30 @@ async def test_the_server_writes_to_an_outbox_only_if_a_job_of_it_is_over(place:
     assert {file: file.stat().st_mtime_ns for file in path.rglob("*")} == before
 
 
+async def test_the_end_of_a_job_outlasts_set_backs_of_both_sides(place: Fleet) -> None:
+    """The device loses it first, and the hub after it: each has it from the other."""
+    await place.take()
+    before = await to_thread.run_sync(shutil.copytree, place.log, place.path / "before")
+    job = await place.put()
+    for _ in range(2):
+        await place.take()
+    await place.client.close()
+    taken = await to_thread.run_sync(shutil.copytree, place.hub, place.path / "taken")
+    await place.round()
+    await place.client.outbox("edge-7").settle()
+    await to_thread.run_sync(shutil.rmtree, place.log)
+    before.rename(place.log)
+    assert (await place.take()).taken.jobs == 1
+    for each in (place.client, place.server):
+        await each.close()
+    await to_thread.run_sync(shutil.rmtree, place.hub)
+    taken.rename(place.hub)
+    place.restart()
+    await place.round()
+    assert await place.client.job(job.id).result(timeout=1) == "edge-7 has 7.2"
+    assert place.ran == [("edge-7", "7.2")]
+
+
 async def test_a_device_that_comes_back_after_a_copy_of_it_gets_jobs_again(place: Fleet) -> None:
     await place.put("1")
     await place.round()

@@ -28,7 +28,6 @@ from taskq.errors import LogDamaged, ReaderBusy, UsageError
 from taskq.log.read.readers import NamedReader
 from taskq.log.segments.identity import read_identity
 from taskq.log.upkeep.backup import repair_directory
-from taskq_plugins.hub import Hub
 from taskq_plugins.hub import server as servers
 from taskq_plugins.hub.commands import hub as group
 from taskq_plugins.hub.copies import Copies, faults
@@ -56,7 +55,7 @@ from taskq_plugins.hub.server import used_bytes
 from taskq_plugins.hub.sync import Verdict
 from tests.cli.helpers import taskq
 from tests.effort import at_most, grows, some
-from tests.hub.place import DEVICE, Place, is_copy, running
+from tests.hub.place import Place, is_copy, running
 from tests.processes.harness import eventually
 from tests.programs import run_taskq
 
@@ -357,15 +356,6 @@ async def test_a_hub_that_ended_has_no_file_open(place: Place) -> None:
     await place.write()
     async with place.server.site.router.lifespan_context(place.server.site):
         await place.sync()
-        assert _open_files(place.hub)
-    assert _open_files(place.hub) == []
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="lists the files of a process in /proc")
-async def test_a_closed_hub_has_no_open_files(place: Place) -> None:
-    assert place.token
-    async with Hub(place.hub) as hub:
-        await hub.device(DEVICE).enqueue(hub.call_by_name("update", "7.2"))
         assert _open_files(place.hub)
     assert _open_files(place.hub) == []
 

@@ -39,7 +39,7 @@ from taskq_plugins.hub.models import (
 )
 from taskq_plugins.hub.outbox import LongPoll
 from taskq_plugins.hub.registry import Registry
-from taskq_plugins.hub.sync import _pause, follow, sync
+from taskq_plugins.hub.sync import Verdict, _pause
 from tests.hub.place import Place
 from tests.processes.harness import eventually
 from tests.programs import run_forked
@@ -90,31 +90,6 @@ async def test_a_job_for_a_device_that_rests_comes_within_seconds(place: Place, 
     await place.order(url, 2)
 
 
-async def test_what_is_written_is_there_within_a_moment_and_a_line_that_fails_is_tried_again(
-    place: Place, url: str
-) -> None:
-    await place.write()
-    line = Line(url, place.token, None, HubSettings())
-    failing = Line("http://127.0.0.1:9", place.token, None, HubSettings())
-    following = asyncio.create_task(follow(str(place.path / "edge-7"), line, at_once=True))
-    try:
-        for count in (1, 2, 3):
-            await place.write(count)
-            wanted = place.segments().keys()
-            is_there = partial(lambda names: place.copies().keys() == names, wanted)
-            await to_thread.run_sync(eventually, is_there)
-    finally:
-        following.cancel()
-        await asyncio.wait([following])
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.2):
-            await follow(str(place.path / "edge-7"), failing, once=True)
-    assert "cannot be reached" in last_note(str(place.path / "edge-7"))["error"]
-    await follow(str(place.path / "edge-7"), line, once=True)
-    for each in (line, failing):
-        await each.close()
-
-
 async def test_headers_and_bodies_that_do_not_come_end_their_lines(
     place: Place, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,9 +106,7 @@ async def test_headers_and_bodies_that_do_not_come_end_their_lines(
         writer.close()
     monkeypatch.undo()
     await place.write()
-    line = Line(url, place.token)
-    assert (await sync(str(place.path / "edge-7"), line)).sent_bytes
-    await line.close()
+    assert await place.sync_over(Line(url, place.token)) == [Verdict.NEW]
 
 
 async def test_a_device_tries_again_at_once_when_there_is_a_way_to_its_hub(
