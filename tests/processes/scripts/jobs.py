@@ -98,28 +98,3 @@ async def blocks() -> None:
 async def waits() -> None:
     tell("running", os.getpid(), current_job().attempt)
     await asyncio.Event().wait()
-
-
-@app.task
-async def timed(seconds: float) -> tuple[int, float, float]:
-    """(process, when it began and ended in wall seconds)."""
-    began = time.time()
-    if seconds:
-        await asyncio.sleep(seconds)
-    return os.getpid(), began, time.time()
-
-
-@app.task
-async def stands(seconds: float) -> tuple[int, float, float]:
-    """Return the same, keeping the loop from turning meanwhile."""
-    began = time.time()
-    threading.Event().wait(seconds)
-    return os.getpid(), began, time.time()
-
-
-@app.task
-def threaded(seconds: float) -> tuple[int, float, float]:
-    """Return the same in a thread."""
-    began = time.time()
-    threading.Event().wait(seconds)
-    return os.getpid(), began, time.time()
