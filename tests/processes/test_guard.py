@@ -144,30 +144,6 @@ def test_a_hang_up_replaces_the_workers_and_burns_no_attempt(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_an_old_worker_hands_over_to_a_new_one_without_burning_an_attempt(tmp_path: Path) -> None:
-    """A rolling restart by hand: the new worker starts, the old one gets SIGTERM while busy."""
-    gate = tmp_path / "gate"
-    options = ("-c", 4, "--drain-timeout", 100)
-    with start_guard(tmp_path, *options) as old, opened(tmp_path) as app:
-        old.expect("  ready")
-        first = [put(app, "waits_for", str(gate)) for _ in range(4)]
-        for _ in first:
-            old.expect("waiting")
-        waiting = [put(app, "who") for _ in range(50)]
-        with start_guard(tmp_path, *options) as new:
-            new.expect("  ready")
-            old.send(signal.SIGTERM)
-            old.expect("draining")
-            gate.touch()
-            assert old.wait() == 0
-            assert {result(tmp_path, item) for item in first} == {b"%d" % old.pid}
-            assert {result(tmp_path, job) for job in waiting} == {b"%d" % new.pid}
-        stories = [view(tmp_path, item) for item in [*first, *waiting]]
-        assert {story.attempt for story in stories} == {1}
-        assert all([a.outcome for a in story.attempts] == ["succeeded"] for story in stories)
-
-
-@pytest.mark.slow
 def test_max_jobs_recycles_a_process_and_a_burst_of_several_ends_when_all_have(
     tmp_path: Path,
 ) -> None:

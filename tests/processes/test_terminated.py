@@ -99,32 +99,6 @@ def test_what_was_acknowledged_before_a_kill_is_done(tmp_path: Path, kills: int)
     assert len(check(tmp_path, roles)) >= sum(role.acked for role in roles)
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_of_two_producers_one_dies_and_the_other_enqueues_all(tmp_path: Path, count: int) -> None:
-    with (
-        Role(tmp_path, "producer", "a", count, 1) as dies,
-        Role(tmp_path, "producer", "b", count, 1) as stays,
-    ):
-        eventually(lambda: dies.acked > count // 2, STEP_SECONDS * 10)
-        dies.kill()
-        stays.finish()
-    assert dies.acked < count == stays.acked
-    assert len(check(tmp_path, [dies, stays])) >= dies.acked + count
-
-
-@pytest.mark.parametrize("processes", [2, pytest.param(8, marks=pytest.mark.slow)])
-def test_processes_at_one_log_all_come_to_their_end(tmp_path: Path, processes: int) -> None:
-    """Each produces and works."""
-    with contextlib.ExitStack() as stack:
-        roles = [
-            stack.enter_context(Role(tmp_path, "both", f"p{number}", 200, 10))
-            for number in range(processes)
-        ]
-        for role in roles:
-            role.finish()
-    assert len(check(tmp_path, roles)) == processes * 200
-
-
 def test_a_segment_that_a_reader_has_open_is_removed_once_it_is_closed(tmp_path: Path) -> None:
     """On Windows nobody removes what another program has open so; elsewhere it goes at once."""
     app = TaskQ(tmp_path, durability="os", segment_bytes=65_536, keep="0s", keep_segments=1)

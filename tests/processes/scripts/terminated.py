@@ -1,6 +1,6 @@
 """A process that is to be killed: a producer that says what was acknowledged, or a worker.
 
-Usage: terminated.py DIRECTORY producer|paced|worker|both NAME COUNT [BATCH]
+Usage: terminated.py DIRECTORY paced|worker|both NAME COUNT [BATCH]
 
 ``acked N`` after each batch of a producer, whose N keys are then ``NAME-0`` and so on; ``began``
 once a worker has run a job. A ``paced`` producer waits for the results of each batch.
