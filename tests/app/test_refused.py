@@ -175,6 +175,7 @@ def test_wrong_code_is_refused_as_it_is_written_and_leaves_no_trace(
             assert set(app.tasks) == known, typed
         assert not app.stats_sync().queues
         assert not log.stats_sync().queues
+        assert not log.readers_sync()
     finally:
         app.close_sync()
         log.close_sync()

@@ -8,7 +8,6 @@ import gc
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -212,27 +211,6 @@ async def test_seek_moves_a_reader_anywhere(log: TaskLog) -> None:
     assert records[first - 1].time >= moment
     assert await following() == list(range(first, 201))
     assert await log.seek("billing", time=datetime.now(UTC)) == 201
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "seek.. takes one place"),
-        ({"where": "start", "lsn": 1}, "seek.. takes one place"),
-        ({"where": "middle"}, "seek.. takes .start. or .end., not 'middle'"),
-        ({"lsn": 99}, "lsn 99 is still to come: the next one is 4"),
-        ({"lsn": -1}, "lsn is -1: an lsn is a whole number, 0 or more"),
-        ({"time": datetime(2024, 1, 1)}, "without a time zone"),  # noqa: DTZ001
-    ],
-)
-async def test_a_place_that_is_none_leaves_the_reader_alone(
-    log: TaskLog, arguments: dict[str, Any], message: str
-) -> None:
-    await put(log, 3)
-    await log.seek("billing", lsn=2)
-    with pytest.raises(errors.UsageError, match=message):
-        await log.seek("billing", **arguments)
-    assert await lsns(log.stream(reader="billing", follow=False)) == [2, 3]
 
 
 async def test_a_forgotten_reader_begins_anew(log: TaskLog) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from taskq import JobHandle, TaskQ, progress, retry
 from taskq.engine import LogReader
-from taskq.errors import JobFailed, UsageError
+from taskq.errors import JobFailed
 from taskq.reading import search
 from taskq.reading.search import Search
 from taskq_plugins.looks.reading import Looks
@@ -88,20 +88,6 @@ def test_properties_and_parts_of_names_are_understood(
     reader: LogReader, query: str, count: int
 ) -> None:
     assert len(Search.parse(query).find(reader, 100, 0).jobs) == count
-
-
-@pytest.mark.parametrize(
-    ("query", "message"),
-    [
-        ("tsak:send", r'tsak: is no property .*task.*write "tsak:send"'),
-        ("state:gone", "state:gone is no state"),
-        ("priority:high", "priority:high is no priority: write one of 0 to 9"),
-        ("took:>long", "took"),
-    ],
-)
-def test_what_is_not_understood_is_named(query: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        Search.parse(query)
 
 
 @pytest.mark.parametrize("text", ["http://host/x", '"to: you"', "10:30", "12:30:11"])

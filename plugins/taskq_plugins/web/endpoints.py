@@ -518,5 +518,7 @@ def _wrong(error: ValidationError) -> Problem:
         for problem in error.errors(include_url=False, include_input=False)[:5]
     )
     return Problem(
-        HTTPStatus.UNPROCESSABLE_ENTITY, f"{problems}: see /api/openapi.json", "UsageError"
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        f"{text.printable(problems)}: see /api/openapi.json",
+        "UsageError",
     )
