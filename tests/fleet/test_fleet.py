@@ -19,7 +19,7 @@ from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
 from taskq_plugins.fleet import inventory, places
 from taskq_plugins.fleet.inventory import SegmentFile
-from taskq_plugins.fleet.places import FleetError, LogTwice, Mark
+from taskq_plugins.fleet.places import LogTwice, Mark
 from tests.fleet.made_logs import SKIP, MadeLog, damage, enqueued
 
 if TYPE_CHECKING:
@@ -125,12 +125,6 @@ def test_pipes_in_the_place_of_files_hold_up_nobody(tmp_path: Path) -> None:
     assert log.device == "b"
     with pytest.raises(SegmentUnreadable, match="it is no regular file"):
         inventory.segments(log)
-
-
-def test_an_empty_directory_has_no_logs_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
-    assert not places.find_logs(tmp_path)
-    with pytest.raises(FleetError, match="nowhere is no directory"):
-        places.find_logs(tmp_path / "nowhere")
 
 
 def test_segments_are_listed_with_size_and_epoch_and_leftovers_are_not(tmp_path: Path) -> None:

@@ -22,12 +22,11 @@ from pyspark_taskq import DefaultSource
 from taskq import Put, TaskLog, TaskQ, durable
 from taskq.arrow import DETAILS, SCHEMA, Corrupt, Piece, as_bytes, decode
 from taskq.core.model import SECOND_NS, Extras
-from taskq.core.records import Cause, Kind
-from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.core.records import Kind
+from taskq.log.config import LogConfig
 from taskq.log.read.jobs import JobFilter, each_job, entries
 from taskq.log.read.reader import open_journal
-from taskq.log.read.selection import letters
-from taskq.log.requests import EnqueueSpec, Op
+from taskq.log.requests import EnqueueSpec
 from taskq.log.segments.bodystore import BodyStore
 from taskq_plugins.fleet.inventory import durable_end, segments
 from taskq_plugins.fleet.places import find_logs
@@ -72,14 +71,11 @@ from tests.log.world import (
     SMALL,
     Process,
     World,
-    fill_segment,
-    keeping,
-    tend,
 )
 from tests.pipeline.plain import tables as plain_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -583,44 +579,12 @@ def _row(view: JobView) -> Row:
     }
 
 
-_TIGHT: Final = keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None)
 _HOUR_NS: Final = 3_600 * SECOND_NS
-_REASON: Final = "ValueError: né".encode()
 
 
 def _one(process: Process) -> Delivery:
     (delivery,) = process.claim()
     return delivery
-
-
-def _requeue(process: Process, job: int) -> None:
-    process.catch_up()
-    assert process.ask(Op.REQUEUE, letters(process.committer.sight, [job]).items) == [None]
-
-
-def _dead(process: Process, body: bytes = _REASON, extras: Extras | None = None) -> int:
-    job = process.enqueue(b"to die", extras)
-    process.settle(_one(process), Kind.DEAD, body=body, cause=Cause.REJECTED)
-    return job
-
-
-def jobs_withdrawn_and_expired(world: World) -> None:
-    process = world.process()
-    job = process.enqueue()
-    process.ask(Op.CANCEL, job)
-    later = process.enqueue(extras=Extras(due_ns=_HOUR_NS))
-    process.ask(Op.CANCEL, later)
-    running = process.enqueue()
-    delivery = _one(process)
-    process.ask(Op.CANCEL, running)
-    world.clock.advance(1)
-    process.settle(delivery, Kind.CANCELLED, body=_REASON, cause=Cause.ASKED)
-    process.enqueue(extras=Extras(expires_ns=60 * SECOND_NS))
-    process.enqueue(extras=Extras(expires_ns=world.clock.wall_ns() + 1, expires_is_wall=True))
-    world.clock.advance(120)
-    for _ in range(3):
-        process.commit([])
-        process.sync()
 
 
 def clocks_that_are_set(world: World) -> None:
@@ -644,40 +608,10 @@ def clocks_that_are_set(world: World) -> None:
             process.settle(delivery, body=b"ok")
 
 
-def compacted_logs(world: World) -> None:
-    process = world.process()
-    keep = Extras(keep_ns=999 * _HOUR_NS, headers={"replay_of": "1"})
-    process.enqueue(b"kept", keep)
-    process.settle(_one(process), Kind.RETRIED, body=b"first", delay_ns=SECOND_NS)
-    world.clock.advance(2)
-    process.settle(_one(process), body=b"kept result")
-    _dead(process)
-    process.enqueue(b"waits", Extras(due_ns=_HOUR_NS, expires_ns=5 * _HOUR_NS))
-    process.enqueue(b"dated", Extras(due_ns=world.clock.wall_ns() + _HOUR_NS, due_is_wall=True))
-    low = EnqueueSpec(priority=0)
-    process.enqueue(b"is ready", spec=low)
-    process.enqueue(b"tried", spec=EnqueueSpec(priority=9))
-    process.settle(_one(process), Kind.RETRIED, body=b"", delay_ns=900 * _HOUR_NS)
-    process.enqueue(b"runs", spec=EnqueueSpec(priority=9))
-    running = _one(process)
-    for _ in range(4):
-        fill_segment(process)
-        tend(process)
-    world.clock.step(-600)
-    process.enqueue(spec=low)
-    process.settle(running, Kind.RETRIED, body=b"carried while it ran", delay_ns=SECOND_NS)
-
-
-STORIES: Final[dict[str, Callable[[World], None]]] = {
-    story.__name__: story
-    for story in (jobs_withdrawn_and_expired, clocks_that_are_set, compacted_logs)
-}  # fmt: skip
-
-
-def world_of(story: str) -> World:
-    world = World(config=_TIGHT if story == "compacted_logs" else SMALL)
-    STORIES[story](world)
-    return world
+def of_clocks(directory: Path) -> JobLog:
+    world = World(config=SMALL)
+    clocks_that_are_set(world)
+    return of_world(world, directory / clocks_that_are_set.__name__)
 
 
 #: Size before a record, CRC after it.

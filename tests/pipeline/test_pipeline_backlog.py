@@ -17,6 +17,7 @@ from taskq import Discard, Retry, Snooze, TaskQ, current_job, retry
 from taskq.core.errors import DuplicateKey
 from taskq.core.records import Cause, Kind
 from taskq_plugins.spark.backlog import execution
+from taskq_plugins.spark.backlog import worker as backlog_worker
 from taskq_plugins.spark.backlog.execution import (
     HOLD_SECONDS,
     ChunkReport,
@@ -31,6 +32,7 @@ from taskq_plugins.spark.backlog.worker import (
     ExecutorLost,
     SparkWorker,
     cut,
+    open_payloads,
 )
 from taskq_plugins.spark.errors import SparkError
 from taskq_workers.process.running import WorkerOrder
@@ -459,12 +461,20 @@ async def test_a_drain_lets_what_is_out_come_home(fake: FakeApp, here: Here) -> 
     assert not here.cancelled.is_set()
 
 
+@pytest.mark.parametrize("is_sent", [True, False])
 async def test_what_outlasts_the_drain_is_cancelled_and_given_back(
-    fake: FakeApp, here: Here
+    fake: FakeApp, here: Here, monkeypatch: pytest.MonkeyPatch, *, is_sent: bool
 ) -> None:
     @fake.task
     def work() -> None: ...
 
+    async def waits(*given: Any) -> Any:
+        here.arrived.set()
+        await here.cancelled.wait()
+        return await open_payloads(*given)
+
+    if not is_sent:
+        monkeypatch.setattr(backlog_worker, "open_payloads", waits)
     here.hold = asyncio.Event()
     fake.put(work)
     worker = worker_of(fake, here, drain_timeout=0.0)

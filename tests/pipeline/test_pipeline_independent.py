@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import duckdb
 import pandas as pd
@@ -17,17 +18,27 @@ from deltalake import DeltaTable
 from taskq import Put, State, TaskLog
 from taskq.engine import LogReader
 from taskq_plugins.spark import read_table
-from taskq_plugins.spark.lake.store import DERIVED, Lake
+from taskq_plugins.spark.lake.store import DERIVED, RECORD, Lake
+from taskq_plugins.spark.run import derived
+from taskq_plugins.spark.tables import queries
 from tests.cli.helpers import taskq
 from tests.fleet.made_logs import MadeLog, damage
+from tests.pipeline import plain
 from tests.pipeline.kit import (
+    HOUR,
+    NOON,
+    SECOND,
+    attempt,
     check_tables,
     do_steps,
+    job,
     killing,
     listed,
     live,
     order_app,
     table_rows,
+    tables,
+    tried,
     work,
 )
 
@@ -156,3 +167,135 @@ def check_readers(made: Made, spark: SparkSession) -> None:
         for reader, rows in readers.items():
             cast = rows.select(table.column_names).cast(table.schema)
             assert listed(cast.to_pylist()) == wanted, (name, reader)
+
+
+Rows = list[dict[str, Any]]
+LOST = "WorkerLost: the worker process died while it ran"
+REASONS = ("OSError: host {} is offline\n  File app.py", "ValueError: broken", LOST, None, "")
+
+
+class Lives:
+    """Rows of jobs, attempts and segments at random, with each column that a query reads."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.jobs = [self._job(number) for number in range(150)]
+        self.attempts = [self._attempt(number) for number in range(300)]
+        self.segments = [self._segment(number) for number in range(60)]
+        self.read = [
+            {"device": f"d{n}", "log_id": f"log-d{n}", "ts_ns": NOON + self._span()}
+            for n in range(6)
+        ]
+
+    def _span(self) -> int:
+        return self.chance.choice([0, SECOND - 1, self.chance.randrange(-3 * HOUR, 3 * HOUR)])
+
+    def _place(self) -> dict[str, Any]:
+        device = f"d{self.chance.randrange(1, 4)}"
+        log_id = self.chance.choice([f"log-{device}", f"log-{device}", f"old-{device}"])
+        task = self.chance.choice(["app.send", "app.other", None])
+        queue = self.chance.choice(["default", "slow"])
+        return {"device": device, "log_id": log_id, "task": task, "queue": queue}
+
+    def _reason(self) -> str | None:
+        reason = self.chance.choice(REASONS)
+        return reason and reason.format(self.chance.randrange(99))
+
+    def _job(self, number: int) -> dict[str, Any]:
+        chance, place = self.chance, self._place()
+        states = ["succeeded", "cancelled", "expired", "running", "ready", "scheduled"]
+        state = chance.choice([*states, *["dead"] * 4])
+        is_settled = state in {"succeeded", "cancelled", "expired", "dead"}
+        tries = [
+            tried(chance.choice(["retried", "lost", "dead"]), chance.randrange(3), self._reason())
+            for _ in range(chance.randrange(4))
+        ]
+        return job(
+            number, **place, state=state, attempts=tries,
+            enqueued_ns=NOON + self._span(), reason=self._reason(),
+            enqueued_in=chance.choice([place["log_id"], "log-parent"]),
+            settled_in=chance.choice([place["log_id"], "log-parent"]) if is_settled else None,
+            settled_ns=NOON + self._span() if is_settled else None,
+            first_started_ns=chance.choice([None, NOON + self._span()]),
+            key=chance.choice([None, b"a", b"b", bytes([chance.randrange(256)])]),
+            payload=chance.choice([None, b"", b"{}", b"[1]", b"[2]", b'{"x":1}']),
+            continued_in=chance.choice([None, None, None, "log-child"]),
+        )  # fmt: skip
+
+    def _attempt(self, number: int) -> dict[str, Any]:
+        chance = self.chance
+        outcome = chance.choice(["succeeded", "retried", "dead", "released", "lost", None])
+        spans = [None, -1, 0, chance.randrange(10**12), chance.randrange(10**16)]
+        return attempt(
+            number, **self._place(), outcome=outcome, reason=self._reason(),
+            owner=chance.randrange(4), ended_ns=NOON + self._span() if outcome else None,
+            wait_ns=chance.choice(spans), run_ns=chance.choice(spans) if outcome else None,
+        )  # fmt: skip
+
+    def _segment(self, number: int) -> dict[str, Any]:
+        chance, place = self.chance, self._place()
+        row = {"device": place["device"], "log_id": place["log_id"], "segment": 100 * number}
+        if not chance.randrange(4):
+            return row | {"is_missing": True}
+        times = [NOON + self._span(), chance.choice([None, NOON + chance.choice([0, 1, 9]) * HOUR])]
+        sizes = {"size_bytes": chance.randrange(10**6), "is_missing": False}
+        return row | sizes | {"modified_ns": times[0], "last_record_ns": times[1]}
+
+
+@pytest.mark.long("Spark compiles and runs each of the queries")
+def test_each_query_returns_the_rows_of_a_plain_loop(spark: SparkSession) -> None:
+    for seed in range(3):
+        check_lives(spark, Lives(seed))
+    check_steps(spark)
+
+
+def check_lives(spark: SparkSession, lives: Lives) -> None:
+    given = {"jobs": lives.jobs, "attempts": lives.attempts}
+    frames = tables(spark, **given, segments=lives.segments, read=lives.read)
+    jobs, attempts = frames["jobs"], frames["attempts"]
+    known = {name: frames[name] for name in ("jobs", "segments", "read")}
+    events = spark.sql(queries.EVENTS, jobs=jobs, attempts=attempts)
+    failures = derived._failures(spark, {"jobs": jobs, "attempts": attempts}).toArrow()
+    made = {
+        "rollup_hour": spark.sql(queries.ROLLUP_HOUR, events=events).toArrow(),
+        "failures": derived._fingerprinted(failures),
+        "duplicates": spark.sql(queries.DUPLICATES, jobs=jobs).toArrow(),
+        "device_lag": spark.sql(queries.DEVICE_LAG, args={"now": NOON}, **known).toArrow(),
+    }
+    wanted = plain.derived(jobs.toArrow().to_pylist(), attempts.toArrow().to_pylist(),
+                           frames["segments"].toArrow().to_pylist(), lives.read)  # fmt: skip
+    for name, table in made.items():
+        assert listed(table.to_pylist()) == listed(wanted[name]), name
+    (lag, *_) = made["device_lag"].sort_by("log_id").to_pylist()
+    at_ns = lag["last_record_at"].timestamp() * 1e9
+    assert lag["record_lag_seconds"] == pytest.approx((NOON - at_ns) / 1e9, abs=1e-5)
+
+
+def record(lsn: int, place: int, /, **details: Any) -> dict[str, Any]:
+    row = {"log_id": "a", "job": 1, "kind": "stepped", "step": f"s#{place + 1}"}
+    return row | {"lsn": lsn, "place": place, "ts_ns": NOON + lsn, "value": b"1"} | details
+
+
+def check_steps(spark: SparkSession) -> None:
+    """A step counts as it was told first.
+
+    Also with a value that was left out, or that began after its end by the clock.
+    """
+    given: Rows = [
+        record(9, 0), record(2, 0), record(3, 1, value=None), record(4, 1, log_id="b", value=b""),
+        record(5, 2, value=b'{"left out": {"sha256": "ab", "size": 70000}}'),
+        record(6, 3, began_ns=NOON + SECOND), record(7, 0, kind="signalled", place=None),
+    ]  # fmt: skip
+    records = spark.createDataFrame(pa.Table.from_pylist(given, RECORD))
+    rows = spark.sql(queries.STEPS, records=records)
+    assert listed(rows.toArrow().to_pylist()) == listed(
+        plain.steps_of(records.toArrow().to_pylist())
+    )
+    keys = pa.schema([("log_id", pa.string()), ("job", pa.int64()), ("place", pa.int64())])
+    known = spark.createDataFrame(
+        pa.Table.from_pylist([{"log_id": "a", "job": 1, "place": 0}], keys)
+    )
+    new = spark.sql(queries.NEW_STEPS, steps=rows, known=known).toArrow().to_pylist()
+    assert sorted((row["log_id"], row["place"]) for row in new) == [
+        ("a", 1), ("a", 2), ("a", 3), ("b", 1),
+    ]  # fmt: skip

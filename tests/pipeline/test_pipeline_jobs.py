@@ -46,8 +46,7 @@ def _mixed(seed: int, acts: int) -> Mix:
 
 
 def _logs(path: Path) -> Iterator[kit.JobLog]:
-    for story in kit.STORIES:
-        yield kit.of_world(kit.world_of(story), path / story)
+    yield kit.of_clocks(path)
     for seed in SEEDS:
         yield kit.of_world(_mixed(seed, 150).world, path / f"mix-{seed}")
         simulation = Simulation(seed, steps_of_clock=True, faults=bool(seed % 2))
@@ -238,13 +237,15 @@ CARRIED = {
 }  # fmt: skip
 
 
-def test_carried_attempts_have_their_wait_and_run_times() -> None:
+def test_carried_attempts_have_their_wait_and_run_times_and_a_carried_job_its_result() -> None:
     end = {"lsn": 21, "kind": "retried", "cause": "caller", "ts_ns": 33, "attempt": 2}
     rows = made(CARRIED, end, read=(15, 999)).attempts
     assert rows["number"].to_pylist() == [1, 2]
     assert rows["wait_ns"].to_pylist() == [6, 6]
     assert rows["run_ns"].to_pylist() == [3, 13]
     assert rows["outcome"].to_pylist() == ["retried", "retried"]
+    done = made(CARRIED | {"state": "succeeded", "result": b"42"}, read=(15, 999)).jobs
+    assert done.select(["result", "reason"]).to_pylist() == [{"result": b"42", "reason": None}]
 
 
 def test_records_that_were_folded_before_add_no_rows() -> None:

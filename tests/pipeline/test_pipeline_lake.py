@@ -350,17 +350,6 @@ def test_a_condition_that_is_more_than_one_is_refused(
     assert not (tmp_path / "data").exists()
 
 
-def test_a_lake_that_is_not_there_is_named(tmp_path: Path) -> None:
-    lake = ("--lake", tmp_path / "nowhere")
-    for words in (
-        ("pipeline", "status", *lake),
-        ("pipeline", "replay", "--where", "true", "--to", tmp_path / "data", *lake),
-        ("sql", "--lake", tmp_path, "FROM jobs"),
-    ):
-        result = taskq(*words)
-        assert (result.exit_code, "is not a lake" in result.output) == (1, True)
-
-
 def test_status_shows_tables_and_unread_records(tmp_path: Path) -> None:
     journals = tmp_path / "journals"
     asyncio.run(live(journals / "edge-1", 1, 10))

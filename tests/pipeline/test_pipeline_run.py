@@ -1,6 +1,6 @@
 """``taskq pipeline run``: what it reads, holds, reports and makes, all without Java.
 
-Tables that Spark's SQL makes: ``test_pipeline_independent`` and ``test_pipeline_derived``.
+Tables that Spark's SQL makes: ``test_pipeline_independent``.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from pyspark.sql.types import (
 )
 
 from taskq.arrow import SCHEMA
-from taskq.core.errors import LogError, UsageError
-from taskq_plugins.fleet.places import FleetError, LogTwice
+from taskq.core.errors import UsageError
+from taskq_plugins.fleet.places import FleetError
 from taskq_plugins.spark.source import rows as source_rows
 from taskq_plugins.spark.source.options import read_options
 from taskq_plugins.spark.source.positions import DataLoss, OptionError, Unreadable
@@ -213,14 +213,6 @@ def test_a_directory_without_logs_differs_from_a_missing_one(tmp_path: Path) -> 
         read_batch(tmp_path / "nowhere")
     with pytest.raises(FleetError, match=r"notes.txt is no directory"):
         read_batch(tmp_path / "notes.txt")
-
-
-def test_a_copied_log_is_an_error(tmp_path: Path, fleet: dict[str, MadeLog]) -> None:
-    MadeLog(tmp_path / "d", fleet["a"].log_id).enqueue(7)
-    with pytest.raises(LogError, match="is there twice") as caught:
-        read_batch(tmp_path)
-    assert isinstance(caught.value, Unreadable)
-    assert isinstance(caught.value.cause, LogTwice)
 
 
 def test_small_batches_are_joined_up_to_a_size(
