@@ -30,8 +30,8 @@ SEALS: Final = "seals.jsonl"
 IDENTITY, LOG = engine.Replica.IDENTITY, engine.Replica.LOG
 #: The folder of segments that come again: what came of each.
 AGAIN: Final = "again"
-#: In the identity of a copy: as which of its device's logs it came. No time tells that: files are
-#: written again, and brought back.
+#: In the identity of a copy: its number among the logs of its device, in order of arrival. Times of
+#: files do not show that: files are written again, and brought back.
 CAME: Final = "came"
 #: Names of logs.
 LOG_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
@@ -131,7 +131,7 @@ def kept(hub: str | Path, disk: engine.Disk | None = None, device: str = "") -> 
 
 
 def in_order(copies: list[CopyFiles]) -> list[CopyFiles]:
-    """Return the copies of one device as they came, those that another goes on from before it."""
+    """Return the copies of one device in order of arrival, parents of other logs first."""
     there = [copy for copy in copies if copy.is_there]
     parents = {log_id for copy in there for log_id, _ in copy.identity.parents}
     return sorted(there, key=lambda copy: (copy.log_id not in parents, copy.came))

@@ -1,7 +1,7 @@
 """The messages of the protocol, as types, and how HTTP carries them.
 
 ``PROTOCOL.md`` explains each field, and a test compares it with the types here. Both sides validate
-all that comes from a line; ``GET /openapi.json`` is made from the same types.
+every message; ``GET /openapi.json`` is made from the same types.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class PlacesKnown:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """It is durable up to there; the hub holds bytes of what comes in pieces."""
+    """All bytes before ``at`` are durable; the hub holds ``held`` bytes of a frame in pieces."""
 
     at: Place
     held: Size = 0

@@ -1,7 +1,7 @@
-"""Jobs for devices: the hub has a log for each device, its outbox, from which it takes them.
+"""Jobs for devices: the hub has a log for each device, its outbox.
 
-A device asks for the records of its outbox after the last one that it took, and ingests the jobs:
-its own log holds them and the position together. A job's end is a record of the device's log, and
+A device asks for the records of its outbox after its position there, and ingests the jobs: its own
+log holds them and the position together. A job's end is a record of the device's log, and
 the hub reads it from its copy. A job of the outbox is open until the copies hold its end; then it
 is expired there, which frees its key.
 """
@@ -221,7 +221,7 @@ class CopyReader:
         extras = record.extras or Extras()
         headers, job = extras.headers, self._live.pop(record.job, "")
         name = headers.get(JOB, "")
-        # A job of the device's own may have the headers of the one that enqueued it.
+        # Jobs that a handler enqueues may have the headers of its job, but not its key.
         if extras.key == _key(name) or {REFUSED, ENDED} & headers.keys():
             job = name
         if not job:
@@ -245,7 +245,7 @@ class DeviceReader:
         self._logs: dict[UUID, CopyReader] = {}
 
     def read(self, headers: Mapping[str, str]) -> None:
-        """Read what the logs say of an outbox's job with these headers, and of later ones."""
+        """Read the records about a job of the outbox with these headers, and about later jobs."""
         begins = {UUID(log): int(lsn) for log, lsn in _SEGMENT.findall(headers.get(FROM, ""))}
         for copy in in_order(kept(self._hub, self._disk, self._device)):
             log, begin = self._logs.pop(copy.log_id, None), begins.get(copy.log_id, 0)
@@ -257,8 +257,8 @@ class DeviceReader:
     def find(self, tag: Tag, job: int, name: str = "") -> There | None:
         """Return where a job of an outbox was last, by the name that it has elsewhere.
 
-        An end holds in whatever log it is. Otherwise a log that was left says nothing: what it had
-        comes again, unless the last log has taken more than that.
+        An end holds in every log. Otherwise a log that was left counts for nothing: its jobs come
+        again, unless the last log has taken more than that.
         """
         name = name or tag.id(job)
         places = [log.jobs[name] for log in reversed(self._logs.values()) if name in log.jobs]
@@ -334,7 +334,7 @@ def _is_due(path: str, reader: DeviceReader) -> bool:
 
 
 class _New(NamedTuple):
-    """What an outbox has for a device.
+    """New records of an outbox for a device.
 
     Attributes:
         end: the last record that was looked at.
@@ -378,7 +378,7 @@ def given(
     asked: Question,
     now_ns: int,
 ) -> Given:
-    """Return the jobs of an outbox that a device has not taken, of one log that wrote them.
+    """Return the jobs of an outbox that a device has not taken, as far as one log wrote them.
 
     An outbox that was restored goes on as another log, and has its parents' records: a device may
     have taken some of them from another child. ``look`` returns a job of the outbox, and ``end``

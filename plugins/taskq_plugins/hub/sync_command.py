@@ -27,7 +27,7 @@ from taskq_plugins.hub.sync import Verdict
 
 #: A code holds once, however many logs go.
 _redeemed: Final = set[str]()
-#: What is to be told of a verdict.
+#: Messages about verdicts.
 _ODD: Final = {
     **dict.fromkeys(
         (Verdict.OLDER, Verdict.AHEAD, Verdict.DIFFERS),
@@ -109,7 +109,7 @@ def _restore(target: Path, line: Line) -> None:
 
 
 async def _fetched(line: Line, target: Path) -> Any:
-    """Make a log of what the hub has; what an earlier try brought is not asked for again."""
+    """Make a log of the hub's copy; bytes of an earlier try are not asked for again."""
     from taskq.engine import restore, segment_name  # noqa: PLC0415 - likewise
 
     logs = json.loads(await _get(line, ""))["logs"]
