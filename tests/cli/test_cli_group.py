@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from taskq import TaskQ
 from taskq.cli.errors import Failure
 from taskq.cli.main import BUILT_IN, SECTIONS, Commands, main
-from taskq.core.errors import JobNotFound, UsageError
+from taskq.core.errors import JobNotFound, UsageError, as_typed
 from tests.cli.helpers import Sample, taskq
 from tests.cli.logs import fill_letters
 from tests.programs import run_python
@@ -272,7 +272,7 @@ def test_a_log_nearby_is_offered(
     monkeypatch.chdir(tmp_path / here)
     monkeypatch.delenv("TASKQ_DATA_DIR", raising=False)
     result = taskq("ls", *typed)
-    quoted = f"'{log}'" if " " in str(log) else str(log)
+    quoted = as_typed(str(log))
     wanted = (tmp_path / here / (typed[0] if typed else "taskq-data")).absolute()
     said = f"taskq: {wanted} is not a task log; there is one nearby:\n  -d {quoted}\n"
     assert (result.exit_code, result.stderr) == (1, said)

@@ -36,7 +36,8 @@ def main(path: Path, role: str, name: str, count: int, batch: int = 1) -> None:
     app = TaskQ(path, durability="os", segment_bytes=256 * 1024, keep="1h")
     texts = list[str]()
 
-    @app.task(name="echo")
+    # What a killed worker had is what the next one begins with, and may be killed at.
+    @app.task(name="echo", retry=10_000)
     def echo(text: str) -> str:
         if not texts:
             texts.append(text)

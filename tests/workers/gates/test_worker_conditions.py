@@ -24,6 +24,7 @@ from taskq.testing.sandbox import TravelClock, use_clock
 from taskq_workers.gates import gates, probes
 from taskq_workers.gates.gate import Breaker, Gate, Mode
 from taskq_workers.pool import Worker
+from tests.effort import within
 from tests.processes.harness import eventually
 from tests.programs import free_port
 from tests.workers.gates import switches
@@ -70,6 +71,35 @@ async def test_a_lost_condition_stops_jobs_that_asked_for_it_and_burns_no_attemp
             assert await other.result(timeout=30) == 1
         assert (await records(app))["released condition"] in {1, 2}
         assert [(await each.view()).attempt for each in (job, other)] == [1, 1]
+
+
+async def test_a_job_that_waited_for_a_slot_as_its_gate_opened_is_stopped_too(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskq_workers.gates.gate.TRIAL_SECONDS", 0.05)
+    monkeypatch.setattr("taskq_workers.gates.gate.HELD_SECONDS", 0.05)
+    monkeypatch.setattr("taskq_workers.slots.feed.HOARD_SECONDS", 60)
+    switch, busy, free, began = Switch(on=True), asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def first() -> None:
+        busy.set()
+        await free.wait()
+
+    @app.task(requires=[switch.condition()], while_running=True)
+    async def lasts() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    async with within(20), app, Worker(app, concurrency=1) as worker:
+        await first.enqueue()
+        await busy.wait()
+        job = await lasts.enqueue()
+        await switch.probed(4)
+        free.set()
+        await began.wait()
+        switch.on = False
+        await _held(worker, job)
 
 
 async def _held(worker: Worker, job: JobHandle[Any]) -> None:

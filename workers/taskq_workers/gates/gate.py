@@ -60,7 +60,7 @@ class _Host(Protocol):
     def passed(self, deliveries: list[Delivery]) -> list[Delivery]: ...
     def wall_ns(self) -> int: ...
     def give_back(self, deliveries: list[Delivery], cause: engine.Cause) -> None: ...
-    def is_running(self, tasks: set[str]) -> bool: ...
+    def has_begun(self, tasks: set[str]) -> bool: ...
     def stop_running(self, tasks: set[str]) -> None: ...
     def network_conditions(self, queue: str) -> list[base.Condition]: ...
 
@@ -233,8 +233,7 @@ class ConditionGate(Gate):
     async def _live(self) -> None:
         while True:
             # While it is shut, what was stopped is about to be given back, and waits then.
-            stays = self.mode is Mode.SHUT and self.host.is_running(self.tasks)
-            if self._claimed is None and not stays and not await self.demand():
+            if self._claimed is None and not await self._is_needed():
                 self._enter(Mode.IDLE)
                 await self._claim(None)
             if self.mode is not Mode.SHUT:
@@ -254,6 +253,10 @@ class ConditionGate(Gate):
                 self.host.stop_running(self.tasks)
                 await sleep(unmet.condition.interval_seconds)
 
+    async def _is_needed(self) -> bool:
+        # In this order: a job that is claimed after the look was ready in it.
+        return await self.demand() or self.host.has_begun(self.tasks)
+
     async def _unmet(self) -> Probe | None:
         if self.mode is Mode.SHUT:
             return await self.host.probes.unmet(self.conditions)
@@ -266,7 +269,7 @@ class ConditionGate(Gate):
             self._alarm.clear()
             with move_on_after(HELD_SECONDS):
                 await self._alarm.wait()
-            if not self.host.is_running(self.tasks) and not await self.demand():
+            if not await self._is_needed():
                 return None
             unmet = await self._unmet()
             if unmet is not None:

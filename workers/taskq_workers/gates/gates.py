@@ -174,10 +174,10 @@ class Gates:
         self._settler.outcomes.extend(release_for(delivery, cause) for delivery in deliveries)
         self._settler.flush_soon()
 
-    def is_running(self, tasks: set[str]) -> bool:
-        return any(
-            slot.delivery is not None and slot.delivery.task in tasks for slot in self._slots
-        )
+    def has_begun(self, tasks: set[str]) -> bool:
+        """Return whether jobs of these tasks run, or wait for a slot."""
+        running = (slot.delivery for slot in self._slots if slot.delivery is not None)
+        return any(delivery.task in tasks for delivery in (*self.feed.buffer, *running))
 
     def stop_running(self, tasks: set[str]) -> None:
         """Stop and release what runs of these tasks, where they have ``while_running``."""
