@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import shlex
@@ -18,6 +19,7 @@ from taskq import TaskQ
 from taskq.cli.main import main
 from taskq.errors import TaskqError
 from tests.cli.logs import Session
+from tests.processes.harness import memory_disk
 from tests.terminal import Shell, matches, steps
 
 GUESSES: Final = Path(__file__).with_name("first_guesses.md")
@@ -124,26 +126,17 @@ def call(line: str) -> str:
     return "nothing"
 
 
-class read_only:  # noqa: N801 - used as a function is
+@contextlib.contextmanager
+def read_only(home: Path, *, wanted: bool) -> Iterator[None]:
     """Mount a file system of its own, with a log, that takes no writes."""
-
-    def __init__(self, home: Path, *, wanted: bool) -> None:
-        self._place = home / _READ_ONLY if wanted else None
-
-    def __enter__(self) -> None:
-        if self._place is None:
-            return
-        self._place.mkdir()
-        mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(self._place)]
-        if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-            pytest.skip("mounting a tmpfs needs root")
-        with TaskQ(self._place / "data") as app:
+    if not wanted:
+        yield
+        return
+    with memory_disk(home / _READ_ONLY, 4 * 1024 * 1024) as place:
+        with TaskQ(place / "data") as app:
             app.enqueue_by_name_sync("shop.send", "ada")
-        subprocess.run(["mount", "-o", "remount,ro", str(self._place)], check=True)
-
-    def __exit__(self, *_: object) -> None:
-        if self._place is not None:
-            subprocess.run(["umount", str(self._place)], check=True)
+        subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
+        yield
 
 
 #: Typed lines and their output on each log, by heading.

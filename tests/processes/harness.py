@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, Self
 
@@ -52,6 +52,28 @@ def eventually(condition: Callable[[], object], seconds: float = STEP_SECONDS) -
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s: {condition}"
         pause.wait(_LOOK_AGAIN_SECONDS)
+
+
+@contextlib.contextmanager
+def mounted(place: Path, *commands: list[str]) -> Iterator[Path]:
+    """Mount a file system at a place by these commands; the test is skipped without them."""
+    place.mkdir()
+    for command in commands:
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            pytest.skip(f"{command[0]} is needed: {error}")
+        if done.returncode:
+            pytest.skip(f"{' '.join(command)}: {done.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def memory_disk(place: Path, size: int) -> contextlib.AbstractContextManager[Path]:
+    """Mount a file system of ``size`` bytes that lies in memory."""
+    return mounted(place, ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)])
 
 
 def same_log(path: Path) -> Identity:

@@ -28,6 +28,7 @@ from taskq.log.store.store import open_store
 from tests.effort import ended, some
 from tests.log.world import PATH, World
 from tests.machine.crashable import CrashableDisk, ProcessKilled
+from tests.processes.harness import memory_disk
 
 _FIRST = f"{PATH}/log/00000000000000000001.log"
 
@@ -178,18 +179,11 @@ def test_a_path_that_can_be_no_directory_is_one_line_that_says_what_to_do(
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Path]:
     """Yield a log on a file system that nobody may write to."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a tmpfs needs root")
-    try:
+    with memory_disk(tmp_path / "disk", 4 * 1024 * 1024) as place:
         with TaskQ(place / "data") as app:
             app.enqueue_by_name_sync("some.task")
         subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
         yield place / "data"
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
 
 
 @pytest.mark.parametrize("command", ["ls", "stats", "verify", "peek", "dead ls", "workers", "tail"])

@@ -223,9 +223,6 @@ def test_the_compactor_learns_of_every_reader_and_stumbles_over_no_junk(
     assert caplog.text.count("does not read back") == 2
 
 
-# -- reader ----------------------------------------------------------------------------------------
-
-
 # -- over several segments -------------------------------------------------------------------------
 
 

@@ -548,6 +548,3 @@ def test_a_claim_takes_the_records_that_are_at_hand_and_reads_the_others(is_dama
         assert [record.body for record in world.records()][-1] == b"its record is damaged"
     assert given == wanted
     assert not recent.records
-
-
-# -- looking back ----------------------------------------------------------------------------------

@@ -283,6 +283,3 @@ def test_thousands_of_expired_jobs_do_not_delay_a_valid_one() -> None:
     (queue,) = process.catch_up().need_agenda().queues.stats()
     assert (queue.expired, queue.running) == (count, 1)
     assert process.world.kinds().count(Kind.EXPIRED) == count
-
-
-# -- segments --------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +28,7 @@ from taskq.log.store.store import Store, open_store
 from taskq.testing import use_clock
 from taskq.testing.sandbox import FakeClock
 from tests.effort import grows, some
-from tests.processes.harness import eventually
+from tests.processes.harness import eventually, memory_disk, mounted
 
 _SPEC: Final = EnqueueSpec(task="mail.send")
 _SIZE_BYTES: Final = 4 * 1024 * 1024
@@ -40,24 +39,8 @@ _SECONDS: Final = 20
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Yield a file system of 4 MiB."""
-    with _mounted(tmp_path / "disk", _SIZE_BYTES) as place:
+    with memory_disk(tmp_path / "disk", _SIZE_BYTES) as place:
         yield place
-
-
-@contextlib.contextmanager
-def _mounted(place: Path, size: int) -> Iterator[Path]:
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
-    try:
-        done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    except OSError as error:
-        pytest.skip(f"mounting a tmpfs needs the mount command: {error}")
-    if done.returncode:
-        pytest.skip(f"mounting a tmpfs needs root: {done.stderr.strip()}")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
 
 
 def _unexpected(item: Settlement, error: TaskqError) -> None:
@@ -179,7 +162,7 @@ def test_a_full_disk_takes_jobs_again_once_a_hundred_and_twenty_have_ended(
     """With the limits that a log has by itself: by its upkeep, or by a compaction by hand."""
     by_hand = pattern == "every other"
     with contextlib.ExitStack() as stack:
-        place = stack.enter_context(_mounted(tmp_path / "disk", 6 * _SIZE_BYTES))
+        place = stack.enter_context(memory_disk(tmp_path / "disk", 6 * _SIZE_BYTES))
         store = open_store(str(place / "data"), LogConfig(upkeep=not by_hand))
         stack.callback(store.close)
         port = store.thread_port
@@ -224,22 +207,11 @@ _IMAGE_BYTES: Final = 128 * 1024 * 1024
 def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """Yield a file system in a file."""
     image, place = tmp_path / "image", tmp_path / "disk"
-    place.mkdir()
-    image.touch()
-    with image.open("r+b") as file:
+    with image.open("wb") as file:
         file.truncate(_IMAGE_BYTES)
-    for command in ([f"mkfs.{request.param}", "-q"], ["mount", "-o", "loop"]):
-        what = [*command, str(image), *([str(place)] if command[0] == "mount" else [])]
-        try:
-            done = subprocess.run(what, capture_output=True, text=True, check=False)
-        except OSError as error:
-            pytest.skip(f"{command[0]} is needed: {error}")
-        if done.returncode:
-            pytest.skip(f"{' '.join(what)}: {done.stderr.strip()}")
-    try:
+    make, mount = [f"mkfs.{request.param}", "-q", str(image)], ["mount", "-o", "loop", str(image)]
+    with mounted(place, make, [*mount, str(place)]):
         yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
 
 
 def _use_up_all(place: Path) -> None:

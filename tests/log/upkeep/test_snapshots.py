@@ -170,9 +170,6 @@ def test_one_that_is_whole_but_wrong_does_not_stop_the_log_for_good(
     assert list(agenda.running) == [job]
 
 
-# -- snapshot fits ---------------------------------------------------------------------------------
-
-
 # -- which are refused -----------------------------------------------------------------------------
 
 
@@ -303,9 +300,6 @@ def test_there_is_none_when_the_disk_is_short() -> None:
     assert not write(process)
     world.machine.free = 50_000
     assert len(write(process)) == 2
-
-
-# -- snapshot runs ---------------------------------------------------------------------------------
 
 
 # -- snapshot files --------------------------------------------------------------------------------
