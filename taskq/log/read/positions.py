@@ -115,14 +115,11 @@ def read_record(files: SegmentFiles, lsn: int, end: Extent) -> bytes | None:
     if not files.lsns or not files.lsns[0] <= lsn < end.lsn:
         return None
     cursor = find_lsn(files, lsn, end)
-    size = _size(files, cursor.segment, end)
-    scanner = files.scanner(cursor.segment, size, cursor.next_lsn, sealed=True)
-    frame = next(scanner.frames(cursor.offset), None)
-    if not isinstance(frame, frames.Frame):
-        return None
-    for number, at, length in record.places(frame):
-        if number == lsn:
-            return frame.data[at : at + length]
+    frame = _frame_at(files, cursor.segment, cursor.offset, _size(files, cursor.segment, end))
+    if frame is not None:
+        for number, at, length in record.places(frame):
+            if number == lsn:
+                return frame.data[at : at + length]
     return None
 
 
@@ -193,7 +190,7 @@ def _behind(files: SegmentFiles, segment: int, offset: int, size: int) -> Iterat
 
 
 def _frame_at(files: SegmentFiles, segment: int, offset: int, size: int) -> frames.Frame | None:
-    header = next((head for _, head in hop(files, segment, offset, size)), None)
+    header = files.frame_header(segment, offset)
     if header is None:
         return None
     end = min(offset + header.size, size)

@@ -156,7 +156,7 @@ class Compaction:
         yield from self._measure((yield from self._look()))
 
     def _look(self) -> Generator[None, None, Needed]:
-        # All that the segment can hold must be folded: unknown jobs would be lost.
+        # Jobs of the segment that are not folded yet would be lost.
         self._journal.refresh()
         self._committer.facets.catch_up()
         needed = Needed()

@@ -332,7 +332,7 @@ class Upkeep:
             # Here, since without a due segment nobody needs the keys.
             yield from self._tend(self._committer.facets.dedup_steps())
             if not report.dry_run:
-                # All that goes for its age is counted in one write of the file.
+                # One write of the file counts every segment that goes for its age.
                 yield from self._tend(self._fold_history(max(candidate.segment, goal)))
             if not (yield from self._compact_one(candidate, keep_seconds, report)):
                 return
