@@ -414,11 +414,12 @@ class ClaimOrder:
         """
         level = self.level(job)
         bounds = self._ages.bounds(self._ages.moment)
+        over = Counter(map(self._ready_lane, filter(self._is_over, self._times.over)))
         higher = older = 0
         for lane in lanes:
             windows = level - lane.priority
             if windows < 0:
-                higher += lane.ready
+                higher += lane.ready - over[lane.number]
                 continue
             risen: set[int] = set()
             if level < PRIORITY_MAX:
@@ -556,6 +557,13 @@ class ClaimOrder:
         chunk = self._table.find(job) if job in self._times.over else None
         # A dead letter that is ready again has lost the expiry of its first life.
         return chunk is not None and bool(chunk.metas[self._table.index] & META_EXPIRES)
+
+    def _ready_lane(self, job: int) -> int:
+        """Return the number of the lane in which a job is ready, or -1."""
+        chunk, index = self._table.find(job), self._table.index
+        if chunk is None or chunk.metas[index] & STATE_MASK != READY:
+            return -1
+        return chunk.lanes[index]
 
     def _claim_runs(self, lane: Lane, jobs: list[int], taken: JobColumns) -> int:
         """Claim leading runs of jobs with adjacent rows; return how many jobs were handled."""

@@ -523,11 +523,16 @@ class AgendaMachine(RuleBasedStateMachine):
         job = self.model.jobs[live[pick % len(live)]] if live else None
         if job is None or job.state is State.SCHEDULED:
             return
+        late: set[int] = set()
+        if self.agenda.times.over:  # no claim gets these
+            self.agenda.times.find_over(self.model.now)
+            late = self.model.expired()
         levels = {
             number: self.model.level(self.model.jobs[number])
             for number in self.model.in_state(State.READY)
+            if number not in late
         }
-        own = levels[job.number]
+        own = self.model.level(job)
         assert self.agenda.order.level(job.number) == own
         higher = sum(level > own for level in levels.values())
         older = sum(level == own and number < job.number for number, level in levels.items())
