@@ -54,6 +54,10 @@ class HubProcess:
                     return
                 await asyncio.sleep(_LOOK_SECONDS)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
     def stop(self) -> None:
         if self._process is not None:
             self._process.kill()

@@ -11,8 +11,6 @@ import contextlib
 import hashlib
 import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from examples.hub.line import free_port
+from examples.hub.line import HubProcess
 from taskq.core.model import Durability
 from taskq.engine import Border, DurableLog
 from taskq.log.config import LogConfig
@@ -50,23 +48,15 @@ def fill(path: Path, size: int, frame_bytes: int) -> None:
 
 
 @contextlib.contextmanager
-def served(hub: Path) -> Iterator[tuple[str, int]]:
+def served(path: Path) -> Iterator[tuple[str, int]]:
     """Yield the address of a hub, once it answers, and its process id."""
-    (hub / "devices").mkdir(parents=True, exist_ok=True)
-    port = free_port()
-    command = [sys.executable, "-m", "taskq", "hub", "serve", str(hub)]
-    process = subprocess.Popen([*command, "--bind", f"127.0.0.1:{port}"], stderr=subprocess.DEVNULL)
-    answers = False
+    (path / "devices").mkdir(parents=True, exist_ok=True)
+    hub = HubProcess(path)
     try:
-        while not answers:
-            time.sleep(0.05)
-            assert process.poll() is None
-            with contextlib.suppress(httpx.HTTPError):
-                answers = httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False).is_success
-        yield f"http://127.0.0.1:{port}", process.pid
+        asyncio.run(hub.start())
+        yield f"http://127.0.0.1:{hub.port}", hub.pid
     finally:
-        process.terminate()
-        process.wait()
+        hub.stop()
 
 
 def plain_copy(log: Path, target: Path) -> tuple[float, float]:

@@ -196,6 +196,15 @@ def start_worker(path: Path, *options: object, app: str = "jobs:app", cwd: Path 
     return Child(sys.executable, "-m", "taskq", "worker", app, "-d", path, *options, cwd=cwd)
 
 
+def preloaded(folder: Path, source: str) -> Path:
+    """Compile a library that is loaded before the C library."""
+    library = folder / "it.so"
+    flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    libraries = ["-ldl", "-lpthread"]
+    subprocess.run(["cc", *flags, "-o", library, SCRIPTS / source, *libraries], check=True)
+    return library
+
+
 def _started(words: list[str], cwd: Path | None) -> subprocess.Popen[str] | Program:
     if not hasattr(os, "fork"):
         words = [sys.executable, *words] if words[0].endswith(".py") else words

@@ -21,7 +21,7 @@ from taskq.core.values import NamedTuple
 from taskq.log.machine.access import make_directory
 from tests.log.world import PATH
 from tests.machine.crashable import CrashableDisk, Machine, parent
-from tests.processes.harness import SCRIPTS, STEP_SECONDS
+from tests.processes.harness import SCRIPTS, preloaded
 
 #: The file of a program's answers; no part of its log.
 ANSWERS: Final = PATH + ".answers"
@@ -43,18 +43,7 @@ class Call(NamedTuple):
 def recorder() -> Path:
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder)
-    flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    words = [
-        "cc",
-        *flags,
-        "-o",
-        str(folder / "it.so"),
-        str(SCRIPTS / "recorder.c"),
-        "-ldl",
-        "-lpthread",
-    ]
-    subprocess.run(words, check=True)
-    return folder / "it.so"
+    return preloaded(folder, "recorder.c")
 
 
 def record(folder: Path, script: str, *arguments: object) -> list[Call]:
@@ -65,7 +54,6 @@ def record(folder: Path, script: str, *arguments: object) -> list[Call]:
         [sys.executable, SCRIPTS / script, data, *map(str, arguments), f"{data}.answers"],
         env={**os.environ, **record, "LD_PRELOAD": str(recorder())},
         check=True,
-        timeout=STEP_SECONDS,
     )
     return list(_calls(notes.read_bytes(), os.fsencode(folder)))
 

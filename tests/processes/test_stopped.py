@@ -7,7 +7,6 @@ import logging
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -36,6 +35,7 @@ from tests.processes.harness import (
     log_records,
     of_kind,
     open_here,
+    preloaded,
     put,
 )
 from tests.programs import run_python
@@ -247,10 +247,7 @@ ROUNDS: Final = 10
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    library = tmp_path_factory.mktemp("slow") / "slow.so"
-    flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    subprocess.run(["cc", *flags, "-o", library, SCRIPTS / "slow.c"], check=True)
-    return library
+    return preloaded(tmp_path_factory.mktemp("slow"), "slow.c")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has no LD_PRELOAD")
