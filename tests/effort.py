@@ -41,7 +41,7 @@ def every(nth: int) -> int:
 
 
 def at_most(seconds: float) -> float:
-    """Return a limit for what takes at most ``seconds`` on a quiet machine.
+    """Return a limit for an act of at most ``seconds`` on a quiet machine.
 
     The torture runs, which have the machine to themselves, hold it; by default a machine may be
     ten times as slow, and what waits for a lease or for ever is still found.

@@ -1,4 +1,4 @@
-"""Count the lines of this tree by folder, beside those of a revision; its shape.
+"""Count the lines of this tree by folder, beside the lines of a revision; its shape.
 
 python -m tests.lines [REVISION]
 """

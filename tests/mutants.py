@@ -168,7 +168,7 @@ def chosen(folders: tuple[str, ...], count: int, seed: int) -> list[Mutant]:
 
 
 def is_python(mutant: Mutant) -> bool:
-    """Before 3.12 nobody knows the places of what stands in an f-string."""
+    """Before 3.12 nodes within an f-string have wrong places."""
     try:
         ast.parse(mutant.source())
     except SyntaxError:
@@ -284,7 +284,7 @@ def is_there(test: str) -> bool:
 
 
 def killer(mutant: Mutant, copy: Path, known: Reach) -> str | None:
-    """Return the test that fails beside a mutant; None: it survives all that enter it."""
+    """Return the test that fails beside a mutant; None: it survives all tests that enter it."""
     target = copy / mutant.path.relative_to(ROOT)
     target.write_bytes(mutant.source())
     tests = known.tests(mutant)
@@ -343,7 +343,7 @@ def run(copy: Path, *arguments: str, notes: Path | None = None) -> tuple[int, st
             os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)  # what a test left at work
+        os.killpg(child, signal.SIGKILL)  # processes that a test left at work
     return code, output.read_text(errors="replace")
 
 

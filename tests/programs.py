@@ -20,7 +20,7 @@ SECONDS: Final = 120
 def free_port(count: int = 1) -> int:
     """Return a port of 127.0.0.1 that nobody has, and the next ones.
 
-    Of those that no system gives to clients: one that was bound and let go is soon somebody else's.
+    No system gives these to clients: a port that was bound and let go is soon somebody else's.
     """
     while True:
         port = random.SystemRandom().randrange(15_000, 32_000)

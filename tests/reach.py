@@ -17,7 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
-#: Where processes write, each into a file of its own.
+#: Each process writes into a file of its own here.
 FOLDER: Final = os.environ.get("REACH_FOLDER", "")
 #: The numbers of functions that need not be noted again.
 seen: Final = bytearray(1 << 16)

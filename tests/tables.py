@@ -102,7 +102,7 @@ def size(count: int) -> str:
 
 
 def written(value: Any) -> str:
-    """Return a default as code, or "" if there is none."""
+    """Return a default as code, or "" without one."""
     if value is None or value in ("", (), {}, []):
         return ""
     if isinstance(value, ByteSize):

@@ -60,13 +60,13 @@ def code(path: Path) -> str:
 
 #: Modules that print without ``render.echo``, which escapes: errors, help, and a coloured title.
 PRINTERS = {"errors.py", "main.py", "render.py"}
-#: What tells systems apart: the log's machine, what workers ask besides, and the build of C.
+#: Modules that know the system: the log's machine, one of workers, and the build of C.
 SYSTEMS = ("taskq/log/machine/", "workers/taskq_workers/runs/system.py", "taskq/_native/")
 NAMES = r"(?:one|told|found)\b"
 #: Owners of a ``wait`` or ``join`` that raises an error, fails the test, or is a pause itself.
 LOUD = r"(?:process|popen|screen|clocked|pause|barrier|flow|again|Event\(\)|Registry\(.*\))"
 WAITERS = {"effort.py", "conftest.py"}
-#: What the code of some files never has: why, the files, how it looks, and a line that has it.
+#: Patterns that code never has: why, the files, the pattern, and an example.
 NEVER = {
     "text of strangers drives the terminal": (
         [path for path in OURS if path.name not in PRINTERS],

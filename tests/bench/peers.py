@@ -122,7 +122,7 @@ class Bench(NamedTuple):
                     cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True,
                     start_new_session=True,
                     env=os.environ | {
-                        # Byte code is kept, as that of an installed package.
+                        # Byte code is kept, as for an installed package.
                         "PYTHONPYCACHEPREFIX": str(self.place / "pyc"),
                         "PEERS_DIRECTORY": str(directory), "PEERS_JOBS": str(jobs),
                         "PEERS_MODE": mode, "PEERS_TAKEOVER_SECONDS": str(self.given.takeover),

@@ -1,4 +1,4 @@
-"""Measure what ``taskq pipeline run`` takes, time and memory: ``python -m tests.bench.pipeline``.
+"""Measure time and memory of ``taskq pipeline run``: ``python -m tests.bench.pipeline``.
 
 ``growth`` enqueues jobs in bulk into four logs, runs the pipeline over them, and looks at what its
 processes take. ``open`` keeps a pipeline open while a log grows by 1 000 records every five
@@ -117,7 +117,7 @@ def growth(given: Any) -> None:
 
 
 class Increment(NamedTuple):
-    """What the pipeline took for an increment."""
+    """The cost of an increment."""
 
     records: int
     seconds: float

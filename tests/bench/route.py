@@ -42,7 +42,7 @@ HOMES = {
     str(ROOT / "workers/taskq_workers"): "taskq_workers",
     str(ROOT / "plugins/taskq_plugins"): "taskq_plugins",
 }
-#: Where a process of the same checkout finds it.
+#: The path of imports for a process of the same checkout.
 PLACES = os.pathsep.join(str(Path(home).parent) for home in HOMES)
 #: How often each way is gone.
 TRIES = 7

@@ -127,7 +127,7 @@ class _Strike:
 
 
 def on_changes(look: Callable[[Callable[[], object]], None]) -> None:
-    """Call a function before each change of the disk, with what makes half of it."""
+    """Call a function before each change of the disk; its argument makes half of the change."""
 
     def seen(function: Any) -> Any:
         def change(*arguments: Any, **named: Any) -> Any:

@@ -42,7 +42,7 @@ class Chaos:
         self.started = 0
         self.children: list[tuple[int, Child]] = []
         self.killed: set[int] = set()
-        #: what each job was said to be when it was enqueued: its word, body, and key if it is held
+        #: the answer to each enqueue: a word, the body, and the key if it is held
         self.born: dict[int, list[str]] = {}
         self.ended: dict[int, Kind] = {}
         #: jobs in whose place no other was enqueued
@@ -142,7 +142,7 @@ def check_records(chaos: Chaos) -> None:
 
 
 def check_folds(chaos: Chaos) -> None:
-    """What was answered is so in the folds, also where compaction took the records."""
+    """Answers hold in the folds, also if compaction took the records."""
     with LogReader.open(str(chaos.path)) as reader:
         facets = Facets(reader.journal)
         agenda, dedup = facets.need_agenda(), facets.need_dedup()

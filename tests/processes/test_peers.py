@@ -190,7 +190,7 @@ def test_strange_files_among_the_owners_are_left_alone(tmp_path: Path) -> None:
 
 
 def measured(*arguments: object) -> tuple[str, dict[str, list[str]]]:
-    """Return what ``tests.bench.peers`` says of its contenders, and its rows by their names."""
+    """Return the output of ``tests.bench.peers``, and its rows by their names."""
     command = (sys.executable, "-m", "tests.bench.peers", *map(str, arguments))
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     rows = [line.strip("|").split("|") for line in done.stdout.splitlines() if line[:1] == "|"]

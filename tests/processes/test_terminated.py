@@ -1,6 +1,6 @@
-"""Kills by what every system has, and files that other programs hold.
+"""Kills that every system has, and files that other programs hold.
 
-What was acknowledged is done, and nothing waits for ever.
+Acknowledged jobs are done, and nothing waits for ever.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _IMPORTS: Final = (
 
 
 class Program:
-    """A program, with what tests ask of a ``subprocess.Popen``.
+    """A program, with the methods of a ``subprocess.Popen`` that tests call.
 
     Args:
         words: a script, ``-m`` and a module, or ``-c`` and a program, and their arguments.

@@ -56,7 +56,7 @@ def cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-# -- one that obeys lines --------------------------------------------------------------------------
+# -- a session by lines ---------------------------------------------------------------------------
 
 
 class Session:

@@ -1,4 +1,4 @@
-"""Enqueue on a log whose calls of one kind are slow; count those that the event loop waits for.
+"""Enqueue on a log whose calls of one kind are slow; count how often the event loop waits.
 
 Usage: stand_still.py DIRECTORY CALL MILLISECONDS ROUNDS, with ``slow.c`` loaded before all else.
 

@@ -1,4 +1,4 @@
-"""A process that is to be killed: a producer that says what was acknowledged, or a worker.
+"""A process that is to be killed: a producer that prints acknowledged jobs, or a worker.
 
 Usage: terminated.py DIRECTORY paced|worker|both NAME COUNT [BATCH]
 
