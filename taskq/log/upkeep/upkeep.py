@@ -332,8 +332,10 @@ class Upkeep:
             # Here, since without a due segment nobody needs the keys.
             yield from self._tend(self._committer.facets.dedup_steps())
             if not report.dry_run:
-                # One write of the file counts every segment that goes for its age.
-                yield from self._tend(self._fold_history(max(candidate.segment, goal)))
+                # One write of the file counts every segment that goes for its age; on a full disk
+                # the first must not wait for the others.
+                through = 0 if self._committer.room.is_sought else goal
+                yield from self._tend(self._fold_history(max(candidate.segment, through)))
             if not (yield from self._compact_one(candidate, keep_seconds, report)):
                 return
             goes_on = True
