@@ -112,6 +112,7 @@ async def test_whatever_needs_the_fold_is_answered_as_if_it_had_been_there(tmp_p
         assert stats.queues[0].ready >= JOBS - 2
         assert cancelled
         assert {delivery.job_id for delivery in claimed} <= {ids[0], ids[1], ids[2]}
+        assert len(claimed) == 2
         assert await log.get(plain) is not None
         for delivery in claimed:
             await log.ack(delivery)

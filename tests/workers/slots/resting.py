@@ -409,7 +409,7 @@ class Schedule:
         self.plan = Plan.of(self.random)
         self.loop = RestLoop()
         self.left = self.plan.steps
-        self.put = 0
+        self.put = self.checks = 0
         self.count = self.random.randint(2, 4) if seed % 2 else 1
         self.apps: list[App]
         self.logs: list[Log]
@@ -499,6 +499,7 @@ class Schedule:
             assert part.gates is not None
             queues, tasks = part.gates.claimable(None, frozenset(self.apps[0].tasks))
             assert not log.has_ready(queues, tasks), f"{free} slots are free, {log.tag} has jobs"
+            self.checks += 1
 
     def _arrive(self) -> None:
         count = self.random.randint(1, 2 * self.plan.concurrency)
@@ -694,7 +695,7 @@ class Run:
         self.plan = f"{self.slots} slots, {speed:.0f} jobs/s, weights " + str(
             [log.weight for log in self.logs]
         )
-        self.running = 0
+        self.running = self.checks = 0
         #: when a job began last, or a slot became free
         self.moved = 0.0
         self.worker: Worker
@@ -802,6 +803,7 @@ class Run:
         idle = now - max(log.still, self.moved)
         in_time = self.running == self.slots or idle <= IDLE_SECONDS
         assert in_time, f"{log.tag} stands {idle:.3f} s beside a free slot"
+        self.checks += 1
         # Jobs of others may have taken all slots just before it was known to have some.
         owed = log.owed / log.weight - self.slots / self.weights
         if now - log.still <= STILL_SECONDS or owed <= SHARE / log.weight + APART:
@@ -844,6 +846,8 @@ def make_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
 class Seeded(Protocol):
     """A run of a seed; it raises AssertionError where something does not hold."""
 
+    checks: int
+
     @property
     def plan(self) -> object: ...
 
@@ -851,6 +855,7 @@ class Seeded(Protocol):
 
 
 def run_seeds(kind: Callable[[int], Seeded], seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = 0
     for seed in seeds:
         # Slots that let the loop turn after each job, and such that never do.
         monkeypatch.setattr(slots, "TURN_SECONDS", 0.0 if seed % 3 == 0 else math.inf)
@@ -860,3 +865,5 @@ def run_seeds(kind: Callable[[int], Seeded], seeds: range, monkeypatch: pytest.M
         except BaseException as error:
             error.add_note(f"seed {seed}: {schedule.plan}")
             raise
+        checks += schedule.checks
+    assert checks > 10 * len(seeds)
