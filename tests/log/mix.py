@@ -90,7 +90,10 @@ class Mix(Simulation):
         self.see()
         now_ns = self.now_ns()
         folded = self.world.fold()
-        assert self.meaning(folded, now_ns) == self.meaning(self.observer.catch_up(), now_ns)
+        said = self.meaning(folded, now_ns)
+        assert said == self.meaning(self.observer.catch_up(), now_ns)
+        dues = {job: moment for job, moment, _ in said["dues"]}
+        expiries = dict(said["expiries"])
         self._check_snapshots(loosely=True)
         agenda, files = folded.need_agenda(), folded._journal.files
         for table in (agenda.table, agenda.dead):
@@ -105,6 +108,8 @@ class Mix(Simulation):
                     State.SCHEDULED,
                 }
                 assert view.reason or state is not State.DEAD
+                assert view.due_ns == dues.get(job, view.due_ns)
+                assert view.expires_ns == expiries.get(job, view.expires_ns)
 
     def meaning(self, facets: Facets, now_ns: int) -> Meaning:
         return meaning(facets, now_ns)
