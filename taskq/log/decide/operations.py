@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from taskq.core import controls, kinds, model, records, sources
@@ -52,14 +53,6 @@ class Queues:
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    def pause(self, batch: Batch, queue: str) -> bool:
-        """Let no job of the queue be claimed; False if it is paused already."""
-        return self._switch(batch, queue, PAUSE)
-
-    def resume(self, batch: Batch, queue: str) -> bool:
-        """Let its jobs be claimed again; False if it is not paused."""
-        return self._switch(batch, queue, RESUME)
-
     def control(self, batch: Batch, change: controls.Change) -> bool:
         """Change a control; False if it is so already, or is not what the change expects."""
         agenda, name = self._context.agenda, change.name
@@ -89,17 +82,16 @@ class Queues:
             )
         if len(value) > controls.VALUE_BYTES_MAX:
             raise PayloadTooLarge(f"the control {name!r}", len(value), controls.VALUE_BYTES_MAX)
-        known = self._context.agenda.controls
-        size = sum(len(other) + len(state.position) for other, state in known.items())
-        wanted = len(known.keys() | {name}), size + len(name) + len(value)
-        if value and (wanted[0] > controls.CONTROLS_MAX or wanted[1] > controls.CONTROLS_BYTES_MAX):
-            raise UsageError(
-                f"this log has {len(known)} controls of {size} bytes, the most is "
-                f"{controls.CONTROLS_MAX} of {controls.CONTROLS_BYTES_MAX} bytes: take limits and "
-                f"pauses of tasks away that are not needed"
-            )
+        if value:
+            known = self._context.agenda.controls
+            size = sum(len(other) + len(state.position) for other, state in known.items())
+            wanted = len(known.keys() | {name}), size + len(name) + len(value)
+            most = controls.CONTROLS_MAX, controls.CONTROLS_BYTES_MAX
+            advice = "take limits and pauses of tasks away that are not needed"
+            _check_room(self._context, "controls", wanted, most, advice)
 
-    def _switch(self, batch: Batch, queue: str, kind: int) -> bool:
+    def switch(self, kind: int, batch: Batch, queue: str) -> bool:
+        """Pause or resume a queue; False if it is so already."""
         queues = self._context.agenda.queues
         if (queue in queues.paused) == (kind == PAUSE):
             return False
@@ -238,14 +230,14 @@ class Sources:
 
 
 def _check_room(
-    context: Context, what: str, wanted: tuple[int, int], most: tuple[int, int]
+    context: Context, what: str, wanted: tuple[int, int], most: tuple[int, int], advice: str = ""
 ) -> None:
     """Refuse a count, and bytes, of which one is over the most."""
     if wanted[0] > most[0] or wanted[1] > most[1]:
+        forget = command(context.facets.path, what, "forget", "NAME")
         raise UsageError(
             f"this log would know {wanted[0]} {what} of {wanted[1]} bytes, the most is "
-            f"{most[0]} of {most[1]} bytes: forget old ones with "
-            f"{command(context.facets.path, what, 'forget', 'NAME')}"
+            f"{most[0]} of {most[1]} bytes: {advice or f'forget old ones with {forget}'}"
         )
 
 
@@ -395,8 +387,8 @@ class Operations:
             Op.ROOM: lambda *_: None,
             Op.SIGNAL: steps.signal,
             Op.FORK: steps.fork,
-            Op.PAUSE: queues.pause,
-            Op.RESUME: queues.resume,
+            Op.PAUSE: partial(queues.switch, PAUSE),
+            Op.RESUME: partial(queues.switch, RESUME),
             Op.ACT: write_act,
             Op.TICK: ticks.tick,
             Op.ENROL: ticks.enrol,
