@@ -470,7 +470,7 @@ async def test_ends_are_found_in_any_order_and_whatever_the_times_of_files_say(
         jobs.append(await place.put(version))
         await place.round()
         await _fill_a_segment(place)
-    await place.take()
+        await place.take()
     first, *_ = sorted((place.copy / "log").iterdir())
     os.utime(first, (1e9, 1e9))
     async with Hub(place.hub) as hub:
