@@ -7,7 +7,9 @@ the product asks for in vain fails its test. The end counts each reason.
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
+import inspect
 import os
 import re
 import signal
@@ -24,6 +26,7 @@ from typing import Any, Final
 import pytest
 
 from taskq import JobHandle
+from tests import effort
 
 _ROOT: Final = f"{Path(__file__).parents[1]}{os.sep}"
 _MODULES: Final = re.compile(r"^\s*(?:import|from) (termios|pty|tty)\b", re.MULTILINE)
@@ -94,6 +97,19 @@ async def _wait(job: Any, timeout: Any = None) -> Any:  # noqa: ASYNC109 - as th
     return await _result(job, timeout * _STRETCH if is_number else timeout)
 
 
+def _stretched(limit: Any) -> Any:
+    """Give a limit of ``tests.effort`` the time of Wine."""
+
+    @functools.wraps(limit)
+    def longer(*args: Any, **options: Any) -> Any:
+        given = inspect.signature(limit).bind(*args, **options)
+        given.apply_defaults()
+        given.arguments["seconds"] *= _STRETCH
+        return limit(*given.args, **given.kwargs)
+
+    return longer
+
+
 def _link(path: Path, *args: Any, **options: Any) -> None:
     _symlink(path, *args, **options)
     # pytest itself makes some.
@@ -152,6 +168,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # pytest leaves one of its own folders when another run removes that.
     config.addinivalue_line("filterwarnings", "ignore:unclosed scandir:ResourceWarning")
     subprocess.Popen = _Process  # type: ignore[misc]
+    for limit in (effort.within, effort.ended, effort.at_most):
+        setattr(effort, limit.__name__, _stretched(limit))
     JobHandle.result = _wait  # type: ignore[method-assign,assignment]
     Path.symlink_to = _link  # type: ignore[method-assign,assignment]
     os.mkfifo = _Lacking("os.mkfifo")  # type: ignore[attr-defined,assignment,unused-ignore]

@@ -7,6 +7,7 @@ to run, and the folder beside its log as ``FOLDER``.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shlex
 from collections.abc import Awaitable, Callable
@@ -191,7 +192,10 @@ class Session:
         shown = self._run(shlex.split(typed.replace("FOLDER", str(self._folder))))
         for own, tag in self._tags:
             shown = shown.replace(own, tag)
-        return shown.replace(str(self._path), "data").replace(str(self._folder), "FOLDER")
+        for path, name in ((self._path, "data"), (self._folder, "FOLDER")):
+            in_json = json.dumps(str(path))[1:-1]
+            shown = shown.replace(in_json, name).replace(str(path), name)
+        return shown
 
     def _run(self, words: list[str]) -> str:
         env = {"TASKQ_DATA_DIR": str(self._path), "COLUMNS": COLUMNS}
