@@ -129,6 +129,7 @@ def test_a_name_that_cannot_be_is_refused_at_every_door(tmp_path: Path, name: st
         assert "queue name" in result.output
 
 
+@pytest.mark.posix("names itself by a call of Linux")
 def test_a_process_is_shown_by_name_only_and_without_control_characters() -> None:
     script = (
         "import ctypes, sys\n"

@@ -43,13 +43,13 @@ async def test_the_last_word_lands_is_seen_by_everybody_and_gone_with_the_job(
         for number in range(100):
             await progress(number / 100, f"step {number}")
         await progress(1, "all of it")
-        await asyncio.to_thread(go_on.wait, 10)
+        await asyncio.to_thread(go_on.wait, 60)
 
     def in_thread() -> None:
         for number in range(100):
             current_job().progress(number / 100, f"step {number}")
         progress_sync(1, "all of it")
-        assert go_on.wait(10)
+        assert go_on.wait(60)
 
     function: Any = on_loop if runs_in == "loop" else in_thread
     task, path = app.task(name="work")(function), tmp_path / "data"
