@@ -120,10 +120,6 @@ def _priority(rows: RecordRows) -> pa.Array:
     return arrays.numbers(rows.birth["byte"].astype(np.int32), valid, _INT)
 
 
-def _token(rows: RecordRows) -> pa.Array:
-    return arrays.somewhere(rows.field("token"))
-
-
 def _cause(rows: RecordRows) -> pa.Array:
     if not rows.counts[_WITH_CAUSE].any():
         return arrays.nothing(_CAUSE_NAMES.type, len(rows))
@@ -274,7 +270,7 @@ BUILDERS: Final[dict[str, Callable[[RecordRows], pa.Array]]] = {
     "epoch": lambda rows: arrays.hexadecimal(rows.epoch),
     "headers": lambda rows: headers_of(rows.data, rows.birth_options, len(rows)),
     "job": lambda rows: arrays.somewhere(rows.job.view(np.int64)),
-    "token": _token,
+    "token": lambda rows: arrays.somewhere(rows.field("token")),
     "cause": _cause,
     "attempts_max": _attempts_max,
     "due_ns": lambda rows: arrays.somewhere(_due(rows)[0]),

@@ -42,9 +42,6 @@ class Pieces(InputPartition):
     def __init__(self, pieces: list[Piece]) -> None:
         self.pieces = pieces
 
-    def __repr__(self) -> str:
-        return f"Pieces({self.pieces!r})"
-
 
 def read_partition(partition: InputPartition, reading: RowReader) -> Iterator[pa.RecordBatch]:
     pieces = partition.pieces if isinstance(partition, Pieces) else []

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -74,13 +74,14 @@ def _rows_of(pieces: Sequence[Piece], reading: RowReader) -> Iterator[pa.RecordB
         if piece.behind is not None:
             yield _break_row(piece, reading.schema, piece.behind)
         if piece.start < piece.end:
-            yield from _decoded(piece, reading.schema, reading)
+            yield from _decoded(piece, reading)
 
 
-def _decoded(piece: Piece, schema: pa.Schema, reading: RowReader) -> Iterator[pa.RecordBatch]:
+def _decoded(piece: Piece, reading: RowReader) -> Iterator[pa.RecordBatch]:
+    schema = reading.schema
     try:
         if reading.skips_damage:
-            yield from _past_damage(piece, schema, reading)
+            yield from _past_damage(piece, reading)
         else:
             yield from _batches(piece, schema, reading, Corrupt.FAIL)
     except SegmentMissing:
@@ -109,8 +110,9 @@ def _batches(
     )
 
 
-def _past_damage(piece: Piece, schema: pa.Schema, reading: RowReader) -> Iterator[pa.RecordBatch]:
+def _past_damage(piece: Piece, reading: RowReader) -> Iterator[pa.RecordBatch]:
     """Yield the records that are certain, and a break in place of the others."""
+    schema = reading.schema
     missing = [name for name in ("kind", "lsn", "problem") if name not in schema.names]
     more = pa.schema([*schema, *map(DETAILS.field, missing)])
     for batch in _batches(piece, more, reading, Corrupt.QUARANTINE):
@@ -124,11 +126,8 @@ def _past_damage(piece: Piece, schema: pa.Schema, reading: RowReader) -> Iterato
 
 def _break_row(piece: Piece, schema: pa.Schema, gone: Break) -> pa.RecordBatch:
     known = {name: value for name, value in gone._asdict().items() if value is not None}
-    return _row_of(piece, schema, kind=BREAK, lsn=gone.lsn, value=json.dumps(known))
-
-
-def _row_of(piece: Piece, schema: pa.Schema, **details: Any) -> pa.RecordBatch:
-    row = piece._asdict() | {"offset": piece.start} | details
+    row = piece._asdict() | {"offset": piece.start, "kind": BREAK, "lsn": gone.lsn}
+    row["value"] = json.dumps(known)
     columns = [pa.array([row.get(field.name)]).cast(field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
