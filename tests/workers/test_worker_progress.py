@@ -8,7 +8,7 @@ import threading
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -118,7 +118,7 @@ REPORTS: list[tuple[Any, Any, float, str]] = [
     (float("inf"), "d", 1.0, "d"), (10**400, "e", 1.0, "e"), (True, "f", 1.0, "f"),
     (Fraction(1, 2), "g", 0.5, "g"), (Decimal("0.25"), "h", 0.25, "h"),
     (Decimal("nan"), "i", 0.0, "i"), (0.5, "x" * 501, 0.5, "x" * 499 + "…"),
-    (0.5, "x" * 500, 0.5, "x" * 500), (0.5, 17, 0.5, "17"), (0.5, Path("a/b"), 0.5, "a/b"),
+    (0.5, "x" * 500, 0.5, "x" * 500), (0.5, 17, 0.5, "17"), (0.5, PurePosixPath("a/b"), 0.5, "a/b"),
 ]  # fmt: skip
 
 
