@@ -175,9 +175,12 @@ class Gates:
         self._settler.flush_soon()
 
     def has_begun(self, tasks: set[str]) -> bool:
-        """Return whether jobs of these tasks run, or wait for a slot."""
+        """Return whether jobs of these tasks run, wait for a slot, or have ended in this turn."""
         running = (slot.delivery for slot in self._slots if slot.delivery is not None)
-        return any(delivery.task in tasks for delivery in (*self.feed.buffer, *running))
+        # An end that is not on its way to the log yet is no waiting job there.
+        ended = (settling.as_settlement(end).delivery for end in self._settler.outcomes)
+        begun = (*self.feed.buffer, *running, *ended)
+        return any(delivery.task in tasks for delivery in begun)
 
     def stop_running(self, tasks: set[str]) -> None:
         """Stop and release what runs of these tasks, where they have ``while_running``."""
