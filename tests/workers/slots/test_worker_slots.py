@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
 import gc
 import itertools
-import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from typing import Any
 import pytest
 from anyio.lowlevel import checkpoint
 
-from taskq import Discard, Retry, Snooze, TaskQ, current_job, retry
+from taskq import Discard, Retry, Snooze, retry
 from taskq.core.errors import StaleDelivery
 from taskq.core.records import Cause, Kind
 from taskq.log.requests import Settlement
@@ -31,11 +29,9 @@ from taskq_workers.slots.feed import (
     ClaimPace,
     Pause,
 )
-from tests.effort import grows, some, within
+from tests.effort import grows, some
 from tests.workers.fakes import FakeApp
 from tests.workers.slots.resting import Schedule, make_deterministic, run_seeds
-
-leaked: contextvars.ContextVar[str] = contextvars.ContextVar("leaked", default="clean")
 
 
 @dataclass
@@ -160,27 +156,6 @@ async def test_jobs_that_never_suspend_run_in_one_task_which_lets_the_loop_turn(
     assert turn_seconds > 0 or seen[-1] > seen[0]
 
 
-async def test_jobs_that_suspend_all_run_after_a_few_turns_of_the_loop(fake: FakeApp) -> None:
-    begun, gate = 0, asyncio.Event()
-
-    @fake.task
-    async def wait() -> None:
-        nonlocal begun
-        begun += 1
-        await gate.wait()
-
-    for _ in range(100):
-        fake.put(wait)
-    async with Worker(fake, concurrency=100):
-        while not begun:
-            await checkpoint()
-        for _ in range(10):
-            await checkpoint()
-        assert begun == 100
-        gate.set()
-        await fake.fake.settlements(100)
-
-
 async def test_an_idle_worker_keeps_nothing_of_the_jobs_it_ran(fake: FakeApp) -> None:
     arguments: list[weakref.ref[Parcel]] = []
 
@@ -239,57 +214,6 @@ async def test_what_no_slot_takes_in_time_is_given_back_unburnt(fake: FakeApp) -
         assert {delivery.kind for delivery in given_back} == {Kind.RELEASED}
         assert worker.running == 2
         release.set()
-
-
-async def test_an_idle_worker_keeps_one_claim_for_the_tasks_and_queues_it_knows(
-    fake: FakeApp,
-) -> None:
-    @fake.task(name="one", aliases=["old"])
-    async def one() -> None:
-        pass
-
-    async with Worker(fake, concurrency=5, queues=["mail"]):
-        await fake.fake.until(lambda: len(fake.fake.waiting()) == 1)
-        (request,) = fake.fake.waiting()
-        assert request.tasks == frozenset({"one", "old"})
-        assert request.queues == frozenset({"mail"})
-        assert request.count == 5
-        assert request.wait_until_ns is None
-    assert not fake.fake.waiting()
-
-
-async def test_context_variables_of_one_job_do_not_reach_the_next(fake: FakeApp) -> None:
-    seen = []
-
-    @fake.task
-    async def leak(n: int) -> None:
-        seen.append(leaked.get())
-        leaked.set(f"from {n}")
-
-    for n in range(20):
-        fake.put(leak, n)
-    async with Worker(fake, concurrency=2):
-        await fake.fake.settlements(20)
-    assert seen == ["clean"] * 20
-
-
-async def test_current_job_is_each_job_s_own_also_in_tasks_that_it_starts(fake: FakeApp) -> None:
-    seen = {}
-
-    @fake.task
-    async def ask(n: int) -> None:
-        await checkpoint()
-        child = asyncio.create_task(helper())
-        seen[n] = (current_job().id, await child)
-
-    async def helper() -> str:
-        await checkpoint()
-        return current_job().id
-
-    ids = {n: fake.put(ask, n).job_id for n in range(10)}
-    async with Worker(fake, concurrency=3):
-        await fake.fake.settlements(10)
-    assert seen == {n: (job_id, job_id) for n, job_id in ids.items()}
 
 
 @pytest.mark.parametrize("in_thread", [True, False])
@@ -422,9 +346,6 @@ def test_each_pause_is_twice_the_last_up_to_a_limit_and_a_good_while_forgets_the
     assert [pause.next(), pause.next()] == [PAUSE_SECONDS_FIRST, 2 * PAUSE_SECONDS_FIRST]
 
 
-SECONDS = 30
-
-
 @grows
 @pytest.mark.parametrize("start", range(0, some(150, 12_000), 25))
 def test_at_rest_a_ready_job_and_a_free_slot_never_coexist(
@@ -432,43 +353,3 @@ def test_at_rest_a_ready_job_and_a_free_slot_never_coexist(
 ) -> None:
     make_deterministic(monkeypatch)
     run_seeds(Schedule, range(start, start + 25), monkeypatch)
-
-
-@pytest.mark.parametrize("runs_in", ["loop", "thread"])
-async def test_on_a_real_log_a_late_job_runs_beside_others_that_take_long(
-    app: TaskQ, runs_in: str
-) -> None:
-    hold = threading.Event()
-    loop = asyncio.get_running_loop()
-    begun: asyncio.Queue[int] = asyncio.Queue()
-
-    def in_thread(number: int) -> None:
-        loop.call_soon_threadsafe(begun.put_nowait, number)
-        assert hold.wait(SECONDS)
-
-    async def on_loop(number: int) -> None:
-        await asyncio.to_thread(in_thread, number)
-
-    function: Any = on_loop if runs_in == "loop" else in_thread
-    work = app.task(name="work")(function)
-    async with within(), app.worker(concurrency=4):
-        await work.enqueue_many([(number,) for number in range(2)])
-        try:
-            assert {await begun.get(), await begun.get()} == {0, 1}
-            for number in (2, 3):
-                await work.enqueue(number)
-                assert await begun.get() == number
-        finally:
-            hold.set()
-
-
-async def test_a_worker_ends_by_itself_after_its_limit_of_attempts(fake: FakeApp) -> None:
-    @fake.task
-    async def work() -> None: ...
-
-    for _ in range(5):
-        fake.put(work)
-    async with within():
-        await Worker(fake, max_jobs=3).run()
-    assert [settlement.kind for settlement in fake.fake.settled] == [Kind.SUCCEEDED] * 3
-    assert len(fake.fake.ready) == 2
