@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from contextvars import Context, ContextVar, copy_context
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from contextvars import ContextVar, copy_context
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq import Discard, Task
 from taskq.engine import kinds
@@ -15,21 +15,10 @@ from taskq_workers.slots.shipping import RemoteOutcome, error_of
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from taskq_workers.slots.slots import Slots
+
 #: A job of a batch changes it, so that its slot ends with it; see ``Slots.replace``.
 _was_in_batch: Final[ContextVar[object]] = ContextVar("was_in_batch")
-
-
-class Host(Protocol):
-    """The slots, as batches see them: a job that waits for its batch takes no place."""
-
-    @property
-    def context(self) -> Context: ...
-    def park(self) -> None: ...
-    def unpark(self) -> None: ...
-    async def take_place(self) -> None:
-        """Wait for a free place, and take it."""
-
-    def give_place(self) -> None: ...
 
 
 class _Gathering:
@@ -49,14 +38,14 @@ class Batcher:
     Args:
         task: whose jobs.
         call: of the function, with a list; in a child process, with payloads of all of them.
-        host: of the jobs.
+        host: the slots; a job that waits for its batch takes no place of theirs.
     """
 
     def __init__(
         self,
         task: Task[..., Any],
         call: Callable[..., Awaitable[Any]],
-        host: Callable[[], Host],
+        host: Callable[[], Slots],
     ) -> None:
         self._task, self._call, self._host = task, call, host
         self._open: _Gathering | None = None
