@@ -4,31 +4,69 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import functools
+import itertools
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from taskq import Discard, Retry, Snooze, SoftTimeout, TaskQ, current_job, retry
+from taskq import (
+    Discard,
+    Inject,
+    Retry,
+    Snooze,
+    SoftTimeout,
+    TaskQ,
+    current_job,
+    injected,
+    retry,
+)  # fmt: skip
 from taskq.core.exceptions import NO_TEXT
 from taskq_workers.runs import system
 
 app = TaskQ("unused", durability="os")
 ONCE = retry.fixed(attempts=2, delay=0)
+#: A task's place: what runs it, and whether that awaits it.
+PLACES: dict[str, tuple[Any, bool]] = {
+    "loop": (None, True), "thread": (None, False), "own loop": ("thread", True),
+    "child": ("process", False), "child's loop": ("process", True),
+}  # fmt: skip
+
+
+#: Without a process of their own.
+HERE = [*PLACES][:3]
+
+
+def on_all(
+    app: TaskQ,
+    name: str,
+    act: Callable[..., Any],
+    act_async: Any = None,
+    places: Iterable[str] = PLACES,
+    **options: Any,
+) -> dict[str, Any]:
+    """Make a task of each place; one that awaits runs ``act`` as well, if not something else."""
+
+    @functools.wraps(act)
+    async def acts(*args: Any, **kwargs: Any) -> Any:
+        return await act_async(*args, **kwargs) if act_async else act(*args, **kwargs)
+
+    return {
+        place: app.task(name=f"{name} in {place}", runs_in=runs_in, **options)(
+            acts if awaits else act
+        )
+        for place in places
+        for runs_in, awaits in [PLACES[place]]
+    }
 
 
 @app.task(runs_in="process")
 def where(text: str) -> tuple[int, str]:
-    return os.getpid(), text
-
-
-@app.task(runs_in="process")
-async def where_async(text: str) -> tuple[int, str]:
-    await asyncio.sleep(0)
     return os.getpid(), text
 
 
@@ -38,10 +76,24 @@ async def on_own_loop() -> str:
     return threading.current_thread().name
 
 
-@app.task(runs_in="process", timeout="1h")
-def facts() -> tuple[str, int, dict[str, str], datetime | None]:
+Facts = tuple[str, int, dict[str, str], datetime | None, int, bool]
+
+
+def facts() -> Facts:
     job = current_job()
-    return job.id, job.attempt, job.headers, job.deadline
+    is_main = threading.current_thread() is threading.main_thread()
+    return job.id, job.attempt, job.headers, job.deadline, os.getpid(), is_main
+
+
+async def facts_in_a_task() -> Facts:
+    async def later() -> Facts:
+        await asyncio.sleep(0)
+        return facts()
+
+    return await asyncio.create_task(later())
+
+
+FACTS = on_all(app, "facts", facts, facts_in_a_task, timeout="1h")
 
 
 @app.task(runs_in="process", batch=3, within="10s")
@@ -129,35 +181,30 @@ def one() -> int:
     return 1
 
 
-async def one_async() -> int:
-    return 1
+BRIEF = on_all(app, "brief", one, timeout=0.3, retry=1)
 
 
-_BRIEF: dict[str, Any] = {"timeout": 0.3, "retry": 1}
-BRIEF = {
-    "loop": app.task(name="on_loop", **_BRIEF)(one_async),
-    "thread": app.task(name="in_thread", **_BRIEF)(one),
-    "own loop": app.task(name="on_own_loop", runs_in="thread", **_BRIEF)(one_async),
-    "child": app.task(name="in_child", runs_in="process", **_BRIEF)(one),
-}
-
-
-@app.task(runs_in="process", soft_timeout=0.2, timeout="1m", retry=1)
 def cleans_up() -> str:
+    """Sleeps without an end where a signal ends that, else from one step of Python to the next."""
+    seconds = 1_000 if threading.current_thread() is threading.main_thread() else 0.001
     try:
-        while True:
-            time.sleep(1_000)  # noqa: TID251 - Windows interrupts that alone
+        # The jump back of a ``while`` stands outside of its ``try`` from Python 3.12 on.
+        for _ in itertools.repeat(None):
+            time.sleep(seconds)  # noqa: TID251 - Windows interrupts that alone
     except SoftTimeout as error:
         return f"cleaned up: {error}"
+    return "?"
 
 
-@app.task(runs_in="process", soft_timeout=0.2, timeout="1m", retry=1)
 async def cleans_up_async() -> str:
     try:
         await asyncio.Event().wait()
     except SoftTimeout as error:
         return f"cleaned up: {error}"
     return "?"
+
+
+SOFT = on_all(app, "soft", cleans_up, cleans_up_async, soft_timeout=0.2, timeout="1m", retry=1)
 
 
 @app.task(runs_in="process", retry=1)
@@ -261,31 +308,35 @@ def raise_once(name: str, path: str) -> int:
     return 1
 
 
-@app.task(retry=_RULES)
-async def raises_here(name: str, path: str) -> int:
-    return raise_once(name, path)
+RAISERS = on_all(app, "raises", raise_once, retry=_RULES)
+
+# -- values of lifespans, for another app ----------------------------------------------------------
+
+lent = TaskQ("unused", durability="os")
+#: Longer than a child without lifespans gets to end.
+CLOSE_SECONDS = 0.7
 
 
-@app.task(retry=_RULES)
-def raises_in_thread(name: str, path: str) -> int:
-    return raise_once(name, path)
+class Desk:
+    """Says in which process it was opened, and whether it still is."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.is_open = True
 
 
-@app.task(retry=_RULES, runs_in="thread")
-async def raises_on_own_loop(name: str, path: str) -> int:
-    return raise_once(name, path)
+@lent.lifespan
+async def desk(app: TaskQ) -> AsyncIterator[Desk]:
+    answers = Desk()
+    yield answers
+    answers.is_open = False
+    await asyncio.sleep(CLOSE_SECONDS)
+    mark = Path(app.data_dir).parent / f"closed-{answers.pid}"
+    await asyncio.to_thread(mark.touch)
 
 
-@app.task(retry=_RULES, runs_in="process")
-def raises_in_child(name: str, path: str) -> int:
-    return raise_once(name, path)
+def look(desk: Inject[Desk] = injected()) -> tuple[int, int, bool]:
+    return os.getpid(), desk.pid, desk.is_open
 
 
-@app.task(retry=_RULES, runs_in="process")
-async def raises_in_child_async(name: str, path: str) -> int:
-    return raise_once(name, path)
-
-
-RAISERS = [
-    raises_here, raises_in_thread, raises_on_own_loop, raises_in_child, raises_in_child_async,
-]  # fmt: skip
+LENT = on_all(lent, "lent", look)

@@ -10,26 +10,24 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
 
 from taskq import JobHandle, State, TaskQ, current_job, retry
-from taskq.app.context import JobContext, running_job
 from taskq.cli.main import main
 from taskq.core.model import LINES_BYTES_MAX
-from taskq.engine import kinds
 from taskq.errors import JobFailed
 from taskq.log.machine.system import system
 from taskq.log.read.reader import LogReader
 from taskq_workers import JobFinished, Worker
 from taskq_workers.children import runner
-from taskq_workers.children.runner import ChildPhase, ProcessRunner
-from taskq_workers.children.wire import JobDone, Work
+from taskq_workers.children.runner import ChildPhase, NoChild, ProcessRunner
 from taskq_workers.runs.executors import ExecutorLimits, ThreadRunner
 from taskq_workers.runs.joblogs import LEFT_OUT
-from taskq_workers.slots.shipping import RemoteOutcome
 from tests.effort import within
 from tests.processes.harness import eventually
 from tests.workers import afar_jobs
@@ -137,20 +135,21 @@ def at_work(worker: Worker) -> None:
 
 
 @pytest.mark.usefixtures("at_work")
-async def test_sync_and_async_functions_run_in_one_warm_child() -> None:
-    first = await (await afar_jobs.where.enqueue("ä")).result(SECONDS)
-    second = await (await afar_jobs.where_async.enqueue("b")).result(SECONDS)
-    assert (first[1], second[1]) == ("ä", "b")
-    assert first[0] == second[0] != os.getpid()
-
-
-@pytest.mark.usefixtures("at_work")
-async def test_a_child_knows_its_job_and_its_deadline() -> None:
-    job = await afar_jobs.facts.options(headers={"a": "b"}).enqueue()
-    job_id, attempt, headers, deadline = await job.result(SECONDS)
-    assert (job_id, attempt, headers) == (job.id, 1, {"a": "b"})
-    assert deadline is not None
-    assert timedelta(minutes=59) < deadline - datetime.now(UTC) <= timedelta(hours=1)
+async def test_a_job_knows_itself_and_its_deadline_wherever_it_runs() -> None:
+    """Those of a child run in one warm process, in its main thread."""
+    seen = {}
+    for place, task in afar_jobs.FACTS.items():
+        for number in range(2):
+            job = await task.options(headers={"number": f"{number}"}).enqueue()
+            job_id, attempt, headers, deadline, *seen[place] = await job.result(SECONDS)
+            assert (job_id, attempt, headers) == (job.id, 1, {"number": f"{number}"})
+            assert timedelta(minutes=59) < deadline - datetime.now(UTC) <= timedelta(hours=1)
+    here, child = os.getpid(), seen["child"][0]
+    assert here != child
+    assert seen == {
+        "loop": [here, True], "thread": [here, False], "own loop": [here, False],
+        "child": [child, True], "child's loop": [child, True],
+    }  # fmt: skip
 
 
 @pytest.mark.usefixtures("at_work")
@@ -206,10 +205,12 @@ async def test_a_timeout_kills_the_child_and_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("at_work")
-async def test_a_soft_timeout_is_raised_in_the_task_even_while_it_sleeps() -> None:
-    for task in (afar_jobs.cleans_up, afar_jobs.cleans_up_async):
-        value = await (await task.enqueue()).result(SECONDS)
-        assert value == "cleaned up: not done within its soft_timeout of 0.2 s"
+async def test_a_soft_timeout_is_raised_in_the_task_wherever_it_waits() -> None:
+    jobs = {place: await task.enqueue() for place, task in afar_jobs.SOFT.items()}
+    told = {place: await job.result(SECONDS) for place, job in jobs.items()}
+    # There the interpreter raises it, by its class.
+    assert told.pop("thread") == "cleaned up: the task's soft_timeout is over"
+    assert set(told.values()) == {"cleaned up: not done within its soft_timeout of 0.2 s"}
 
 
 @pytest.mark.usefixtures("at_work")
@@ -217,155 +218,66 @@ async def test_what_a_task_raises_in_a_child_does_not_end_the_child(worker: Work
     await (await afar_jobs.where.enqueue("x")).result(SECONDS)
     before = pids(worker)
     for name in ("exit", "interrupt"):
-        await failure(await afar_jobs.raises_in_child.options(attempts=1).enqueue(name, ""))
+        await failure(await afar_jobs.RAISERS["child"].options(attempts=1).enqueue(name, ""))
     await (await afar_jobs.where.enqueue("x")).result(SECONDS)
     assert pids(worker) == before
 
 
-def work() -> None: ...
+def a_runner(fake: FakeApp, monkeypatch: pytest.MonkeyPatch) -> ProcessRunner:
+    """Return a runner with room for one child, which does nothing by itself."""
+
+    def child(*_: object) -> Mock:
+        return Mock(phase=ChildPhase.STARTING, is_ready=True, problem="")
+
+    monkeypatch.setattr(runner, "Child", child)
+    limits = ExecutorLimits(threads=1, processes=1)
+    return ProcessRunner(asyncio.get_running_loop(), fake, limits)
 
 
-class FakeChild:
-    """A child that does what the test says."""
-
-    made: list[FakeChild]
-
-    def __init__(self, _loop: object, _outfit: object, on_change: Any, _seconds: float) -> None:
-        self.phase = ChildPhase.STARTING
-        self.jobs = self.rss_bytes = 0
-        self.problem = ""
-        self.is_ready = True
-        self.gone = asyncio.Event()
-        self.on_told = None
-        self.got: list[int] = []
-        self._on_change = on_change
-        self._job: asyncio.Future[JobDone] | None = None
-        FakeChild.made.append(self)
-
-    def run(self, work: Work) -> asyncio.Future[JobDone]:
-        assert self.phase is ChildPhase.IDLE
-        self.phase = ChildPhase.BUSY
-        self.got.append(work.shipment.job)
-        self._job = asyncio.get_running_loop().create_future()
-        return self._job
-
-    def rest(self) -> None:
-        job, self._job = self._job, None
-        if job is not None:
-            job.set_result(JobDone(RemoteOutcome(0, 0, None, 0, 0, (), 0.0), 0))
-        self.phase = ChildPhase.IDLE
-        self._on_change(self)
-
-    def kill(self, reason: BaseException | None = None) -> None:
-        self.phase = ChildPhase.GONE
-        job, self._job = self._job, None
-        if job is not None:
-            job.set_exception(reason or RuntimeError("killed"))
-        self.gone.set()
-        self._on_change(self)
-
-    kill_and_reap = kill
-
-
-class Loop:
-    """The running loop, whose timers ring when the test wants it."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.create_future = self._loop.create_future
-        self.time = self._loop.time
-        self.rings: list[Any] = []
-
-    def call_later(self, _seconds: float, ring: Any, *args: Any) -> asyncio.Handle:
-        self.rings.append(lambda: ring(*args))
-        return asyncio.Handle(ring, args, self._loop)
-
-
-@pytest.fixture
-def children(monkeypatch: pytest.MonkeyPatch) -> list[FakeChild]:
-    FakeChild.made = []
-    monkeypatch.setattr(runner, "Child", FakeChild)
-    return FakeChild.made
-
-
-class Jobs:
-    """Jobs of one task on a runner with room for ``room`` children."""
-
-    def __init__(self, fake: FakeApp, count: int) -> None:
-        task = fake.task(runs_in="process", timeout="1m")(work)
-        self.loop = Loop()
-        loop: Any = self.loop
-        self.runner = ProcessRunner(loop, fake, ExecutorLimits(threads=1, processes=count))
-        self._app, self._task, self._call = fake, task, self.runner.caller(task)
-
-    def start(self) -> asyncio.Task[RemoteOutcome]:
-        job = JobContext(self._app.put(self._task), self._app)
-
-        async def run() -> RemoteOutcome:
-            running_job.set(job)
-            return await self._call(b"{}")
-
-        return asyncio.create_task(run())
-
-
-async def turn() -> None:
-    for _ in range(3):
-        await asyncio.sleep(0)
-
-
-async def test_a_timeout_that_rings_as_its_job_ends_kills_not_the_next_job(
-    fake: FakeApp, children: list[FakeChild]
-) -> None:
-    jobs = Jobs(fake, 1)
-    first, second = jobs.start(), jobs.start()
-    await turn()
-    (child,) = children
-    child.rest()
-    await turn()
-    child.rest()  # the first job's end has come, and the second has the child
-    jobs.loop.rings[0]()  # in the same turn: the first job's timer
-    await turn()
-    assert first.done()
-    assert child.phase is ChildPhase.BUSY
-    assert child.got == [1, 2]
-    child.rest()
-    await asyncio.wait({first, second}, timeout=30)
-    assert second.exception() is None
+async def test_a_timeout_that_rings_as_its_job_ends_kills_not_the_next_job() -> None:
+    done, killed = asyncio.get_running_loop().create_future(), list[BaseException]()
+    child: Any = SimpleNamespace(kill=killed.append)
+    reason = TimeoutError("late")
+    runner._expire(child, done, reason)
+    done.set_result(None)  # in the turn of the timer: by now the child has another job
+    runner._expire(child, done, reason)
+    assert killed == [reason]
 
 
 async def test_a_child_that_dies_as_it_is_handed_over_costs_its_next_job_nothing(
-    fake: FakeApp, children: list[FakeChild]
+    fake: FakeApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs = Jobs(fake, 1)
-    job = jobs.start()
-    await turn()
-    children[0].rest()
-    children[0].kill()
-    await turn()
-    assert not job.done()
-    children[1].rest()
-    await turn()
-    children[1].rest()
-    await asyncio.wait({job}, timeout=30)
-    assert job.exception() is None
+    children = a_runner(fake, monkeypatch)
+    taking = asyncio.create_task(children._take())
+    await asyncio.sleep(0)
+    (first,) = children._children
+    for phase in (ChildPhase.IDLE, ChildPhase.GONE):
+        first.phase = phase
+        children._on_change(first)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    (second,) = children._children
+    second.phase = ChildPhase.IDLE
+    children._on_change(second)
+    async with within():
+        assert await taking is second is not first
 
 
-@pytest.mark.usefixtures("children")
 async def test_no_job_waits_for_a_child_or_a_thread_of_a_runner_that_has_ended(
-    fake: FakeApp,
+    fake: FakeApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs = Jobs(fake, 1)
-    early = jobs.start()
-    await turn()
-    jobs.runner.close()
-    late = jobs.start()
+    children = a_runner(fake, monkeypatch)
+    early = asyncio.create_task(children._take())
+    await asyncio.sleep(0)
+    children.close()
     threads = ThreadRunner(asyncio.get_running_loop(), 1)
     threads.close()
     async with within():
-        for ended in await asyncio.gather(early, late):
-            assert ended.kind == kinds.RELEASE
+        for waiting in (early, children._take()):
+            with pytest.raises(NoChild, match="the worker ends"):
+                await waiting
         with pytest.raises(RuntimeError, match="the worker has ended"):
-            await threads.run(work, (), {})
+            await threads.run(print, (), {})
 
 
 @pytest.fixture
@@ -415,7 +327,11 @@ async def test_a_worker_within_a_program_names_jobs_in_the_programs_own_format(
 # -- lines that are kept ---------------------------------------------------------------------------
 
 
-async def test_the_lines_of_each_attempt_stay_with_its_outcome(app: TaskQ) -> None:
+async def test_the_lines_of_each_attempt_stay_with_its_outcome_through_compaction(
+    tmp_path: Path,
+) -> None:
+    app = TaskQ(tmp_path / "data", segment_bytes=64 * 1024)
+
     @app.task(keep_log="1KB", retry=retry.fixed(2, delay=0))
     async def fail() -> None:
         logging.getLogger("shop").warning("try %d", current_job().attempt)
@@ -427,20 +343,26 @@ async def test_the_lines_of_each_attempt_stay_with_its_outcome(app: TaskQ) -> No
         logging.getLogger("shop").warning("well")
 
     @app.task
-    async def other() -> None:
+    async def other(_: str = "") -> None:
         logging.getLogger("shop").warning("nobody's")
 
     async with app, app.worker():
-        jobs = [await process.enqueue() for process in (fail, succeed, other)]
-        await jobs[1].result(SECONDS)
-        await jobs[2].result(SECONDS)
-        with pytest.raises(JobFailed):
-            await jobs[0].result(SECONDS)
-    assert [[_untimed(item) for item in kept(app, job.id)] for job in jobs] == [
-        [[f"WARNING shop: try {n}", "ERROR shop: in a thread"] for n in (1, 2)],
-        [["WARNING shop: well"]],
-        [[]],
-    ]
+        died = await fail.enqueue()
+        await failure(died)
+        jobs = [died, await succeed.enqueue(), await other.enqueue()]
+        for filler in [*jobs[1:], *await other.enqueue_many([("x" * 10_000,) for _ in range(30)])]:
+            await filler.result(SECONDS)
+        tries = [[f"WARNING shop: try {n}", "ERROR shop: in a thread"] for n in (1, 2)]
+        assert [[_untimed(lines) for lines in kept(app, job.id)] for job in jobs] == [
+            tries,
+            [["WARNING shop: well"]],
+            [[]],
+        ]
+        assert (await app.compact(keep=0)).segments
+    assert _untimed(kept(app, died.id)[-1]) == tries[-1]
+    shown = CliRunner().invoke(main, ["show", died.id, "-d", str(app.data_dir)])
+    assert "logged by attempt 2\n" in shown.output
+    assert "WARNING shop: try 2\n" in shown.output
 
 
 async def test_of_many_lines_the_latest_are_kept_and_it_is_said_that_there_were_more(
@@ -476,31 +398,6 @@ async def test_a_child_that_is_killed_leaves_its_lines() -> None:
     await spoke.result(SECONDS)
     seen = [_untimed(line) for job in (died.id, spoke.id) for line in kept(app, job)]
     assert seen == [["ERROR shop: alas"], ["ERROR shop: hello"]]
-
-
-async def test_lines_outlive_the_compaction_of_a_dead_letter(tmp_path: Path) -> None:
-    app = TaskQ(tmp_path / "data", segment_bytes=64 * 1024)
-
-    @app.task(keep_log="1KB", retry=1)
-    async def fail() -> None:
-        logging.getLogger("shop").warning("the last word")
-        raise ValueError("no")
-
-    @app.task
-    async def fill(text: str) -> None: ...
-
-    async with app, app.worker():
-        job = await fail.enqueue()
-        with pytest.raises(JobFailed):
-            await job.result(SECONDS)
-        for filler in await fill.enqueue_many([("x" * 10_000,) for _ in range(30)]):
-            await filler.result(SECONDS)
-        assert (await app.compact(keep=0)).segments
-    (lines,) = kept(app, job.id)
-    assert _untimed(lines) == ["WARNING shop: the last word"]
-    runner = CliRunner().invoke(main, ["show", job.id, "-d", str(app.data_dir)])
-    assert "logged by attempt 1\n" in runner.output
-    assert "WARNING shop: the last word\n" in runner.output
 
 
 def kept(app: TaskQ, job_id: str) -> list[str]:

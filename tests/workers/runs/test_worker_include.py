@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import itertools
-import subprocess
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,16 +39,10 @@ def count() -> int:
 
 
 @pytest.fixture
-def clean_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(sys, "path", [str(Path.cwd()), *sys.path])
-    yield
-    for name in [name for name in sys.modules if name.partition(".")[0] == "proj"]:
-        del sys.modules[name]
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Callable[..., None]:
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Writes the modules of a package; with none given, an app and its tasks."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    default_app.cache_clear()
 
     def write_modules(**modules: str) -> None:
         (tmp_path / "proj").mkdir()
@@ -57,18 +51,16 @@ def write(tmp_path: Path) -> Callable[..., None]:
             (tmp_path / "proj" / f"{name}.py").write_text(text)
         importlib.invalidate_caches()
 
-    return write_modules
-
-
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return run_python(*words)
+    yield write_modules
+    default_app.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "proj"]:
+        del sys.modules[name]
 
 
 def worker(*words: str) -> Result:
     return CliRunner().invoke(main, ["worker", *words])
 
 
-@pytest.mark.usefixtures("clean_imports")
 def test_modules_that_import_their_app_are_imported_once_that_is_whole(
     write: Callable[..., None],
 ) -> None:
@@ -79,7 +71,6 @@ def test_modules_that_import_their_app_are_imported_once_that_is_whole(
     assert load_app("proj.app:app") is app
 
 
-@pytest.mark.usefixtures("clean_imports")
 async def test_a_worker_inside_a_program_imports_them_as_it_starts(
     write: Callable[..., None],
 ) -> None:
@@ -91,7 +82,6 @@ async def test_a_worker_inside_a_program_imports_them_as_it_starts(
             assert await job.result(timeout=20) == 7
 
 
-@pytest.mark.usefixtures("clean_imports")
 def test_modules_named_on_the_command_line_come_on_top_also_in_children(
     write: Callable[..., None],
 ) -> None:
@@ -119,7 +109,6 @@ def test_modules_named_on_the_command_line_come_on_top_also_in_children(
         assert jobs[1].result_sync(0) == 10
 
 
-@pytest.mark.usefixtures("clean_imports")
 def test_a_script_that_is_its_apps_module_is_not_imported_a_second_time(
     write: Callable[..., None],
 ) -> None:
@@ -131,12 +120,11 @@ def test_a_script_that_is_its_apps_module_is_not_imported_a_second_time(
         "print(__name__)\n",
         tasks=_TASKS,
     )
-    done = run("-m", "proj.app")
+    done = run_python("-m", "proj.app")
     assert done.stderr == ""
     assert done.stdout == "proj.tasks.count proj.tasks.send\n__main__\n"
 
 
-@pytest.mark.usefixtures("clean_imports")
 def test_a_script_that_is_imported_again_gets_advice_to_move_its_app(
     write: Callable[..., None],
 ) -> None:
@@ -146,14 +134,13 @@ def test_a_script_that_is_imported_again_gets_advice_to_move_its_app(
         "    app.run_worker(burst=True)\n",
         tasks=_TASKS,
     )
-    done = run("-m", "proj.app")
+    done = run_python("-m", "proj.app")
     assert done.stderr.splitlines()[-1].endswith(
         "they import proj.app, which runs as the program here, and so there are two of it; put the "
         "app into a module of its own"
     )
 
 
-@pytest.mark.usefixtures("clean_imports")
 def test_tasks_of_another_app_are_refused_instead_of_waiting_for_ever(
     write: Callable[..., None],
 ) -> None:
@@ -164,26 +151,52 @@ def test_tasks_of_another_app_are_refused_instead_of_waiting_for_ever(
         pass
 
 
-@pytest.mark.usefixtures("clean_imports")
+_BARE = "from taskq import task\n@task\nasync def send() -> None: ...\n"
+_OTHERS = {
+    "holds": f"{_APP}class holder:\n    inner = app\n@app.task\nasync def send() -> None: ...\n",
+    "bare": _BARE,
+    "two": "from taskq import TaskQ\nfirst = TaskQ('a')\nsecond = TaskQ('b')\n",
+    "broken": "def work():\n    return 1 / 0\n\nwork()\n",
+    "needs": "import surely_not_installed\n",
+    "leaves": "import sys\nsys.exit('bye')\n",
+    "typo": "def (:\n",
+    "rate": "from taskq import TaskQ\napp = TaskQ('data')\n@app.task(rate='10')\ndef send(): ...\n",
+}
+
+
+@pytest.mark.parametrize("target", ["holds:app", "holds", "holds:holder.inner", "bare"])
+def test_an_app_is_found_by_module_and_name_or_by_module_alone(
+    write: Callable[..., None], target: str
+) -> None:
+    write(**_OTHERS, tasks="")
+    assert list(load_app(f"proj.{target}").tasks) == [f"proj.{target.partition(':')[0]}.send"]
+
+
 @pytest.mark.parametrize(
-    ("names", "words"),
+    ("words", "parts"),
     [
-        (("proj.taskz",), "taskq: there is no module 'proj.taskz': did you mean 'proj.tasks'?\n"),
-        (("proj/tasks.py",), "taskq: include: 'proj/tasks.py' is no module's name: give it as"),
-        (("proj.bad",), "taskq: importing 'proj.bad' failed:\n"),
+        ("app -I proj.taskz", ["there is no module 'proj.taskz': did you mean 'proj.tasks'?"]),
+        ("app -I proj/tasks.py", ["include: 'proj/tasks.py' is no module's name: give it as"]),
+        ("app -I proj.typo", ["importing 'proj.typo' failed:", "SyntaxError"]),
+        ("two", ["module 'proj.two' has 2 apps: say which proj.two:first or proj.two:second"]),
+        ("broken", ["importing 'proj.broken' failed:", "return 1 / 0", "ZeroDivisionError"]),
+        ("needs", ["importing 'proj.needs' failed:", "import surely_not_installed"]),
+        ("leaves", ["importing 'proj.leaves' failed:", "SystemExit: bye"]),
+        ("rate", ["", 'rate.py", line 3, in <module>', "UsageError: rate is '10': give text such"]),
     ],
 )
-def test_a_broken_included_module_is_reported_like_a_broken_app(
-    write: Callable[..., None], names: tuple[str, ...], words: str
+def test_a_broken_module_is_reported_with_its_own_lines_alone(
+    write: Callable[..., None], words: str, parts: list[str]
 ) -> None:
-    write(app=_APP, tasks=_TASKS, bad="1 / 0\n")
-    done = worker("proj.app", *(w for name in names for w in ("-I", name)))
+    write(app=_APP, tasks=_TASKS, **_OTHERS)
+    done = worker(*f"proj.{words}".split())
     assert done.exit_code == 2
-    assert done.stderr.startswith(words)
+    assert done.stderr.startswith(f"taskq: {parts[0]}")
+    assert all(part in done.stderr for part in parts)
+    assert not {"importlib", "taskq_workers"} & set(re.findall(r"\w+", done.stderr))
     assert not Path("data").exists()
 
 
-@pytest.mark.usefixtures("clean_imports")
 def test_a_worker_without_a_task_ends_at_once_and_names_the_modules_that_have_some(
     write: Callable[..., None],
 ) -> None:
@@ -209,7 +222,6 @@ def test_a_worker_without_a_task_ends_at_once_and_names_the_modules_that_have_so
     assert not Path("data").exists()
 
 
-@pytest.mark.usefixtures("clean_imports")
 def test_a_worker_without_a_task_anywhere_says_how_one_is_made(
     write: Callable[..., None],
 ) -> None:
@@ -222,7 +234,6 @@ def test_a_worker_without_a_task_anywhere_says_how_one_is_made(
     )
 
 
-@pytest.mark.usefixtures("clean_imports")
 def test_modules_beside_a_plain_module_and_in_packages_below_are_found_too(tmp_path: Path) -> None:
     folder = tmp_path / "site"
     for name in ("mailer/jobs", "mailer/__init__", "bills", ".hidden/x", "venv/lib/y", "plain"):
@@ -258,7 +269,6 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.usefixtures("clean_imports")
 def test_a_script_without_a_main_guard_gets_advice_and_no_workers_in_children(
     tmp_path: Path,
 ) -> None:
@@ -273,120 +283,11 @@ def test_a_script_without_a_main_guard_gets_advice_and_no_workers_in_children(
     assert 'if __name__ == "__main__":' in ended.stderr  # the worker says it, too
 
 
-@pytest.mark.usefixtures("clean_imports")
 def test_no_worker_is_made_while_a_child_imports_and_one_may_be_afterwards(tmp_path: Path) -> None:
     app = TaskQ(tmp_path)
     with importing(), pytest.raises(UsageError, match="put it under"):
         app.worker()
     app.worker()
-
-
-@pytest.fixture
-def forget_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Yield what a test imports is forgotten after it, and was not imported before."""
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    for name in [name for name in sys.modules if name.partition(".")[0] == "shop"]:
-        monkeypatch.delitem(sys.modules, name)
-    before = set(sys.modules)
-    default_app.cache_clear()
-    yield
-    default_app.cache_clear()
-    for name in set(sys.modules) - before:
-        if getattr(sys.modules[name], "__file__", "") is None or "pytest" in str(
-            getattr(sys.modules[name], "__file__", "")
-        ):
-            del sys.modules[name]
-
-
-FILES = {
-    "__init__": "",
-    "jobs": (
-        "from taskq import TaskQ\napp = TaskQ('data')\nclass holder:\n    inner = app\n"
-        "@app.task\nasync def send() -> None: ...\n"
-    ),
-    "two": "from taskq import TaskQ\nfirst = TaskQ('a')\nsecond = TaskQ('b')\n",
-    "none": "value = 1\n",
-    "bare": "from taskq import task\n@task\nasync def send() -> None: ...\n",
-    "broken": "def work():\n    return 1 / 0\n\nwork()\n",
-    "needs": "import surely_not_installed\n",
-    "leaves": "import sys\nsys.exit('bye')\n",
-    "typo": "def (:\n",
-    "rate": "from taskq import TaskQ\napp = TaskQ('data')\n@app.task(rate='10')\ndef send(): ...\n",
-}
-
-
-@pytest.fixture
-def shop(tmp_path: Path) -> None:
-    package = tmp_path / "shop"
-    package.mkdir()
-    for name, text in FILES.items():
-        (package / f"{name}.py").write_text(text)
-
-
-def problem(target: str) -> str:
-    with pytest.raises(UsageError) as info:
-        load_app(target)
-    return str(info.value)
-
-
-@pytest.mark.usefixtures("forget_imports", "shop")
-@pytest.mark.parametrize(
-    "target", ["shop.jobs:app", "shop.jobs", "shop.jobs:holder.inner", "shop.bare"]
-)
-def test_an_app_is_found_by_module_and_name_or_by_module_alone(target: str) -> None:
-    assert list(load_app(target).tasks) == [f"{target.partition(':')[0]}.send"]
-
-
-@pytest.mark.usefixtures("forget_imports", "shop")
-@pytest.mark.parametrize(
-    ("target", "words"),
-    [
-        ("shop.jobz:app", "there is no module 'shop.jobz': did you mean 'shop.jobs'?"),
-        ("shap.jobs:app", "there is no module 'shap': did you mean 'shop'?"),
-        ("shop.jobs.deep:app", "'shop.jobs' is a module and no package"),
-        ("qqqqqq:app", "run this from the folder that holds it"),
-        ("shop.jobs:ap", "has no 'ap': did you mean shop.jobs:app?"),
-        ("shop.jobs:zzzzz", "has no 'zzzzz': did you mean shop.jobs:app?"),
-        ("shop.jobs:send", "is of type AsyncTask and no TaskQ: give shop.jobs:app"),
-        ("shop.two", "has 2 apps: say which shop.two:first or shop.two:second"),
-        ("shop.none", "has no TaskQ: make one there"),
-        ("shop.none:value", "is of type int and no TaskQ"),
-        ("shop/jobs.py:app", "is a path: give the module's name, 'shop.jobs:app'"),
-        ("shop.jobs:", "is not of the form module:app"),
-        (":app", "is not of the form module:app"),
-    ],
-)
-def test_a_wrong_target_is_one_line_that_says_what_to_type(target: str, words: str) -> None:
-    text = problem(target)
-    assert words in text
-    assert "\n" not in text
-
-
-@pytest.mark.usefixtures("forget_imports", "shop")
-@pytest.mark.parametrize(
-    ("target", "words"),
-    [
-        ("shop.broken", "return 1 / 0"),
-        ("shop.broken", "ZeroDivisionError"),
-        ("shop.needs", "import surely_not_installed"),
-        ("shop.leaves", "SystemExit: bye"),
-        ("shop.typo", "SyntaxError"),
-    ],
-)
-def test_an_error_within_the_module_shows_its_own_lines_alone(target: str, words: str) -> None:
-    text = problem(target)
-    assert text.startswith(f"importing '{target}' failed:")
-    assert words in text
-    assert "importlib" not in text
-    assert "taskq_workers" not in text
-
-
-@pytest.mark.usefixtures("forget_imports", "shop")
-def test_a_usage_error_at_import_is_reported_with_its_line() -> None:
-    head, where, *_, last = problem("shop.rate:app").splitlines()
-    assert head == "importing 'shop.rate' failed:"
-    assert where.endswith('rate.py", line 3, in <module>')
-    assert last.startswith("UsageError: rate is '10': give text such as")
 
 
 RESULT_SECONDS = 30

@@ -17,8 +17,8 @@ from taskq.errors import InvalidCall, TaskqError, UsageError
 from taskq_workers import Worker
 from taskq_workers.runs import lifespans
 from taskq_workers.runs.lifespans import LifespanHolder, bind_resources, resources_in_thread
-from tests.workers import lent_jobs
-from tests.workers.lent_jobs import app
+from tests.workers.afar_jobs import LENT
+from tests.workers.afar_jobs import lent as app
 
 
 @dataclass
@@ -136,34 +136,25 @@ async def test_several_stack_and_a_later_one_may_take_of_the_earlier(app: TaskQ)
     assert events == ["open", "more at sqlite://", "less", "close"]
 
 
-async def test_a_missing_resource_stops_the_start_and_names_task_parameter_and_type(
-    app: TaskQ,
+@pytest.mark.parametrize("count", [0, 2])
+async def test_a_resource_that_is_missing_or_twice_there_stops_the_start(
+    app: TaskQ, count: int
 ) -> None:
-    put_lifespan(app, [])
+    @app.lifespan
+    async def mailers() -> AsyncIterator[tuple[Any, ...]]:
+        yield Database("", []), *[Mailer("a")] * count
 
     @app.task(name="mail.send")
     async def send(*, mailer: Inject[Mailer] = injected()) -> None: ...
 
-    worker = Worker(app)
     with pytest.raises(UsageError) as caught:
-        await worker.start()
-    assert str(caught.value) == (
-        f"mail.send: parameter 'mailer' takes {__name__}.Mailer, but the app's lifespans "
-        f"yield Database: yield one in an @app.lifespan"
-    )
-    await app.close()
-
-
-async def test_two_resources_of_one_type_are_ambiguous(app: TaskQ) -> None:
-    @app.lifespan
-    async def both() -> AsyncIterator[tuple[Mailer, Mailer]]:
-        yield Mailer("a"), Mailer("b")
-
-    @app.task
-    async def send(*, mailer: Inject[Mailer] = injected()) -> None: ...
-
-    with pytest.raises(UsageError, match=r"yield 2 of it \(Mailer, Mailer\)"):
         await Worker(app).start()
+    text = str(caught.value)
+    assert text.startswith(f"mail.send: parameter 'mailer' takes {__name__}.Mailer, ")
+    if count:
+        assert "and the app's lifespans yield 2 of it (Mailer, Mailer)" in text
+    else:
+        assert text.endswith("lifespans yield Database: yield one in an @app.lifespan")
     await app.close()
 
 
@@ -182,73 +173,62 @@ async def test_a_task_that_comes_after_the_start_fails_by_itself(app: TaskQ) -> 
             await job.result(timeout=30)
 
 
-async def refuse() -> None:
-    raise ConnectionError("nobody listens")
+async def refuse(error: BaseException) -> None:
+    raise error
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectionError("nobody"), "broken failed at its start: ConnectionError: nobody"),
+        (asyncio.CancelledError(), "were cancelled as they started"),
+    ],
+)
 async def test_a_failing_lifespan_stops_the_start_and_closes_earlier_ones(
-    app: TaskQ,
+    app: TaskQ, error: BaseException, words: str
 ) -> None:
     events: list[str] = []
     put_lifespan(app, events)
 
     @app.lifespan
     async def broken() -> AsyncIterator[None]:
-        await refuse()
+        await refuse(error)
         yield
 
-    with pytest.raises(
-        TaskqError, match=r"broken failed at its start: ConnectionError: nobody"
-    ) as caught:
+    with pytest.raises(TaskqError, match=words) as caught:
         await Worker(app).start()
-    assert f'File "{__file__}"' in str(caught.value).splitlines()[1]  # his own line comes first
+    if isinstance(error, Exception):  # our own line comes first
+        assert f'File "{__file__}"' in str(caught.value).splitlines()[1]
     assert events == ["open", "close"]
     await app.close()
 
 
-async def test_a_lifespan_that_hangs_at_its_end_is_cancelled(
-    app: TaskQ, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("is_deaf", [False, True])
+async def test_a_lifespan_that_hangs_at_its_end_is_cancelled_and_then_abandoned(
+    app: TaskQ, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, *, is_deaf: bool
 ) -> None:
-    ended: list[str] = []
+    go_on, ended = asyncio.Event(), asyncio.Event()
 
     @app.lifespan
     async def hangs() -> AsyncIterator[int]:
-        try:
-            yield 1
-            await asyncio.Event().wait()
-        finally:
-            ended.append("cleaned")
-
-    holder = LifespanHolder(app, exit_seconds=0.01)
-    await holder.enter()
-    await holder.leave()
-    assert ended == ["cleaned"]
-    assert "did not close within 0.01 s" in caplog.text
-
-
-async def test_a_lifespan_that_ignores_cancellation_is_abandoned(
-    app: TaskQ, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go_on = asyncio.Event()
-
-    @app.lifespan
-    async def stubborn() -> AsyncIterator[int]:
         yield 1
-        while not go_on.is_set():
-            with contextlib.suppress(asyncio.CancelledError):
-                await go_on.wait()
+        try:
+            while not go_on.is_set():
+                with contextlib.suppress(asyncio.CancelledError if is_deaf else LookupError):
+                    await go_on.wait()
+        finally:
+            ended.set()
 
     monkeypatch.setattr(lifespans, "CANCEL_SECONDS", 0.01)
     holder = LifespanHolder(app, exit_seconds=0.01)
     await holder.enter()
-    held = holder._task
-    assert held is not None
     try:
         await holder.leave()
-        assert "left behind" in caplog.text
+        assert "did not close within 0.01 s" in caplog.text
+        assert ("left behind" in caplog.text, ended.is_set()) == (is_deaf, not is_deaf)
     finally:
         go_on.set()  # else a failure here would keep the loop of all tests from its end
-    await asyncio.wait({held})
+    await ended.wait()
 
 
 async def test_what_a_lifespan_raises_at_its_end_is_logged(
@@ -337,9 +317,9 @@ async def test_tasks_on_each_executor_take_the_resource_of_their_own_process(
     app.data_dir = tmp_path / "data"
     async with app:
         async with Worker(app, process_limit=1):
-            seen = [await (await task.enqueue()).result(SECONDS) for task in lent_jobs.TASKS]
-        child, here = seen[0][0], os.getpid()
+            seen = [await (await task.enqueue()).result(SECONDS) for task in LENT.values()]
+        child, here = seen[-1][0], os.getpid()
         assert child != here
-        assert seen == [(child, child, True)] * 2 + [(here, here, True)] * 2
+        assert seen == [(here, here, True)] * 3 + [(child, child, True)] * 2
         # A child has as long to close it as a worker.
         assert all((tmp_path / f"closed-{pid}").exists() for pid in (child, here))

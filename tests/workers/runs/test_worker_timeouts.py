@@ -6,10 +6,8 @@ import asyncio
 import ctypes
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
-from datetime import UTC, datetime, timedelta
-from itertools import takewhile
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -39,22 +37,6 @@ async def settle_one(fake: FakeApp, task: Any) -> Settlement:
 
 def reason(settled: Settlement) -> str:
     return (settled.body or b"").decode()
-
-
-async def test_a_soft_timeout_is_raised_where_an_async_task_waits(fake: FakeApp) -> None:
-    @fake.task(soft_timeout=FAST, timeout="1m")
-    async def tidy() -> str:
-        try:
-            await asyncio.Event().wait()
-        except SoftTimeout as error:
-            return str(error)
-        return "?"
-
-    settled = await settle_one(fake, tidy)
-    assert (settled.kind, settled.body) == (
-        Kind.SUCCEEDED,
-        b'"not done within its soft_timeout of 0.02 s"',
-    )
 
 
 async def test_what_a_task_group_started_ends_with_its_soft_timeout(fake: FakeApp) -> None:
@@ -115,26 +97,6 @@ async def test_a_task_that_its_worker_cancels_sees_no_soft_timeout(fake: FakeApp
     assert fake.fake.settled[0].kind is Kind.RELEASED
 
 
-@pytest.mark.parametrize("kind", ["async", "thread"])
-async def test_the_deadline_is_the_moment_of_the_timeout(fake: FakeApp, kind: str) -> None:
-    datetimes: list[datetime | None] = []
-
-    def note() -> None:
-        datetimes.append(current_job().deadline)
-
-    async def note_async() -> None:
-        note()
-
-    note_in: Callable[[], Any] = note_async if kind == "async" else note
-    for timeout in (None, "1h"):
-        fake.put(fake.task(timeout=timeout, name=f"note {timeout}")(note_in))
-    async with Worker(fake, concurrency=1):
-        await fake.fake.settlements(2)
-    assert datetimes[0] is None
-    assert datetimes[1] is not None
-    assert timedelta(minutes=59) < datetimes[1] - datetime.now(UTC) <= timedelta(hours=1)
-
-
 async def test_a_thread_that_outlasts_its_timeout_is_given_up_and_sync_jobs_wait_for_it(
     fake: FakeApp, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -186,53 +148,6 @@ async def test_time_in_line_for_a_thread_is_not_counted(fake: FakeApp) -> None:
     assert {settlement.kind for settlement in settled} == {Kind.SUCCEEDED}
 
 
-async def test_a_soft_timeout_is_raised_in_a_thread_between_two_steps_of_python(
-    fake: FakeApp,
-) -> None:
-    @fake.task(soft_timeout=FAST)
-    def spin() -> str:
-        until = monotonic() + SECONDS
-        try:
-            # The jump back of a ``while`` stands outside of its ``try`` from Python 3.12 on.
-            for _ in takewhile(lambda now: now < until, iter(monotonic, None)):
-                pass
-        except SoftTimeout:
-            return "cleaned up"
-        return "?"
-
-    settled = await settle_one(fake, spin)
-    assert settled.body == b'"cleaned up"'
-
-
-async def test_a_soft_timeout_never_strikes_the_next_job_of_its_thread(fake: FakeApp) -> None:
-    """Jobs that take as long as their soft limit: each ends in one of two ways, none in another."""
-    jobs = 300
-
-    @fake.task(soft_timeout=0.001, retry=1)
-    def about_as_long() -> str:
-        until = monotonic() + 0.001
-        while monotonic() < until:
-            pass
-        return "done"
-
-    @fake.task
-    def bystander() -> str:
-        return "done"
-
-    for _ in range(jobs):
-        fake.put(about_as_long)
-        fake.put(bystander)
-    async with Worker(fake, concurrency=2, thread_limit=1):
-        settled = await fake.fake.settlements(2 * jobs)
-    done = [settlement for settlement in settled if settlement.kind is Kind.SUCCEEDED]
-    assert len([item for item in done if item.delivery.task == bystander.name]) == jobs
-    assert all(
-        "SoftTimeout" in reason(settlement)
-        for settlement in settled
-        if settlement.kind is not Kind.SUCCEEDED
-    )
-
-
 def test_a_soft_timeout_that_was_asked_for_as_the_call_ended_is_taken_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -265,29 +180,14 @@ def said() -> Iterator[threading.Event]:
     logging.getLogger("taskq.worker").removeHandler(handler)
 
 
-async def test_an_async_task_that_blocks_the_loop_is_named_with_its_line(
+async def test_what_blocks_the_loop_is_named_with_its_line(
     fake: FakeApp, caplog: pytest.LogCaptureFixture, said: threading.Event
 ) -> None:
-    """While the loop stands still, and again with the whole time when it goes on."""
+    """While the loop stands still, and again with the whole time when it goes on.
 
-    @fake.task(name="mail.send")
-    async def block() -> bool:
-        return said.wait(SECONDS)  # the line
+    A value that taskq checks is no fault of the task's function.
+    """
 
-    delivery = fake.put(block)
-    async with Worker(fake):
-        settled = (await fake.fake.settlements(1))[0]
-        await asyncio.to_thread(wait_for_two_records, caplog)
-    assert settled.body == b"true"
-    first, second = (record.getMessage() for record in caplog.records)
-    assert f"job {delivery.job_id} (mail.send) is at" in first
-    assert "return said.wait(SECONDS)  # the line, within Condition.wait" in first
-    assert "the event loop stood still for" in second
-
-
-async def test_a_value_that_taskq_checks_is_no_fault_of_the_tasks_function(
-    fake: FakeApp, caplog: pytest.LogCaptureFixture, said: threading.Event
-) -> None:
     class Slow(BaseModel):
         a: int
 
@@ -300,15 +200,29 @@ async def test_a_value_that_taskq_checks_is_no_fault_of_the_tasks_function(
     async def build() -> Any:
         return Slow.model_construct(a=1)
 
+    @fake.task(name="mail.send")
+    async def block() -> bool:
+        return said.wait(SECONDS)  # the line
+
     build.__annotations__["return"] = Slow
-    delivery = fake.put(fake.task(name="mail.send")(build))
+    tasks: list[Any] = [block, fake.task(name="mail.build")(build)]
+    remarks = []
     async with Worker(fake):
-        settled = (await fake.fake.settlements(1))[0]
-        await asyncio.to_thread(wait_for_two_records, caplog)
-    assert settled.body == b'{"a":1}'
-    for record in caplog.records[:2]:
-        text = record.getMessage()
-        assert f"taskq checks a value of job {delivery.job_id} (mail.send), and is at" in text
+        for task in tasks:
+            said.clear()
+            caplog.clear()
+            delivery = fake.put(task)
+            await fake.fake.until(lambda: delivery in [end.delivery for end in fake.fake.settled])  # noqa: B023
+            await asyncio.to_thread(wait_for_two_records, caplog)
+            remarks.append([record.getMessage() for record in caplog.records[:2]])
+    assert [end.body for end in fake.fake.settled] == [b"true", b'{"a":1}']
+    (first, second), checks = remarks
+    job, other = (f"{end.delivery.job_id} ({end.delivery.task})" for end in fake.fake.settled)
+    assert f"job {job} is at" in first
+    assert "return said.wait(SECONDS)  # the line, within Condition.wait" in first
+    assert "the event loop stood still for" in second
+    for text in checks:
+        assert f"taskq checks a value of job {other}, and is at" in text
         assert "said.wait(SECONDS)" in text
         assert "plain def" not in text
 
@@ -360,7 +274,8 @@ async def test_a_job_that_is_cancelled_in_another_process_is_stopped(app: TaskQ)
             await job.result(timeout=30)
 
 
-async def test_a_success_stands_that_comes_in_spite_of_it(app: TaskQ) -> None:
+@pytest.mark.parametrize("way", ["cancel", "drain"])
+async def test_a_success_stands_that_comes_in_spite_of_it(app: TaskQ, way: str) -> None:
     began = asyncio.Event()
 
     @app.task
@@ -372,16 +287,19 @@ async def test_a_success_stands_that_comes_in_spite_of_it(app: TaskQ) -> None:
             return 42
         return 0
 
-    async with app.worker(concurrency=1):
-        job = await wait.enqueue()
-        await began.wait()
-        assert await job.cancel()
+    async with app:
+        async with app.worker(concurrency=1, drain_timeout=0):
+            job = await wait.enqueue()
+            await began.wait()
+            if way == "cancel":
+                assert await job.cancel()
+                assert await job.result(timeout=30) == 42
+                began.clear()
+                again = await wait.enqueue()
+                await began.wait()  # the slot's next job is not cancelled with it
+                assert await again.status() is State.RUNNING
+                await again.cancel()
         assert await job.result(timeout=30) == 42
-        began.clear()
-        again = await wait.enqueue()
-        await began.wait()  # the slot's next job is not cancelled with it
-        assert await again.status() is State.RUNNING
-        await again.cancel()
 
 
 async def test_a_thread_frees_its_slot_and_learns_of_it(app: TaskQ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from opentelemetry.trace import Tracer
 from taskq import Discard, Snooze, TaskQ, current_job, durable, retry, telemetry
 from taskq.connection import tracing
 from taskq.core.model import HEADERS_BYTES_MAX
-from taskq.errors import JobFailed
+from taskq.errors import DuplicateKey, JobFailed
 from taskq_workers import JobFinished
 from tests.programs import run_python
 from tests.workers import afar_jobs
@@ -45,6 +46,15 @@ class Traces:
     def names(self) -> list[str]:
         return sorted(span.name for span in self.exporter.get_finished_spans())
 
+    def parents(self) -> set[tuple[str, str]]:
+        """Return each span with its parent; each is numbered among those of its name."""
+        spans = sorted(self.exporter.get_finished_spans(), key=lambda span: span.start_time or 0)
+        counts, labels = Counter[str](), dict[int | None, str]()
+        for span in spans:
+            counts[span.name] += 1
+            labels[id_of(span)] = f"{span.name} {counts[span.name]}"
+        return {(labels[id_of(span)], labels.get(parent_of(span), "")) for span in spans}
+
 
 @pytest.fixture
 def traces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Traces]:
@@ -70,56 +80,84 @@ def attributes_of(span: ReadableSpan) -> dict[str, Any]:
     return dict(span.attributes or {})
 
 
-async def test_an_attempt_is_a_child_of_its_enqueue_and_linked_to_it(
-    app: TaskQ, traces: Traces
-) -> None:
-    @app.task(name="add", queue="mail", retry=3)
-    async def add(a: int, b: int) -> int:
-        return a + b
+async def test_each_span_has_what_asked_for_it_as_its_parent(app: TaskQ, traces: Traces) -> None:
+    """A run that waits ends its attempt's span, which is no error."""
 
-    async with app, app.worker():
-        with traces.tracer.start_as_current_span("request") as request:
-            job = await add.enqueue(1, 2)
-        assert await job.result(timeout=20) == 3
-    send, run = traces.one("send mail"), traces.one("process mail")
-    assert (send.kind, run.kind) == (PRODUCER, CONSUMER)
-    assert parent_of(send) == request.get_span_context().span_id
-    assert parent_of(run) == id_of(send)
-    assert [link.context.span_id for link in run.links] == [id_of(send)]
+    async def charge() -> int:
+        return 7
+
+    def ship() -> int:
+        return 8
+
+    @app.task(name="part", queue="parts")
+    async def part() -> int:
+        await waits_twice.wait()
+        return 1
+
+    @app.task(name="child", queue="children")
+    async def child() -> None:
+        return None
+
+    @app.task(name="order", queue="mail", retry=3)
+    async def order() -> int:
+        total = await durable.step("charge", charge) + await durable.event("paid", int)
+        total += await durable.call(part.call()) + await durable.step("ship", ship)
+        current_job().enqueue(child.call())
+        return total
+
+    ends: asyncio.Queue[JobFinished] = asyncio.Queue()
+    waits_twice, outcomes = asyncio.Event(), list[str]()
+
+    def note(end: JobFinished) -> None:
+        ends.put_nowait(end)
+        outcomes.append(end.outcome)
+        if outcomes.count("released") > 1:
+            waits_twice.set()
+
+    async with app, app.worker(on_event=note):
+        with traces.tracer.start_as_current_span("request"):
+            job = await order.enqueue()
+        waits = await ends.get()
+        await app.signal(job, "paid", 1)
+        assert await job.result(timeout=20) == 17
+        others = [await ends.get() for _ in range(4)]
+        async with app.transaction() as tx:
+            alone = tx.enqueue(child.call())
+        await alone.handle.result(timeout=20)
+        await ends.get()
+    assert (waits.outcome, waits.reason) == ("released", "")
+    assert sorted(end.task for end in others) == ["child", "order", "order", "part"]
+    assert traces.parents() == {
+        ("request 1", ""), ("send mail 1", "request 1"),
+        *((f"process mail {number}", "send mail 1") for number in (1, 2, 3)),
+        ("step charge 1", "process mail 1"), ("create parts 1", "process mail 2"),
+        ("process parts 1", "create parts 1"), ("step ship 1", "process mail 3"),
+        ("create children 1", "process mail 3"), ("process children 1", "create children 1"),
+        ("create children 2", ""), ("process children 2", "create children 2"),
+    }  # fmt: skip
+    send, (first, _, last) = traces.one("send mail"), traces.named("process mail")
+    assert (send.kind, last.kind) == (PRODUCER, CONSUMER)
+    assert [link.context.span_id for link in last.links] == [id_of(send)]
     common = {
         "messaging.system": "taskq",
         "messaging.destination.name": "mail",
         "messaging.message.id": job.id,
-        "taskq.task": "add",
+        "taskq.task": "order",
     }
     assert attributes_of(send) == common | {
         "messaging.operation.name": "send",
         "messaging.operation.type": "send",
     }
-    assert attributes_of(run) == common | {
+    processed = {
         "messaging.operation.name": "process",
         "messaging.operation.type": "process",
         "taskq.attempt": 1,
         "taskq.attempts_max": 3,
-        "taskq.outcome": "succeeded",
     }
-    assert run.status.status_code is trace.StatusCode.UNSET
-
-
-async def test_a_job_that_a_run_calls_is_a_child_of_the_span_of_its_call(
-    app: TaskQ, traces: Traces
-) -> None:
-    @app.task(queue="parts")
-    async def part() -> int:
-        return 1
-
-    @app.task
-    async def whole() -> int:
-        return await durable.call(part.call())
-
-    async with app, app.worker():
-        assert await (await whole.enqueue()).result(timeout=20) == 1
-    assert parent_of(traces.one("process parts")) == id_of(traces.one("create parts"))
+    assert attributes_of(first) == common | processed | {"taskq.outcome": "released"}
+    assert attributes_of(last) == common | processed | {"taskq.outcome": "succeeded"}
+    assert last.status.status_code is trace.StatusCode.UNSET
+    assert attributes_of(traces.one("step charge")) == {"taskq.step": "charge#1"}
 
 
 async def test_each_attempt_is_a_span_with_its_outcome_and_its_exception(
@@ -165,43 +203,6 @@ async def test_a_snooze_is_no_error_and_a_discard_is(app: TaskQ, traces: Traces)
     assert lines[0] == "released"  # the user's own hook is called, too
 
 
-async def test_a_step_that_runs_is_a_span_of_its_attempt_and_a_wait_is_no_error(
-    app: TaskQ, traces: Traces
-) -> None:
-    async def charge() -> int:
-        return 7
-
-    def ship() -> int:
-        return 8
-
-    @app.task(name="order", queue="mail")
-    async def order() -> int:
-        total = await durable.step("charge", charge)
-        paid = await durable.event("paid", int)
-        return total + paid + await durable.step("ship", ship)
-
-    events: list[tuple[str, str]] = []
-    waits = asyncio.Event()
-
-    def note(event: JobFinished) -> None:
-        events.append((event.outcome, event.reason))
-        waits.set()
-
-    async with app, app.worker(on_event=note):
-        job = await order.enqueue()
-        await waits.wait()
-        await app.signal(job, "paid", 1)
-        assert await job.result(timeout=20) == 16
-    assert events == [("released", ""), ("succeeded", "")]
-    charged, shipped = traces.one("step charge"), traces.one("step ship")
-    first, second = [
-        span for span in traces.exporter.get_finished_spans() if span.name == "process mail"
-    ]
-    assert (parent_of(charged), parent_of(shipped)) == (id_of(first), id_of(second))
-    assert attributes_of(charged) == {"taskq.step": "charge#1"}
-    assert "error.type" not in attributes_of(first)
-
-
 async def test_spans_and_baggage_of_a_sync_task_reach_its_thread(
     app: TaskQ, traces: Traces
 ) -> None:
@@ -225,7 +226,7 @@ async def test_a_child_process_goes_on_with_the_span_of_its_job(
     app.data_dir = tmp_path / "data"
     async with app, app.worker(concurrency=1):
         span = await (await afar_jobs.current_span.enqueue()).result(timeout=20)
-        call = afar_jobs.raises_in_child.call("circle", "")
+        call = afar_jobs.RAISERS["child"].call("circle", "")
         with pytest.raises(JobFailed):
             await (await app.enqueue(call.options(attempts=1, queue="heavy"))).result(timeout=20)
     ran, failed = traces.named("process heavy")
@@ -277,46 +278,7 @@ async def test_many_jobs_of_one_transaction_are_sent_in_one_span(
     )
 
 
-async def test_a_child_of_a_task_and_a_job_of_a_transaction_are_created_where_they_are_asked_for(
-    app: TaskQ, traces: Traces
-) -> None:
-    @app.task(name="child", queue="children")
-    async def child() -> None:
-        return None
-
-    @app.task(name="parent")
-    async def parent() -> None:
-        current_job().enqueue(child.call())
-
-    ended: asyncio.Queue[str] = asyncio.Queue()
-    async with app, app.worker(on_event=lambda event: ended.put_nowait(event.task)):
-        await (await parent.enqueue()).result(timeout=20)
-        async with app.transaction() as tx:
-            second = tx.enqueue(child.call())
-        await second.handle.result(timeout=20)
-        assert sorted([await ended.get() for _ in range(3)]) == ["child", "child", "parent"]
-    first_made, second_made = traces.named("create children")
-    assert parent_of(first_made) == id_of(traces.one("process default"))
-    assert parent_of(second_made) is None
-    assert sorted(map(str, map(parent_of, traces.named("process children")))) == sorted(
-        [str(id_of(first_made)), str(id_of(second_made))]
-    )
-
-
-async def test_an_enqueue_that_is_refused_is_a_span_that_failed(app: TaskQ, traces: Traces) -> None:
-    @app.task(name="work", key=lambda: "one", on_conflict="raise")
-    async def work() -> None: ...
-
-    async with app:
-        await work.enqueue()
-        with pytest.raises(Exception, match="one"):
-            await work.enqueue()
-    _, refused = traces.named("send default")
-    assert refused.status.status_code is trace.StatusCode.ERROR
-    assert attributes_of(refused)["error.type"] == "taskq.errors.DuplicateKey"
-
-
-async def test_a_span_marks_a_duplicate_and_headers_of_the_caller_win(
+async def test_an_enqueue_marks_a_duplicate_and_a_refusal_and_headers_of_the_caller_win(
     app: TaskQ, traces: Traces
 ) -> None:
     @app.task(name="work", key=lambda: "one")
@@ -331,8 +293,12 @@ async def test_a_span_marks_a_duplicate_and_headers_of_the_caller_win(
         crowded = await work.options(key="three", headers=full).enqueue()
         assert (await named.view()).headers["traceparent"] == own
         assert (await crowded.view()).headers == full
-    sent = [attributes_of(item) for item in traces.named("send default")]
-    assert [seen.get("taskq.duplicates") for seen in sent] == [None, 1, None, None]
+        with pytest.raises(DuplicateKey):
+            await work.options(on_conflict="raise").enqueue()
+    *sent, refused = traces.named("send default")
+    assert [attributes_of(each).get("taskq.duplicates") for each in sent] == [None, 1, None, None]
+    assert refused.status.status_code is trace.StatusCode.ERROR
+    assert attributes_of(refused)["error.type"] == "taskq.errors.DuplicateKey"
 
 
 def test_code_without_a_loop_is_traced_as_well(app: TaskQ, traces: Traces) -> None:

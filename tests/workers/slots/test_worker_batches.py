@@ -258,34 +258,6 @@ app.run_worker(burst=True)
 """
 
 
-def one(item: int) -> None: ...
-def two(items: list[int], more: int) -> None: ...
-def none() -> None: ...
-def good(items: list[int]) -> None: ...
-def single(items: list[int]) -> int:
-    return 1
-
-
-@pytest.mark.parametrize(
-    ("function", "options", "words"),
-    [
-        (one, {"batch": 5}, "must be a list"),
-        (single, {"batch": 5}, "must be a list"),
-        (two, {"batch": 5}, "takes one list"),
-        (none, {"batch": 5}, "takes one list"),
-        (good, {"batch": 0}, "it must be 1 to"),
-        (good, {"within": "1s"}, "within= needs it"),
-        (good, {"batch": 5, "concurrency": 2}, "counts jobs"),
-        (good, {"batch": 5, "keep_log": "1KB"}, "does not go with batch"),
-    ],
-)
-def test_wrong_declarations_name_the_remedy(
-    app: TaskQ, function: Any, options: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(UsageError, match=words):
-        app.task(**options)(function)
-
-
 async def test_a_job_s_argument_is_checked_as_an_item_of_the_list(app: TaskQ) -> None:
     @app.task(batch=5)
     async def take(items: list[int]) -> list[int] | None:

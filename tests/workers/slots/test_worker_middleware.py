@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
+import itertools
 from collections.abc import AsyncIterator, Iterator
 from contextvars import ContextVar
-from datetime import datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from taskq import Inject, JobContext, PendingJob, Snooze, State, TaskQ, current_job, injected, retry
 from taskq.errors import JobCancelled, JobFailed, UsageError
+from taskq_workers.slots import middleware
 from tests.workers import afar_jobs
 
 SECONDS = 30
@@ -54,30 +55,30 @@ async def test_it_stands_around_each_attempt_the_first_declared_outermost(app: T
     assert events == first + again
 
 
-async def test_what_it_sets_is_seen_by_the_task_on_the_loop_and_in_threads(app: TaskQ) -> None:
+async def test_a_task_gets_what_middleware_sets_and_the_time_that_it_leaves(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minutes = itertools.count(0, 60)
+    monkeypatch.setattr(middleware, "monotonic", lambda: next(minutes))
+
     @app.middleware
     async def signed_in(job: JobContext) -> AsyncIterator[None]:
         token = _who.set(job.headers["who"])
         yield
         _who.reset(token)
 
-    @app.task
-    async def asks() -> str:
-        return _who.get()
+    def asks() -> tuple[str, float]:
+        left = current_job().deadline - datetime.now(UTC)  # type: ignore[operator]
+        return _who.get(), left.total_seconds()
 
-    @app.task(runs_in="thread")
-    async def asks_on_own_loop() -> str:
-        return _who.get()
-
-    @app.task
-    def asks_in_thread() -> str:
-        assert threading.current_thread() is not threading.main_thread()
-        return _who.get()
-
+    tasks = afar_jobs.on_all(app, "asks", asks, places=afar_jobs.HERE, timeout="1h")
     async with app.worker():
-        for task in (asks, asks_on_own_loop, asks_in_thread):
+        for task in tasks.values():
             job = await task.options(headers={"who": "ada"}).enqueue()
-            assert await job.result(timeout=SECONDS) == "ada"
+            who, left = await job.result(timeout=SECONDS)
+            assert who == "ada"
+            # Two looks at the clock, of a minute each.
+            assert 58 * 60 - SECONDS < left <= 58 * 60
 
 
 async def test_it_takes_what_lifespans_yield_and_a_missing_one_stops_the_start(app: TaskQ) -> None:
@@ -134,9 +135,9 @@ async def test_its_own_error_fails_the_attempt_and_one_it_forgets_is_no_failure(
     assert ran == []
 
 
-@pytest.mark.parametrize("task", afar_jobs.RAISERS[:4], ids=lambda task: task.fn.__name__)
+@pytest.mark.parametrize("place", afar_jobs.RAISERS)
 async def test_a_forgotten_error_gives_none_whatever_the_task_returns(
-    afar: TaskQ, task: Any
+    afar: TaskQ, place: str
 ) -> None:
     @afar.middleware
     async def forgiving() -> AsyncIterator[None]:
@@ -144,7 +145,8 @@ async def test_a_forgotten_error_gives_none_whatever_the_task_returns(
             yield
 
     async with afar, afar.worker():
-        assert await (await task.enqueue("circle", "")).result(timeout=SECONDS) is None
+        job = await afar_jobs.RAISERS[place].enqueue("circle", "")
+        assert await job.result(timeout=SECONDS) is None
 
 
 async def test_a_cancelled_job_and_a_wish_pass_through_it(app: TaskQ) -> None:
@@ -226,7 +228,7 @@ def late(afar: TaskQ) -> Any:
     return waits
 
 
-@pytest.mark.parametrize("kind", afar_jobs.BRIEF)
+@pytest.mark.parametrize("kind", [*afar_jobs.BRIEF][:4])
 @pytest.mark.parametrize("where", ["before", "after"])
 async def test_a_middleware_that_hangs_fails_the_attempt_and_frees_its_slot(
     afar: TaskQ, kind: str, where: str
@@ -271,34 +273,3 @@ async def test_several_that_hang_as_they_are_left_are_cancelled_one_by_one(
     assert (said := "not done within its timeout of 0.3 s") in await end_of(afar, task)
     assert [name for name, _ in left] == ["inner", "outer"]
     assert left[0][1] == (said if kind == "late" else "")
-
-
-async def test_what_middleware_takes_is_no_more_the_tasks(app: TaskQ) -> None:
-    deadlines: dict[str, list[datetime | None]] = {}
-
-    def note() -> None:
-        job = current_job()
-        deadlines.setdefault(job.task, []).append(job.deadline)
-
-    async def note_on_loop() -> None:
-        note()
-
-    @app.middleware
-    async def slow() -> AsyncIterator[None]:
-        note()
-        await asyncio.sleep(1)
-        yield
-
-    tasks: list[Any] = [
-        app.task(name="loop", timeout="1h")(note_on_loop),
-        app.task(name="thread", timeout="1h")(note),
-        app.task(name="own loop", timeout="1h", runs_in="thread")(note_on_loop),
-    ]
-    async with app, app.worker(concurrency=3):
-        for job in [await task.enqueue() for task in tasks]:
-            await job.result(timeout=SECONDS)
-    for first, second in deadlines.values():
-        assert first is not None
-        assert second is not None
-        assert abs(second - first) < timedelta(seconds=0.9)  # it is computed at each question
-    assert len(deadlines) == 3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import struct
 import sys
 from pathlib import Path
@@ -225,12 +224,12 @@ async def test_on_dead_of_a_task_gets_only_its_own_jobs(
     assert caplog.text.count("the on_dead hook failed") == 1
 
 
-@pytest.mark.parametrize("task", afar_jobs.RAISERS, ids=lambda task: task.fn.__name__)
+@pytest.mark.parametrize("place", afar_jobs.RAISERS)
 async def test_whatever_a_task_raises_is_named_and_judged_by_what_it_is(
-    task: Any, tmp_path: Path
+    place: str, tmp_path: Path
 ) -> None:
     """In groups of groups, as a cause, and if it breaks its reader; wherever the task runs."""
-    app = afar_jobs.app
+    app, task = afar_jobs.app, afar_jobs.RAISERS[place]
     app.data_dir = tmp_path / "data"
     async with app, within(60), app.worker(concurrency=4, process_limit=1):
         failing = [await task.options(attempts=1).enqueue(name, "") for name in afar_jobs.FAILURES]
@@ -243,7 +242,6 @@ async def test_whatever_a_task_raises_is_named_and_judged_by_what_it_is(
 
 SECONDS: Final = 30
 TEXT: Final = "the same words again and again, " * 200
-DENSE: Final = random.Random(7).randbytes(PAYLOAD_BYTES_MAX).hex()
 
 
 async def seen(port: LoopPort, lsn: int) -> JobView:
@@ -368,38 +366,34 @@ async def test_results_are_stored_as_their_task_queue_or_log_says(tmp_path: Path
             await quiet.result(SECONDS)
 
 
-async def test_results_of_the_largest_size_that_come_at_once_are_all_kept(app: TaskQ) -> None:
-    together = asyncio.Barrier(5)
+async def test_successes_of_the_largest_size_come_at_once_with_large_jobs_and_all_are_kept(
+    app: TaskQ,
+) -> None:
+    together, children = asyncio.Barrier(4), list[Any]()
+
+    @app.task
+    async def length(text: str) -> int:
+        return len(text)
 
     @app.task
     async def same(text: str) -> str:
         await together.wait()
         return text
 
-    largest = "x" * (PAYLOAD_BYTES_MAX - len('{"text":""}'))
-    async with app, app.worker(concurrency=5):
-        texts = (largest, "a", largest, largest, "b")
-        jobs = [await same.enqueue(text) for text in texts]
-        assert [await job.result(SECONDS) for job in jobs] == list(texts)
-
-
-async def test_a_success_may_bring_a_large_result_and_large_jobs(app: TaskQ) -> None:
-    @app.task
-    async def length(text: str) -> int:
-        return len(text)
-
     @app.task
     async def parent() -> str:
+        await together.wait()
         children.append(current_job().enqueue(length.call(large)))
         children.append(current_job().enqueue(length.options(compress="zlib").call(TEXT)))
         with pytest.raises(ValueError, match="put the data into a file and pass its path"):
             length.call("x" * PAYLOAD_BYTES_MAX)
         return large
 
-    children: list[Any] = []
     large = "y" * (PAYLOAD_BYTES_MAX - 1_000)
-    async with app, app.worker():
-        assert await (await parent.enqueue()).result(SECONDS) == large
+    async with app, app.worker(concurrency=4):
+        texts = ("x" * (PAYLOAD_BYTES_MAX - len('{"text":""}')), "a", large)
+        jobs = [await parent.enqueue(), *[await same.enqueue(text) for text in texts]]
+        assert [await job.result(SECONDS) for job in jobs] == [large, *texts]
         results = [await child.handle.result(SECONDS) for child in children]
         assert results == [len(large), len(TEXT)]
         port = app.store().port()
