@@ -40,6 +40,9 @@ def send(to: str, count: int, *, tags: list[str] | None = None, urgent: bool = F
 
 
 def positional(a: int, /, b: int) -> None: ...
+def listed(items: list[int]) -> None: ...
+def single(items: list[int]) -> int:
+    return 1
 
 
 def generator(*_: object) -> Iterator[int]:
@@ -124,6 +127,7 @@ def names_here(folder: Path) -> dict[str, Any]:
     names["failing"] = app.task(name="failing", key=lambda number: 1 / number)(work)
     names["shipping"] = app.task(name="ship")(ship)
     names["strict"] = app.task(name="strict")(positional)
+    names["silent"] = app.task(name="silent", store_result=False)(work)
     names["limited"] = app.task(name="limited", concurrency=1)(work)
     names["other"] = TaskQ(folder / "other").task(name="theirs")(work)
     app.breaker("mail", failures=3)

@@ -90,6 +90,7 @@ def test_a_first_guess_is_answered_as_it_is_written(
 def test_wrong_usage_is_a_line_or_two_with_the_remedy_and_writes_nothing(
     home: Path, monkeypatch: pytest.MonkeyPatch, typed: str, shown: str
 ) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     before = sorted(home.rglob("*"))
     output = at_home(command(typed[2:], monkeypatch), home)
     assert matches(output, shown), output

@@ -33,11 +33,19 @@ async def never() -> bool:
     return False
 
 
-def test_conditions_are_equal_and_hash_by_what_they_say() -> None:
+def test_conditions_are_equal_and_hash_by_what_they_say(app: TaskQ) -> None:
+    """So a task keeps each once."""
     assert online("a.example:443") == online("a.example:443") != online("a.example:80")
     assert disk_free("1GB") == disk_free(10**9) != disk_free("1GiB")
     assert len({on_power(), on_power(), unmetered(), unmetered()}) == 2
     assert condition(always) == condition(always) != condition(never)
+    made = condition(always, every="5s", timeout=0.001)
+    assert (made.interval_seconds, made.timeout_seconds) == (5, 0.001)
+    requires: list[Any] = [online("a:1"), online("a:1"), always, always]
+    assert app.task(requires=requires)(needs_a_host).requires == (
+        online("a:1"),
+        condition(always),
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,28 +63,6 @@ def test_conditions_are_equal_and_hash_by_what_they_say() -> None:
 )
 def test_a_condition_has_a_name_for_people(made: Any, name: str) -> None:
     assert made.name == name
-
-
-def test_spans_of_a_condition_are_kept() -> None:
-    made = condition(always, every="5s", timeout=0.001)
-    assert (made.interval_seconds, made.timeout_seconds) == (5, 0.001)
-
-
-def test_a_task_keeps_each_condition_once(app: TaskQ) -> None:
-    @app.task(requires=[online("a:1"), online("a:1"), always, always])
-    async def twice() -> None: ...
-
-    assert twice.requires == (online("a:1"), condition(always))
-
-
-async def test_a_host_is_online_while_it_accepts_connections() -> None:
-    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    made = online(f"127.0.0.1:{port}")
-    assert await made.problem() == ""
-    server.close()
-    await server.wait_closed()
-    assert await made.problem() == "Connection refused"
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["refused first", "answered first"])

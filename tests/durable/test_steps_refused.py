@@ -17,7 +17,7 @@ from taskq.testing import Sandbox
 from taskq_workers.slots import outcomes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
     from taskq import JobHandle
@@ -73,69 +73,57 @@ def _held_lock(patch: pytest.MonkeyPatch, refusals: Refusals) -> None:
     patch.setattr(Journal, "lock", held)
 
 
-async def _step(app: TaskQ, effects: list[str]) -> None:
-    async def charge() -> None:
-        effects.append("charge")
-
-    await durable.step("charge", charge)
+async def _same(awaited: Awaitable[object], expected: object) -> None:
+    assert await awaited == expected
 
 
-async def _step_in_thread(app: TaskQ, effects: list[str]) -> None:
-    await asyncio.to_thread(durable.step_sync, "charge", effects.append, "charge")
-
-
-async def _sleep(app: TaskQ, effects: list[str]) -> None:
-    await durable.sleep(1)
-
-
-async def _event(app: TaskQ, effects: list[str]) -> None:
-    assert await durable.event("paid", int) == 5
-
-
-async def _call(app: TaskQ, effects: list[str]) -> None:
-    assert await durable.call(app.tasks["child"].call()) == 7
-
-
-async def _progress(app: TaskQ, effects: list[str]) -> None:
-    current_job().progress(0.5)
-
-
-async def _child(app: TaskQ, effects: list[str]) -> None:
+async def _with_child(app: TaskQ) -> None:
     current_job().enqueue(app.tasks["child"].call())
 
 
-async def _enqueue(app: TaskQ, effects: list[str]) -> None:
-    await app.tasks["child"].enqueue()
-
-
-async def _result(app: TaskQ, effects: list[str]) -> None:
-    pass
-
-
-async def _in_group(app: TaskQ, effects: list[str]) -> None:
+async def _in_group(app: TaskQ) -> None:
     async with asyncio.TaskGroup() as group:
-        group.create_task(_enqueue(app, effects))
+        group.create_task(app.tasks["child"].enqueue())
 
 
-async def _beside_an_error(app: TaskQ, effects: list[str]) -> None:
+async def _beside_an_error(app: TaskQ) -> None:
     """An error of its own beside it costs no attempt either."""
     try:
-        await _enqueue(app, effects)
+        await app.tasks["child"].enqueue()
     except AppendFailed as error:
         raise ExceptionGroup("both", [ValueError("card"), error]) from None
 
 
-async def _as_a_cause(app: TaskQ, effects: list[str]) -> None:
+async def _as_a_cause(app: TaskQ) -> None:
     try:
-        await _enqueue(app, effects)
+        await app.tasks["child"].enqueue()
     except AppendFailed as error:
         raise RuntimeError("cannot charge") from error
 
 
-OPERATIONS = [
-    *(_step, _step_in_thread, _sleep, _event, _call, _progress, _child, _result, _enqueue),
-    *(_in_group, _beside_an_error, _as_a_cause),
-]
+#: What a job does; some give something to await.
+OPERATIONS: dict[str, Callable[[TaskQ, list[str]], Any]] = {
+    "step": lambda _, done: durable.step("charge", done.append, "charge"),
+    "step in a thread": lambda _, done: asyncio.to_thread(
+        durable.step_sync, "charge", done.append, "charge"
+    ),
+    "sleep": lambda *_: durable.sleep(1),
+    "event": lambda *_: _same(durable.event("paid", int), 5),
+    "call": lambda app, _: _same(durable.call(app.tasks["child"].call()), 7),
+    "progress": lambda *_: current_job().progress(0.5),
+    "child": lambda app, _: _with_child(app),
+    "result": lambda *_: None,
+    "enqueue": lambda app, _: app.tasks["child"].enqueue(),
+    "in a group": lambda app, _: _in_group(app),
+    "beside an error": lambda app, _: _beside_an_error(app),
+    "as a cause": lambda app, _: _as_a_cause(app),
+}
+
+
+async def _operate(name: str, app: TaskQ, effects: list[str]) -> None:
+    given = OPERATIONS[name](app, effects)
+    if given is not None:
+        await given
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -144,7 +132,7 @@ async def test_what_the_log_refuses_for_now_waits_and_burns_no_attempt(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     refuse: Callable[[pytest.MonkeyPatch, Refusals], None],
-    operation: Callable[[TaskQ, list[str]], Any],
+    operation: str,
 ) -> None:
     monkeypatch.setattr(outcomes, "AGAIN_SECONDS", 0)
     app, refusals = TaskQ(tmp_path / "log", durability="os"), Refusals()
@@ -160,7 +148,7 @@ async def test_what_the_log_refuses_for_now_waits_and_burns_no_attempt(
         if not armed:
             armed.append(1)
             refusals.arm()
-        await operation(app, effects)
+        await _operate(operation, app, effects)
         return "done"
 
     refuse(monkeypatch, refusals)
@@ -179,11 +167,11 @@ async def test_what_the_log_refuses_for_now_waits_and_burns_no_attempt(
 
 
 @pytest.mark.parametrize("gone", [False, True])
-@pytest.mark.parametrize("operation", OPERATIONS[:5])
+@pytest.mark.parametrize("operation", [*OPERATIONS][:5])
 async def test_a_log_that_failed_ends_the_run_before_the_effect(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    operation: Callable[[TaskQ, list[str]], Any],
+    operation: str,
     gone: bool,
 ) -> None:
     """No effect, and no failure of the task: the job is taken up again by the next process."""
@@ -212,7 +200,7 @@ async def test_a_log_that_failed_ends_the_run_before_the_effect(
             with pytest.raises((LogFailed, LogGone)):
                 await app.pause("other")
         try:
-            await operation(app, effects)
+            await _operate(operation, app, effects)
         except BaseException as error:
             raised.append(error)
             raise

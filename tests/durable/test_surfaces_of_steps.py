@@ -35,19 +35,30 @@ def app(tmp_path: Path) -> TaskQ:
     return TaskQ(tmp_path / "log")
 
 
-async def waiting(app: TaskQ) -> JobHandle[Any]:
-    def charge(name: str) -> str:
-        return f"receipt of {name}"
+def tasks_of(app: TaskQ) -> tuple[Any, list[str]]:
+    done: list[str] = []
+
+    def note(what: str) -> str:
+        done.append(what)
+        return what
 
     @app.task(name="order")
-    async def order() -> int:
-        await durable.step("charge", charge, "a")
-        value: int = await durable.event("paid", int, timeout="7d")
-        return value
+    async def order(name: str = "a") -> str:
+        await durable.step("charge", note, f"charge {name}")
+        address = await durable.event("address", str, timeout="7d")
+        return await durable.step("ship", note, f"ship {name} to {address}")
 
-    job = await order.enqueue()
+    return order, done
+
+
+async def waiting(app: TaskQ) -> JobHandle[Any]:
+    job: JobHandle[Any] = await tasks_of(app)[0].enqueue()
     await until_idle(app)
     return job
+
+
+async def until_idle(app: TaskQ) -> None:
+    await app.worker(burst=True).run()
 
 
 async def run(app: TaskQ, *words: str, code: int = 0) -> str:
@@ -60,21 +71,21 @@ async def run(app: TaskQ, *words: str, code: int = 0) -> str:
 async def test_a_waiting_job_shows_its_steps_and_what_it_waits_for(app: TaskQ) -> None:
     job = await waiting(app)
     (step,) = json.loads(await run(app, "show", job.id, "--json"))["steps"]
-    assert (step["step"], step["form"], step["value"]) == ("charge#1", "step", '"receipt of a"')
+    assert (step["step"], step["form"], step["value"]) == ("charge#1", "step", '"charge a"')
     assert step["began_at"] <= step["ended_at"]
     shown = await run(app, "show", job.id)
     assert "charge#1" in shown
-    assert "receipt of a" in shown
+    assert "charge a" in shown
     reason = await job.why()
     assert reason.code is Why.WAITS
-    assert "it waits within its run for signal 'paid', until" in reason.text
-    assert f"taskq signal {job.id} paid JSON" in reason.text
-    with pytest.raises(UsageError, match="signal 'paid': the value cannot be written as JSON"):
-        await app.signal(job, "paid", object())
+    assert "it waits within its run for signal 'address', until" in reason.text
+    assert f"taskq signal {job.id} address JSON" in reason.text
+    with pytest.raises(UsageError, match="signal 'address': the value cannot be written as JSON"):
+        await app.signal(job, "address", object())
     await app.close()
     health = await run(app, "health", code=1)
-    assert "No worker runs: 1 job waits for signal 'paid'" in health
-    assert "'five' is no JSON" in await run(app, "signal", job.id, "paid", "five", code=2)
+    assert "No worker runs: 1 job waits for signal 'address'" in health
+    assert "'five' is no JSON" in await run(app, "signal", job.id, "address", "five", code=2)
 
 
 async def test_many_steps_are_shown_by_the_page(app: TaskQ) -> None:
@@ -100,27 +111,27 @@ async def test_many_steps_are_shown_by_the_page(app: TaskQ) -> None:
 async def test_the_timeline_and_streams_name_steps_waits_and_signals(app: TaskQ) -> None:
     job = await waiting(app)
     await app.close()  # the command is another process
-    words = ("signal", job.id, "paid", "5", "--once", "evt")
+    words = ("signal", job.id, "address", '"Kyoto"', "--once", "evt")
     assert await run(app, *words) == f"{job.id}: signalled\n"
     assert "had that already" in await run(app, *words)
     events = json.loads(await run(app, "timeline", job.id, "--json"))
     seen = [(event["kind"], event["cause"], event["reason"]) for event in events]
     acts = [seen.pop(at) for at, each in [*enumerate(seen)][::-1] if each[0] == "acted"]
     assert acts
-    assert all("signal paid" in reason for _, _, reason in acts)
+    assert all("signal address" in reason for _, _, reason in acts)
     assert seen == [
         ("enqueued", None, None),
         ("claimed", None, None),
         ("stepped", None, "charge#1"),
-        ("released", "waits", "waits for signal 'paid'"),
-        ("signalled", None, "paid"),
+        ("released", "waits", "waits for signal 'address'"),
+        ("signalled", None, "address"),
         ("released", "inputs", None),
     ]
     kinds = [json.loads(line)["kind"] for line in (await run(app, "tail", "--json")).splitlines()]
     assert [kind for kind in kinds if kind in {"stepped", "signalled"}] == ["stepped", "signalled"]
     async with app:
         await until_idle(app)
-        assert await job.result(5) == 5
+        assert await job.result(5) == "ship a to Kyoto"
 
 
 async def test_a_replay_from_a_step_keeps_earlier_steps(app: TaskQ) -> None:
@@ -170,10 +181,10 @@ async def test_a_hook_hears_of_each_step_once_and_fails_no_job(
     app.on_step(heard.append)
     async with app:
         job = await waiting(app)
-        await app.signal(job, "paid", 5)
+        await app.signal(job, "address", "Kyoto")
         await until_idle(app)
     assert [(done.name, done.number, done.form, done.attempt) for done in heard] == [
-        ("charge", 1, "step", 1), ("paid", 1, "event", 1),
+        ("charge", 1, "step", 1), ("address", 1, "event", 1), ("ship", 1, "step", 1),
     ]  # fmt: skip
     assert {(done.job_id, done.task, done.queue) for done in heard} == {
         (job.id, "order", "default")
@@ -215,26 +226,6 @@ def test_a_hubs_copy_knows_the_steps_of_its_device() -> None:
     assert steps.count(job) == 1
     assert steps.knows_once(job, b"evt")
     assert steps.awaits(job, "address")
-
-
-def tasks_of(app: TaskQ) -> tuple[Any, list[str]]:
-    done: list[str] = []
-
-    def note(what: str) -> str:
-        done.append(what)
-        return what
-
-    @app.task(name="order")
-    async def order(name: str) -> str:
-        await durable.step("charge", note, f"charge {name}")
-        address = await durable.event("address", str)
-        return await durable.step("ship", note, f"ship {name} to {address}")
-
-    return order, done
-
-
-async def until_idle(app: TaskQ) -> None:
-    await app.worker(burst=True).run()
 
 
 async def test_a_restored_backup_resumes_after_the_recorded_steps(tmp_path: Path) -> None:

@@ -197,46 +197,6 @@ async def test_a_flow_is_cancelled_as_a_whole_and_why_names_its_inputs(parts: Pa
             await handle.result(SECONDS)
 
 
-def keyed(parts: Parts) -> Any:
-    return chain(parts.one.options(key="k").call(1), parts.one.step())
-
-
-def delayed(parts: Parts) -> Any:
-    return chain(parts.one.call(1), parts.one.options(delay=5).step())
-
-
-def without_result(parts: Parts) -> Any:
-    return chain(parts.silent.call(1), parts.one.step())
-
-
-def many_to_many(parts: Parts) -> Any:
-    many: Any = group(parts.one.step() for _ in range(5_000))
-    return chain(group(parts.one.call(n) for n in range(2)), many)
-
-
-def stepping(parts: Parts) -> Any:
-    return chain(parts.one.step(), parts.one.step())
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (keyed, "takes no dedup key"),
-        (delayed, "takes no delay or eta"),
-        (without_result, "keeps none"),
-        (many_to_many, "at most 4096 may"),
-        (stepping, "begin it with"),
-    ],
-)
-async def test_a_flow_that_cannot_be_kept_is_refused(
-    parts: Parts, make: Callable[[Parts], Any], words: str
-) -> None:
-    async with parts.app:
-        with pytest.raises(UsageError, match=words):
-            await parts.app.enqueue_flow(make(parts))
-        assert not (await parts.app.stats()).queues
-
-
 async def test_a_flow_over_the_limit_is_refused(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,14 +8,12 @@ import logging
 import os
 import re
 import signal
-import subprocess
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from datetime import datetime
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -32,9 +30,8 @@ from taskq.log.machine.disk import SystemClock
 from taskq.log.read.reader import LogReader
 from taskq.log.upkeep.health import check_start
 from taskq_workers import JobFinished
-from tests.processes.warm import Program
-
-SECONDS = 30
+from tests.processes.harness import Child, eventually
+from tests.programs import run_taskq
 
 JOBS = """
 import asyncio, os, sys
@@ -86,68 +83,19 @@ async def leaves() -> None:
 """
 
 
-class Process:
-    """A running worker whose lines are read as they come."""
-
-    def __init__(self, *arguments: str, **options: Any) -> None:
-        words = ["-m", "taskq", "worker", *arguments]
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - see close
-        self.popen: Program | subprocess.Popen[str]
-        if options:
-            self.popen = subprocess.Popen(
-                [sys.executable, *words],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
-                **options,
-            )  # fmt: skip
-        else:
-            self.popen = Program(words, stderr=self._errors.fileno())
-        self.lines: list[str] = []
-
-    def until(self, words: str) -> str:
-        assert self.popen.stdout is not None
-        for line in itertools.chain(list(self.lines), self._new_lines(self.popen.stdout)):
-            if words in line:
-                return line
-        raise AssertionError(f"ended without {words!r}: {self.lines}")
-
-    def signal(self, number: signal.Signals) -> None:
-        self.popen.send_signal(number)
-
-    def end(self) -> int:
-        assert self.popen.stdout is not None
-        self.lines += self.popen.stdout.read().splitlines()
-        code = self.popen.wait(SECONDS)
-        self._errors.seek(0)
-        self.errors = self._errors.read()
-        return code
-
-    def close(self) -> None:
-        if self.popen.poll() is None:
-            self.popen.kill()
-        self.popen.wait(SECONDS)
-        for file in (self.popen.stdin, self.popen.stdout, self._errors):
-            assert file is not None
-            file.close()
-
-    def _new_lines(self, stream: IO[str]) -> Iterator[str]:
-        for line in stream:
-            self.lines.append(line.rstrip("\n"))
-            yield self.lines[-1]
-
-
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Any]:
+def start(tmp_path: Path) -> Callable[..., Child]:
+    """Starts a worker of ``JOBS``, whose tasks wait for ``gate``."""
     (tmp_path / "jobs.py").write_text(JOBS)
     os.mkfifo(tmp_path / "gate")
-    processes = []
+    return lambda *words: Child(sys.executable, "-m", "taskq", "worker", "jobs:app", *words)
 
-    def start_one(*arguments: str, **options: Any) -> Process:
-        processes.append(Process(*arguments, **options))
-        return processes[-1]
 
-    yield start_one
-    for process in processes:
-        process.close()
+def ran(*words: object) -> tuple[list[str], str]:
+    """Return the lines of a worker that ended well, and what it logged."""
+    done = run_taskq("worker", *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines(), done.stderr
 
 
 @pytest.fixture
@@ -166,126 +114,114 @@ def look(queue: TaskQ, job_id: str) -> tuple[State, int]:
     return job.state, job.attempt
 
 
-def test_a_burst_prints_a_banner_and_a_line_for_each_job_then_ends(
-    start: Any, queue: TaskQ
-) -> None:
+@pytest.mark.usefixtures("start")
+def test_a_burst_prints_a_banner_and_a_line_for_each_job_then_ends(queue: TaskQ) -> None:
     added = put(queue, "add", a=1, b=2)
     failed = queue.enqueue_sync(queue.call_by_name("jobs.fail").options(attempts=2)).id
-    worker = start("jobs:app", "--burst")
-    assert worker.end() == 0
-    assert worker.errors == ""
-    ready = next(n for n, line in enumerate(worker.lines) if line.strip().startswith("ready"))
+    lines, errors = ran("jobs:app", "--burst")
+    assert errors == ""
+    ready = next(n for n, line in enumerate(lines) if line.strip().startswith("ready"))
     assert ready < 8
-    jobs = worker.lines[ready + 1 :]
+    jobs = lines[ready + 1 :]
     assert sum(f"✓ jobs.add  {added}" in line for line in jobs) == 1
     assert sum(f"↻ jobs.fail  {failed}" in line for line in jobs) == 1
     assert sum("✗" in line and "attempt 2/2  ValueError: no way" in line for line in jobs) == 1
-    assert "\x1b" not in "".join(worker.lines)
+    assert "\x1b" not in "".join(lines)
     assert look(queue, added)[0] is State.SUCCEEDED
 
 
-def test_quiet_prints_no_job_lines_and_honours_queues_and_directory(
-    start: Any, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("start")
+def test_quiet_prints_no_job_lines_and_honours_queues_and_directory(tmp_path: Path) -> None:
     queue = TaskQ(tmp_path / "other")
     call = queue.call_by_name("jobs.add", a=1, b=2)
     taken = queue.enqueue_sync(call.options(queue="mail")).id
     left = queue.enqueue_sync(call.options(queue="else")).id
     queue.enqueue_sync(queue.call_by_name("jobs.leaves").options(queue="mail"))
-    worker = start("jobs", "-q", "--burst", "-Q", "mail,more", "-Q", "third", "-d", "other")
-    assert worker.end() == 0
-    assert any("mail, more, third" in line for line in worker.lines)
-    assert any(str(tmp_path / "other") in line for line in worker.lines)
-    assert not any("✓" in line for line in worker.lines)
+    lines, errors = ran("jobs", "-q", "--burst", "-Q", "mail,more", "-Q", "third", "-d", "other")
+    assert any("mail, more, third" in line for line in lines)
+    assert any(str(tmp_path / "other") in line for line in lines)
+    assert not any("✓" in line for line in lines)
     assert look(queue, taken)[0] is State.SUCCEEDED
     assert look(queue, left)[0] is State.READY
-    assert "SystemExit raised in a task of a job: ignored" in worker.errors
+    assert "SystemExit raised in a task of a job: ignored" in errors
     queue.close_sync()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_first_signal_lets_the_running_job_finish(
-    start: Any, queue: TaskQ, tmp_path: Path, number: int
+    start: Callable[..., Child], queue: TaskQ, tmp_path: Path, number: signal.Signals
 ) -> None:
     job = put(queue, "gate")
-    worker = start("jobs:app", start_new_session=True)
-    worker.until("HERE")
-    worker.signal(signal.SIGTSTP)
-    _, status = os.waitpid(worker.popen.pid, os.WUNTRACED)
-    assert os.WIFSTOPPED(status)
-    worker.signal(signal.SIGCONT)
-    worker.signal(number)
-    worker.until("draining: 1 running job gets 10 s to finish; once more cancels")
-    assert worker.until(f"  jobs.gate  {job}  running for ")
-    (tmp_path / "gate").write_text("go on\n")
-    assert worker.end() == 0
-    assert re.fullmatch(r"stopped after .*, drained in .*: 1 job succeeded", worker.lines[-1])
+    with start() as worker:
+        worker.expect("HERE")
+        worker.send(signal.SIGTSTP)
+        eventually(lambda: worker.state() == "T")
+        worker.send(signal.SIGCONT)
+        worker.send(number)
+        worker.expect("draining: 1 running job gets 10 s to finish; once more cancels")
+        assert worker.expect(f"  jobs.gate  {job}  running for ")
+        (tmp_path / "gate").write_text("go on\n")
+        *_, last = worker.rest()
+        assert worker.wait() == 0
+    assert re.fullmatch(r"stopped after .*, drained in .*: 1 job succeeded", last)
     assert look(queue, job)[0] is State.SUCCEEDED
 
 
 @pytest.mark.parametrize("seconds", ["1000", "0.1"])
 def test_a_job_that_outlasts_the_drain_or_a_second_signal_is_given_back_unburnt(
-    start: Any, queue: TaskQ, seconds: str
+    start: Callable[..., Child], queue: TaskQ, seconds: str
 ) -> None:
     job = put(queue, "gate")
-    worker = start("jobs:app", "--drain-timeout", seconds)
-    worker.until("HERE")
-    worker.signal(signal.SIGTERM)
-    if seconds == "1000":
-        worker.until("draining")
-        worker.signal(signal.SIGTERM)
-    assert worker.end() == 0
-    assert worker.lines[-1].endswith(": 1 job given back")
+    with start("--drain-timeout", seconds) as worker:
+        worker.expect("HERE")
+        worker.send(signal.SIGTERM)
+        if seconds == "1000":
+            worker.expect("draining")
+            worker.send(signal.SIGTERM)
+        else:
+            worker.expect("0.1 s are over: 1 running job cancelled and given back")
+            assert worker.line().startswith(f"  jobs.gate  {job}  running for ")
+        assert worker.rest()[-1].endswith(": 1 job given back")
+        assert worker.wait() == 0
     assert look(queue, job) == (State.READY, 0)
-    if seconds == "0.1":
-        late = worker.lines.index("0.1 s are over: 1 running job cancelled and given back")
-        assert worker.lines[late + 1].startswith(f"  jobs.gate  {job}  running for ")
 
 
 @pytest.mark.parametrize("task", ["thread", "executor"])
-def test_a_drain_ends_although_a_thread_does_not(start: Any, queue: TaskQ, task: str) -> None:
+def test_a_drain_ends_although_a_thread_does_not(
+    start: Callable[..., Child], queue: TaskQ, capfd: pytest.CaptureFixture[str], task: str
+) -> None:
     job = put(queue, task)
-    worker = start("jobs:app", "--drain-timeout", "0")
-    worker.until("HERE")
-    worker.signal(signal.SIGTERM)
-    assert worker.end() == 0
-    assert "left behind" in worker.errors
+    with start("--drain-timeout", "0") as worker:
+        worker.expect("HERE")
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0
+    assert "left behind" in capfd.readouterr().err
     assert look(queue, job) == (State.READY, 0)
 
 
-def test_a_third_signal_ends_a_process_whose_loop_is_stuck(start: Any, queue: TaskQ) -> None:
-    put(queue, "blocks")
-    worker = start("jobs:app")
-    worker.until("HERE")
-    for _ in range(SECONDS * 10):
-        worker.signal(signal.SIGTERM)
-        try:
-            worker.popen.wait(0.1)
-        except subprocess.TimeoutExpired:
-            continue
-        break
-    assert worker.end() == 128 + signal.SIGTERM
-
-
-@pytest.mark.parametrize("option", ["--master", "--py-files"])
-def test_options_of_spark_alone_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+def test_a_third_signal_ends_a_process_whose_loop_is_stuck(
+    start: Callable[..., Child], queue: TaskQ
 ) -> None:
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    (tmp_path / "mistyped.py").write_text(JOBS)
-    done = CliRunner().invoke(main, ["worker", "mistyped:app", option, "mistyped.py"])
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert "add --executor spark" in done.stderr
+    put(queue, "blocks")
+    with start() as worker:
+        worker.expect("HERE")
+
+        def is_gone() -> bool:
+            worker.send(signal.SIGTERM)
+            return worker.process.poll() is not None
+
+        eventually(is_gone)
+        assert worker.wait() == 128 + signal.SIGTERM
 
 
 def test_a_directory_that_cannot_be_used_is_one_message_and_exit_code_1(
-    start: Any, tmp_path: Path
+    start: Callable[..., Child], tmp_path: Path
 ) -> None:
     (tmp_path / "data").write_text("not a directory")
-    worker = start("jobs:app")
-    assert worker.end() == 1
-    assert worker.errors.startswith("taskq: ")
-    assert "Traceback" not in worker.errors
+    worker = run_taskq("worker", "jobs:app")
+    assert worker.returncode == 1
+    assert worker.stderr.startswith("taskq: ")
+    assert "Traceback" not in worker.stderr
 
 
 LOGS = """
@@ -312,13 +248,13 @@ def process() -> None:
 
 
 def test_each_line_that_a_job_logs_has_its_id_wherever_it_runs(
-    start: Any, queue: TaskQ, tmp_path: Path
+    queue: TaskQ, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "logs.py").write_text(LOGS)
+    monkeypatch.setenv("TASKQ_LOG_LEVEL", "info")
     ids = [queue.enqueue_by_name_sync(f"logs.{n}").id for n in ("loop", "thread", "process")]
-    worker = start("logs", "--burst", env=os.environ | {"TASKQ_LOG_LEVEL": "info"})
-    assert worker.end() == 0
-    assert sorted(worker.errors.splitlines()) == sorted(
+    _, errors = ran("logs", "--burst")
+    assert sorted(errors.splitlines()) == sorted(
         [
             f"taskq: INFO: job {ids[0]} (logs.loop, attempt 1): here",
             f"taskq: INFO: job {ids[1]} (logs.thread, attempt 1): here",
@@ -347,14 +283,13 @@ def process() -> None:
 
 
 def test_lines_are_documents_and_prints_are_among_them_if_asked(
-    start: Any, queue: TaskQ, tmp_path: Path
+    queue: TaskQ, tmp_path: Path
 ) -> None:
     (tmp_path / "prints.py").write_text(PRINTS)
     options = ("--burst", "-c", "1", "--log-format", "json", "--log-prints")
     ids = [queue.enqueue_by_name_sync(f"prints.{n}").id for n in ("loop", "process")]
-    worker = start("prints", *options, "--max-jobs", "2")
-    assert worker.end() == 0
-    values = [json.loads(line) for line in worker.errors.splitlines()]
+    _, errors = ran("prints", *options, "--max-jobs", "2")
+    values = [json.loads(line) for line in errors.splitlines()]
     assert all(datetime.fromisoformat(line.pop("time")).tzinfo for line in values)
     first = {"job": ids[0], "task": "prints.loop", "attempt": 1}
     other = {"job": ids[1], "task": "prints.process", "attempt": 1}
@@ -367,14 +302,11 @@ def test_lines_are_documents_and_prints_are_among_them_if_asked(
         other | printed | {"message": "two"},
     ]
     kept = [line.split(" ", 2)[2] for line in _lines(queue, ids[1]).splitlines()]
-    assert kept == [
-        "INFO taskq.print: one",
-        "INFO taskq.print: two",
-    ]
+    assert kept == ["INFO taskq.print: one", "INFO taskq.print: two"]
 
 
 def test_the_default_level_prints_warnings_and_keeps_all_lines(
-    start: Any, queue: TaskQ, tmp_path: Path
+    queue: TaskQ, tmp_path: Path
 ) -> None:
     (tmp_path / "kept.py").write_text(
         LOGS.replace(
@@ -383,10 +315,9 @@ def test_the_default_level_prints_warnings_and_keeps_all_lines(
         )
     )
     job = queue.enqueue_by_name_sync("kept.thread").id
-    worker = start("kept", "--burst")
-    assert worker.end() == 0
-    assert "look out" in worker.errors
-    assert "here" not in worker.errors
+    _, errors = ran("kept", "--burst")
+    assert "look out" in errors
+    assert "here" not in errors
     assert _lines(queue, job).endswith(" INFO shop: here")
 
 
@@ -398,43 +329,22 @@ def _lines(queue: TaskQ, job_id: str) -> str:
     return attempt.lines
 
 
-@pytest.mark.parametrize(
-    ("module", "error"),
-    [
-        ("jobz", "taskq: there is no module 'jobz': did you mean 'jobs'?\n"),
-        ("logs:app --max-rss-per-child 5", "taskq: --max-rss-per-child is '5', which is 5 bytes"),
-    ],
-)
-def test_what_is_wrong_for_all_of_several_processes_is_said_once(
-    start: Any, module: str, error: str
-) -> None:
-    guard = start(*module.split(), "--processes", "2")
-    assert guard.end() == 2
-    assert guard.errors.startswith(error)
-    assert guard.errors.count("taskq: ") == 1
+def test_what_is_wrong_for_all_of_several_processes_is_said_once() -> None:
+    guard = run_taskq("worker", "jobz", "--processes", 2)
+    assert guard.returncode == 2
+    assert guard.stderr.startswith("taskq: there is no module 'jobz'")
+    assert guard.stderr.count("taskq: ") == 1
 
 
-def test_an_extra_that_each_process_would_miss_ends_the_guard_before_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in [name for name in sys.modules if name.startswith("taskq_plugins.prometheus")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    given = ["worker", "shop:app", "--processes", "2", "--metrics-port", "0"]
-    result = CliRunner().invoke(main, given)
-    assert result.exit_code == 2
-    assert re.search(r"pip install .*\[metrics\]", result.output)
-
-
+@pytest.mark.usefixtures("start")
 def test_the_banner_of_several_processes_says_what_that_of_one_says(
-    start: Any, queue: TaskQ, tmp_path: Path
+    queue: TaskQ, tmp_path: Path
 ) -> None:
     put(queue, "add", a=1, b=2)
-    guard = start("jobs", "--processes", "2", "--burst", "-Q", "default,mail")
-    assert guard.end() == 0
+    lines, _ = ran("jobs", "--processes", 2, "--burst", "-Q", "default,mail")
     assert re.fullmatch(
         r"taskq .* guard, process \d+: 2 worker processes, 8 jobs at a time in each; Ctrl-C drains",
-        guard.lines[0],
+        lines[0],
     )
     for row in (
         f"  directory   {tmp_path / 'data'}",
@@ -443,12 +353,12 @@ def test_the_banner_of_several_processes_says_what_that_of_one_says(
         "  queues      default, mail",
         f"  plain jobs  {native.label()}",
     ):
-        assert guard.lines.count(row) == 1
-    assert sum(line.startswith("  tasks       jobs.add, ") for line in guard.lines) == 1
-    stops = [line for line in guard.lines if re.match(r"process \d+ stopped after ", line)]
+        assert lines.count(row) == 1
+    assert sum(line.startswith("  tasks       jobs.add, ") for line in lines) == 1
+    stops = [line for line in lines if re.match(r"process \d+ stopped after ", line)]
     assert len(stops) == 2
     assert sum(line.endswith(": 1 job succeeded") for line in stops) == 1
-    assert guard.lines[-1].startswith("guard stopped after ")
+    assert lines[-1].startswith("guard stopped after ")
 
 
 TOLD: list[str] = []
@@ -486,10 +396,10 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_installed")
-async def test_a_plugin_is_taken_up_once_and_hangs_its_hooks_on_the_app(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_plugin_is_taken_up_once_though_another_fails_and_hangs_its_hooks_on_the_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("TASKQ_PLUGINS", "teller")
+    monkeypatch.setenv("TASKQ_PLUGINS", "broken, teller")
     async with TaskQ(tmp_path / "data", durability="os") as app:
 
         @app.task(name="send", retry=1)
@@ -500,20 +410,9 @@ async def test_a_plugin_is_taken_up_once_and_hangs_its_hooks_on_the_app(
         assert TOLD == [], "who only enqueues has no use for it"
         jobs = [await send.enqueue("ada"), await send.enqueue("nobody")]
         for _ in range(2):
-            async with app.worker(concurrency=1, burst=True) as worker:
-                await worker.stopped.wait()
+            await app.worker(concurrency=1, burst=True).run()
         assert [(await job.status()).name for job in jobs] == ["SUCCEEDED", "DEAD"]
     assert TOLD == ["taken up", "begins send", "ends send", "begins send", "died send"]
-
-
-@pytest.mark.usefixtures("_installed")
-async def test_what_a_plugin_raises_is_logged_with_its_name_and_stops_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("TASKQ_PLUGINS", "broken, teller")
-    async with TaskQ(tmp_path / "data", durability="os") as app, app.worker(burst=True) as worker:
-        await worker.stopped.wait()
-    assert TOLD == ["taken up"]
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert record.getMessage() == "the plugin broken failed; the worker goes on without it"
     assert record.exc_info is not None
@@ -616,17 +515,6 @@ def test_check_reports_a_failed_item_among_the_others(text: str) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_check_reports_refused_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TASKQ_DURABILITY", "often")
-    code, result = check()
-    assert (code, result["settings"][0]) == (1, False)
-    assert "TASKQ_DURABILITY" in result["settings"][1]
-    mistake = CliRunner().invoke(main, ["check", "-I", "shop"])
-    assert mistake.exit_code == 2
-    assert "give MODULE:APP" in mistake.output
-
-
-@pytest.mark.usefixtures("here")
 def test_waiting_jobs_are_counted_and_their_arguments_tried() -> None:
     with TaskQ("data") as app:
         app.enqueue_by_name_sync("shop.send", to="a@b.c")
@@ -647,21 +535,14 @@ def test_waiting_jobs_are_counted_and_their_arguments_tried() -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_check_reports_a_directory_that_is_no_log_or_not_writable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "thesis.txt").write_text("x")
-    assert check("-d", "other")[1]["directory"][0] is False
+def test_check_reports_a_directory_that_is_not_writable(monkeypatch: pytest.MonkeyPatch) -> None:
     with TaskQ("data") as app:
         app.store()
     assert check("-d", "data")[0] == 0
     # The user of the tests may have every permission.
     monkeypatch.setattr(os, "access", lambda _path, mode: not mode & os.W_OK)
     code, result = check("-d", "data")
-    assert code == 1
-    assert result["directory"][0] is False
-    assert check("-d", "not/there")[1]["directory"][0] is False
+    assert (code, result["directory"][0]) == (1, False)
 
 
 @pytest.mark.usefixtures("here")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
+import math
 import os
 import shutil
 import sys
@@ -23,10 +25,8 @@ import pytest
 from anyio import CancelScope, fail_after, sleep_forever
 from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint
-from click.testing import CliRunner
 
 from taskq import DeadLetter, TaskQ, current_job
-from taskq.cli.main import main
 from taskq.core.model import SECOND_NS, State
 from taskq.core.records import Cause, Kind
 from taskq.core.views import Serving
@@ -43,7 +43,7 @@ from taskq.errors import (
 from taskq.log.commit.committer import LOOK_AROUND_NS
 from taskq.log.requests import Answer, ClaimRequest, Delivery, Settlement
 from taskq.log.store.store import Store
-from taskq_workers import JobFinished, Worker, pool
+from taskq_workers import JobFinished, Worker
 from taskq_workers.runs import system
 from taskq_workers.runs.executors import SWITCH_INTERVAL_SECONDS
 from taskq_workers.slots import feed, outcomes
@@ -130,93 +130,26 @@ async def test_whatever_stands_around_an_async_function_its_coroutine_is_awaited
         assert await (await task.enqueue(number=1)).result(timeout=50) == 2
 
 
-async def test_a_drain_lets_running_jobs_finish_and_claims_no_more(fake: FakeApp) -> None:
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_drain_lets_running_jobs_finish_and_claims_no_more(
+    fake: FakeApp, *, is_cancelled: bool
+) -> None:
     held = Held(fake)
     fake.put(held.task)
-    async with Worker(fake) as worker:
-        await held.runs.wait()
-        worker.request_stop()
-        await fake.fake.until(lambda: not fake.fake.waiting())
-        fake.put(held.task)
-        held.end.set()
+    worker = Worker(fake, drain_timeout=math.inf)
+    running = asyncio.create_task(worker.run())
+    await held.runs.wait()
+    running.cancel() if is_cancelled else worker.request_stop()
+    while fake.fake.waiting():
+        await checkpoint()
+    fake.put(held.task)
+    held.end.set()
+    with pytest.raises(asyncio.CancelledError) if is_cancelled else contextlib.nullcontext():
+        await running
+    assert worker.stopped.is_set()
     (settled,) = fake.fake.settled
     assert (settled.kind, settled.body) == (Kind.SUCCEEDED, b'"done"')
     assert len(fake.fake.ready) == 1
-
-
-async def test_a_job_that_finishes_when_cancelled_has_succeeded(fake: FakeApp) -> None:
-    runs = asyncio.Event()
-
-    @fake.task
-    async def stubborn() -> str:
-        runs.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            return "saved"
-        return "never"
-
-    fake.put(stubborn)
-    async with Worker(fake, drain_timeout=0):
-        await runs.wait()
-    (settled,) = fake.fake.settled
-    assert (settled.kind, settled.body) == (Kind.SUCCEEDED, b'"saved"')
-
-
-async def test_a_job_that_ignores_its_cancellation_is_released_and_left(
-    fake: FakeApp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(pool, "CANCEL_SECONDS", 0.01)
-    runs, end, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
-
-    @fake.task
-    async def deaf() -> None:
-        runs.set()
-        while not end.is_set():
-            try:
-                await end.wait()
-            except asyncio.CancelledError:
-                continue
-        ended.set()
-
-    fake.put(deaf)
-    try:
-        async with Worker(fake, drain_timeout=0):
-            await runs.wait()
-        assert [settlement.cause for settlement in fake.fake.settled] == [Cause.DRAIN]
-        assert "did not end when cancelled" in caplog.text
-    finally:
-        end.set()  # else a failure here would keep the loop of all tests from its end
-    await ended.wait()
-    await checkpoint()
-    assert len(fake.fake.settled) == 1
-
-
-async def test_cancelling_run_stops_the_worker_and_drains(fake: FakeApp) -> None:
-    held = Held(fake)
-    fake.put(held.task)
-    worker = Worker(fake)
-    running = asyncio.create_task(worker.run())
-    await held.runs.wait()
-    running.cancel()
-    held.end.set()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert worker.stopped.is_set()
-    assert [settlement.kind for settlement in fake.fake.settled] == [Kind.SUCCEEDED]
-
-
-async def test_a_claim_that_was_answered_during_the_stop_is_given_back(fake: FakeApp) -> None:
-    held = Held(fake)
-    async with Worker(fake) as worker:
-        await fake.fake.until(lambda: len(fake.fake.waiting()) == 1)
-        ((_, future),) = fake.fake.claims
-        delivery = fake.put(held.task)
-        fake.fake.ready.clear()
-        future.set_result([delivery])
-        worker.request_stop()
-        await worker.stop()
-    assert [settlement.cause for settlement in fake.fake.settled] == [Cause.DRAIN]
 
 
 async def test_a_burst_ends_once_outcomes_that_a_locked_log_refused_are_kept(
@@ -422,6 +355,7 @@ async def test_a_burst_leaves_what_its_rate_does_not_let_through(app: TaskQ) -> 
         states = [await job.status() for job in jobs]
         assert states == [State.SUCCEEDED] * 3 + [State.READY] * 2
         async with app.worker():
+            await app.stats()  # answered after the worker's claims were announced
             assert (await app.why(jobs[3].id)).code is Why.RATE
 
 
@@ -439,27 +373,6 @@ async def test_a_worker_shares_its_claims_between_queues_by_weight(app: TaskQ) -
             await worker.stopped.wait()
     assert Counter(seen) == {"mail": 100, "bulk": 100}
     assert 20 <= Counter(seen[:40])["mail"] <= 36
-
-
-def test_a_drain_takes_a_duration_as_all_else_does(app: TaskQ) -> None:
-    for given, kept in (("2m", 120), (0, 0), (float("inf"), float("inf"))):
-        assert Worker(app, drain_timeout=given).drain_seconds == kept
-    for wrong in ("soon", -1, float("nan")):
-        with pytest.raises(UsageError, match="drain_timeout is"):
-            Worker(app, drain_timeout=wrong)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        *((text, "write -Q mail=3,bulk=1") for text in ("mail=", "=3", "mail=x")),
-        ("mail=3,mail=1", "-Q names the queue 'mail' twice"),
-    ],
-)
-def test_weights_that_are_none_are_refused(text: str, words: str) -> None:
-    result = CliRunner().invoke(main, ["worker", "nothing:app", "-Q", text])
-    assert result.exit_code == 2
-    assert words in result.output
 
 
 def test_turns_of_threads_are_short_only_while_others_compute(
@@ -604,20 +517,6 @@ async def test_a_hook_and_a_job_that_hang_share_the_time_of_the_drain(app: TaskQ
         assert time.monotonic() - began < 3.8
 
 
-async def test_a_lifespan_that_cancels_itself_does_not_pass_for_a_start(app: TaskQ) -> None:
-    @app.lifespan
-    async def gives_up() -> AsyncIterator[None]:
-        await give_up()
-        yield
-
-    async def give_up() -> None:
-        raise asyncio.CancelledError
-
-    async with app:
-        with pytest.raises(TaskqError, match="cancelled"):
-            await Worker(app).start()
-
-
 async def test_a_program_that_fills_the_threads_of_its_loop_keeps_no_worker_from_its_end(
     tmp_path: Path,
 ) -> None:
@@ -658,22 +557,29 @@ async def test_a_worker_that_sleeps_stops_when_its_directory_is_removed(tmp_path
     await app.close()
 
 
-async def test_a_worker_publishes_queues_tasks_and_slots_until_it_drains(fake: FakeApp) -> None:
-    @fake.task(name="first")
+async def test_an_idle_worker_publishes_its_claims_and_keeps_one_until_it_drains(
+    fake: FakeApp,
+) -> None:
+    @fake.task(name="first", aliases=["old"])
     async def first() -> None: ...
 
     async with Worker(fake, concurrency=3, queues=["mail"]) as worker:
-        names, queues = frozenset({"first"}), frozenset({"mail"})
+        names, queues = frozenset({"first", "old"}), frozenset({"mail"})
         assert fake.fake.served == [Serving(queues=queues, tasks=names, slots=3)]
+        await fake.fake.until(lambda: len(fake.fake.waiting()) == 1)
+        (request,) = fake.fake.waiting()
+        assert (request.tasks, request.queues, request.count) == (names, queues, 3)
+        assert request.wait_until_ns is None
 
         @fake.task(name="second")
         async def second() -> None: ...
 
-        assert worker._task_names() == {"first", "second"}
+        assert worker._task_names() == {"first", "old", "second"}
         answer = fake.fake.served[-1]
         assert answer is not None
-        assert answer.tasks == frozenset({"first", "second"})
+        assert answer.tasks == frozenset({"first", "old", "second"})
     assert fake.fake.served[-1] is None
+    assert not fake.fake.waiting()
 
 
 def census() -> tuple[int, list[str], int, int]:
@@ -749,6 +655,7 @@ async def test_jobs_of_another_version_are_given_back_while_its_workers_run(
 
     async with narrow, new:
         async with new.worker(concurrency=1), narrow.worker(on_event=note):
+            await new.stats()  # answered after the worker's claims were announced
             jobs = await where.enqueue_many([(f"{n}", 2) for n in range(20)])
             with fail_after(SECONDS):
                 assert [await job.result() for job in jobs] == [f"{n}" * 2 for n in range(20)]

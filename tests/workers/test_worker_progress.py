@@ -134,13 +134,10 @@ async def test_what_is_out_of_range_is_cut_and_what_is_no_number_a_mistake(app: 
             with pytest.raises(UsageError, match="it must be a number from 0 to 1"):
                 await progress(value)
 
-    async with app.worker():
-        await (await work.enqueue()).result(timeout=30)
-
-
-async def test_outside_a_task_there_is_nothing_to_tell() -> None:
     with pytest.raises(UsageError, match="inside a task: no job runs here"):
         await progress(0.5)
+    async with app.worker():
+        await (await work.enqueue()).result(timeout=30)
 
 
 class Runner:

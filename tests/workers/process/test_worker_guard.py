@@ -304,38 +304,34 @@ def test_a_worker_that_is_stopped_while_its_thread_starts_ends_at_once(
     assert not worker.worker.started.is_set()
 
 
-def test_errors_of_a_worker_thread_are_raised_at_its_start(tmp_path: Path) -> None:
+def test_errors_of_a_worker_thread_are_raised_at_its_start_and_hide_none_of_the_block(
+    app: TaskQ, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
-    other = TaskQ(tmp_path / "file")
-    with pytest.raises(LogError), other.worker_thread():
+    with pytest.raises(LogError), TaskQ(tmp_path / "file").worker_thread():
         pass
-
-
-def test_an_error_of_the_block_is_not_hidden_by_the_workers_end(app: TaskQ) -> None:
     with pytest.raises(ZeroDivisionError), app.worker_thread():
         _ = 1 / 0
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # of Python 3.12
 def test_run_worker_blocks_until_the_burst_is_over_and_leaves_the_process_as_it_was(
     app: TaskQ,
 ) -> None:
+    """So does a child that the program forks after it: it has the program's handlers."""
+
+    def state() -> list[object]:
+        return [*map(signal.getsignal, (signal.SIGTERM, signal.SIGINT)), gc.get_threshold()]
+
     job = app.enqueue_by_name_sync("add", 1, 2)
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), gc.get_threshold()
-    app.run_worker(burst=True)
-    after = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), gc.get_threshold()
-    assert after == before
-    assert job.result_sync(timeout=0) == 3
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # of Python 3.12
-def test_what_a_program_forks_after_run_worker_keeps_the_programs_handlers(app: TaskQ) -> None:
-    app.enqueue_by_name_sync("add", 1, 2)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     wakes = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    before = signal.getsignal(signal.SIGTERM)
+    before = state()
     try:
         app.run_worker(burst=True)
+        assert job.result_sync(timeout=0) == 3
+        assert state() == before
         assert signal.set_wakeup_fd(-1) == writer
         signal.signal(signal.SIGTERM, handle)
         pid = os.fork()
@@ -343,7 +339,7 @@ def test_what_a_program_forks_after_run_worker_keeps_the_programs_handlers(app: 
             os._exit(0 if signal.getsignal(signal.SIGTERM) is handle else 1)
         assert os.waitpid(pid, 0)[1] == 0
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before[0])  # type: ignore[arg-type]
         signal.set_wakeup_fd(wakes)
         os.close(reader)
         os.close(writer)

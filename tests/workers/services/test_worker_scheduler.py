@@ -277,12 +277,6 @@ async def test_a_worker_ticks_and_its_jobs_know_for_when_they_are(tmp_path: Path
     ]
 
 
-async def test_without_schedules_a_worker_looks_once_and_sleeps_until_somebody_steers(
-    app: TaskQ,
-) -> None:
-    assert await look(app, Scheduler(app)) == math.inf
-
-
 async def test_a_schedule_whose_arguments_do_not_fit_stops_the_worker(app: TaskQ) -> None:
     @app.cron("* * * * *", args=("x",))
     @app.task
@@ -328,40 +322,13 @@ async def test_a_schedule_that_fails_keeps_no_other_from_its_ticks(
 
 
 async def test_a_burst_ticks_nothing(app: TaskQ) -> None:
+    assert await look(app, Scheduler(app)) == math.inf
+
     @app.every("1s")
     def report() -> None: ...
 
     await app.worker(burst=True).run()
     assert await app.schedules.list() == []
-
-
-def test_a_scheduler_is_made_for_one_name_once(tmp_path: Path) -> None:
-    app = TaskQ(tmp_path)
-
-    @app.cron("0 0 * * *")
-    @app.task
-    def report() -> None: ...
-
-    with pytest.raises(UsageError, match=r"two schedules named .*report.*name="):
-        app.every("10m")(report)
-    app.every("10m", name="often")(report)
-    with pytest.raises(UsageError, match="two schedules named 'often'"):
-        app.schedule("often", report.call(), every="1h")
-    assert set(app.hooks.schedules.all) == {report.name, "often"}
-
-
-def test_a_key_of_the_task_and_overlap_do_not_go_together(tmp_path: Path) -> None:
-    app = TaskQ(tmp_path / "a")
-    keyed = app.task(name="keyed", key=lambda: "k")(lambda: None)
-    schedule = app.schedule("keyed", keyed.call(), every="1m", overlap="skip")
-    with pytest.raises(UsageError, match="overlap='skip'"):
-        schedule.enrolment()
-
-
-async def test_unknown_schedules_are_separated_from_known_ones(app: TaskQ) -> None:
-    for act in (app.schedules.pause, app.schedules.resume, app.schedules.forget):
-        with pytest.raises(UsageError, match=r"no schedule 'x' \(it knows none\)"):
-            await act("x")
 
 
 async def test_schedules_are_listed_with_what_their_worker_said(

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from anyio import sleep_forever
 from anyio.abc import TaskStatus
 from click.testing import CliRunner
 
@@ -39,45 +38,24 @@ SECONDS = 30
 
 
 class Part:
-    """Notes what befalls it."""
+    """Notes what befalls it, and fails on demand, or as it begins."""
 
-    def __init__(self, said: list[str], name: str) -> None:
-        self._said = said
-        self._name = name
-        self.ended = asyncio.Event()
+    def __init__(self, said: list[str], name: str, problem: Exception | None = None) -> None:
+        self._said, self._name, self._problem = said, name, problem
+        self.fails, self.ended = asyncio.Event(), asyncio.Event()
 
     async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
         assert store.usable
+        if self._problem is not None:
+            raise self._problem
         self._said.append(f"{self._name} begins")
         task_status.started()
         try:
-            await self.work()
+            await self.fails.wait()
+            raise ValueError("it cannot go on")
         finally:
             self._said.append(f"{self._name} ends")
             self.ended.set()
-
-    async def work(self) -> None:
-        await sleep_forever()
-
-
-class Failing(Part):
-    """Fails on demand."""
-
-    def __init__(self, said: list[str], name: str) -> None:
-        super().__init__(said, name)
-        self.fails = asyncio.Event()
-
-    async def work(self) -> None:
-        await self.fails.wait()
-        raise ValueError("it cannot go on")
-
-
-class Unable(Part):
-    """Never begins."""
-
-    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
-        del task_status
-        raise LogError(f"this part cannot work in {store.config.durability}")
 
 
 async def test_parts_live_as_long_as_their_worker_claims(app: TaskQ) -> None:
@@ -103,7 +81,7 @@ async def test_a_part_that_fails_stops_its_worker_after_its_jobs(
     said: list[str] = []
     held = Held(app)
     async with app:
-        worker, part, failing = Worker(app), Part(said, "one"), Failing(said, "two")
+        worker, part, failing = Worker(app), Part(said, "one"), Part(said, "two")
         worker.services += [part, failing]
         job = await held.task.enqueue()
         running = asyncio.create_task(worker.run())
@@ -125,8 +103,9 @@ async def test_a_part_that_cannot_begin_stops_its_worker(app: TaskQ) -> None:
     said: list[str] = []
     async with app:
         worker = Worker(app)
-        worker.services += [Part(said, "one"), Unable(said, "two")]
-        with pytest.raises(LogError, match="cannot work in"):
+        problem = LogError("this part cannot work")
+        worker.services += [Part(said, "one"), Part(said, "two", problem)]
+        with pytest.raises(LogError, match="cannot work"):
             async with worker:
                 raise AssertionError("it started")
     assert said == ["one begins", "one ends"]
@@ -269,7 +248,7 @@ async def test_jobs_without_a_task_are_reported_at_the_start_and_repeatedly(
 
 
 @pytest.mark.usefixtures("log")
-async def test_jobs_that_another_worker_would_take_are_not_reported(
+async def test_an_unused_queue_is_reported_and_jobs_that_another_worker_takes_are_not(
     app: TaskQ, heard: Heard
 ) -> None:
     @app.task(name="known", queue="mail")
@@ -280,23 +259,11 @@ async def test_jobs_that_another_worker_would_take_are_not_reported(
         await known.enqueue()
         await app.enqueue_by_name("proj.send")
         async with app.worker(queues=["mail"], warns=False), app.worker(queues=["none"]):
-            text = await heard.texts.get()
-        assert text.startswith("nobody uses queue 'none'")
-        assert heard.texts.empty()
-
-
-@pytest.mark.usefixtures("log")
-async def test_an_unused_queue_is_reported_with_the_known_ones(app: TaskQ, heard: Heard) -> None:
-    @app.task(name="send", queue="mail")
-    async def send() -> None: ...
-
-    async with app:
-        await send.options(queue="default", delay="1h").enqueue()
-        async with app.worker(queues=["sms", "mail"]):
             assert await heard.texts.get() == (
-                "nobody uses queue 'sms': no task puts into it, no job was ever in it; "
+                "nobody uses queue 'none': no task puts into it, no job was ever in it; "
                 "known are default, mail"
             )
+        assert heard.texts.empty()
 
 
 @pytest.mark.usefixtures("log")
