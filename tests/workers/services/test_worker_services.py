@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from taskq_workers.services import watches
 from taskq_workers.services.watches import StrayWatch
 from tests.effort import ended, within
 from tests.log.world import Process, World
+from tests.processes.harness import eventually
 from tests.workers.fakes import Held
 
 SECONDS = 30
@@ -190,6 +191,35 @@ async def test_health_fails_while_the_loop_of_a_worker_begins_no_job(
         other.call_soon_threadsafe(other.stop)
         thread.join()
         other.close()
+
+
+async def test_jobs_that_wait_for_a_blocked_loop_are_given_to_another_worker(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watches, "BLOCKED_SECONDS", 0.01)
+    monkeypatch.setattr(watches, "_ASK_SECONDS", 0.01)
+    other, ran = TaskQ(app.data_dir, durability="os"), threading.Event()
+    app.task(name="late")(later)
+
+    @other.task(name="late")
+    def late_there() -> None:
+        ran.set()
+
+    def elsewhere() -> bool:
+        job = other.enqueue_by_name_sync("late")
+        eventually(lambda: job.view_sync().attempts)  # the blocked worker has claimed it
+        with other.worker_thread(concurrency=1):
+            return ran.wait(SECONDS)
+
+    @app.task(name="block", retry=1)
+    async def block() -> bool:
+        for _ in range(3):  # the claim for the other slot is made after this one's first step
+            await asyncio.sleep(0)
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(elsewhere).result()
+
+    async with other, app, app.worker(concurrency=2):
+        assert await (await block.enqueue()).result(timeout=3 * SECONDS)
 
 
 async def _watch_until_stopped(surrendered: threading.Event) -> None:
