@@ -254,8 +254,9 @@ class ConditionGate(Gate):
                 await sleep(unmet.condition.interval_seconds)
 
     async def _is_needed(self) -> bool:
-        # In this order: a job that is claimed after the look was ready in it.
-        return await self.demand() or self.host.has_begun(self.tasks)
+        # Before the look and after it: a job may be given back meanwhile, or claimed.
+        begun = self.host.has_begun
+        return begun(self.tasks) or await self.demand() or begun(self.tasks)
 
     async def _unmet(self) -> Probe | None:
         if self.mode is Mode.SHUT:
