@@ -123,23 +123,37 @@ class Child:
         self._lines.put(None)
 
     def line(self, seconds: float = STEP_SECONDS) -> str:
-        """Return the next line; fails if none comes, or the output ends."""
+        """Return the next line; fails if the output ends, or after ``seconds`` without any work.
+
+        On a busy machine a process may work for long before it has something to say.
+        """
+        before = self._work()
+        while True:
+            try:
+                line = self._lines.get(timeout=seconds)
+            except queue.Empty:
+                work, before = before, self._work()
+                if work != before:
+                    continue
+                # Its faulthandler shows on stderr what each of its threads waits for.
+                self.send(signal.SIGABRT)
+                self.process.wait(STEP_SECONDS)
+                raise AssertionError(f"{self.process.args!r} says nothing") from None
+            assert line is not None, f"{self.process.args!r} ended with {self.process.wait()}"
+            return line
+
+    def _work(self) -> list[str]:
+        """Return the processor time that it has had; none where the system does not show it."""
         try:
-            line = self._lines.get(timeout=seconds)
-        except queue.Empty:
-            # Its faulthandler shows on stderr what each of its threads waits for.
-            self.send(signal.SIGABRT)
-            self.process.wait(STEP_SECONDS)
-            raise AssertionError(f"{self.process.args!r} says nothing") from None
-        assert line is not None, f"{self.process.args!r} ended with {self.process.wait()}"
-        return line
+            text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8")
+        except OSError:
+            return []
+        return text.rpartition(") ")[2].split()[11:13]
 
     def expect(self, word: str, seconds: float = STEP_SECONDS) -> str:
-        deadline = time.monotonic() + seconds
-        while True:
-            line = self.line(max(deadline - time.monotonic(), 0.001))
-            if line.startswith(word):
-                return line[len(word) :].strip()
+        while not (line := self.line(seconds)).startswith(word):
+            pass
+        return line[len(word) :].strip()
 
     def lines_so_far(self, seconds: float = 0.01) -> list[str]:
         lines: list[str] = []
