@@ -482,6 +482,7 @@ def meaning(facets: Facets, now_ns: int) -> Meaning:
         "dead": {chunk.ids[at]: chunk.metas[at] for chunk, at in agenda.dead},
         "paused": set(agenda.queues.paused),
         "schedules": dict(agenda.schedules),
+        "sources": dict(agenda.sources),
         "controls": values_of(agenda.controls),
         "paused_tasks": set(agenda.queues.paused_tasks),
         "next": agenda.order.next_ready(10**6, None),
@@ -580,7 +581,7 @@ def told(facets: Facets, now_ns: int) -> dict[str, Any]:
         for hashed, job, location, until in zip(*page.columns(), strict=True)
         if until < 0 or until + dedup.shift_ns > now_ns
     ]
-    said["sources"], said["floor"] = agenda.sources, agenda.floor_lsn
+    said["floor"] = agenda.floor_lsn
     said["later"] = []
     for span_ns in _SPANS_NS:
         agenda.promote(now_ns + span_ns, 2**62)
