@@ -28,7 +28,7 @@ from taskq_plugins.hub.transport import hub_backed_up
 from tests.hub.place import DEVICE, Place, is_copy, run
 from tests.hub.place import DEVICE as _DEVICE
 from tests.hub.place import run as _run
-from tests.processes.test_hub_kills import roll_back
+from tests.processes.hub_kills import roll_back
 
 _MIB: Final = 2**20
 
