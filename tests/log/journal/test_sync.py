@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import queue
 import random
 from concurrent.futures import Future
@@ -188,6 +189,32 @@ def test_a_failed_sync_of_a_full_segment_refuses_the_batch_that_needed_the_next(
     world.process()
     assert len(world.records()) == count + 1
     assert world.view(answered[0]) is not None
+
+
+@pytest.mark.parametrize("problem", ["create", "sync"])
+def test_a_marker_that_cannot_be_written_is_not_needed_on_the_same_boot(problem: str) -> None:
+    world = World()
+    first, second = world.process(), world.process()
+    kept = first.enqueue(b"kept")
+
+    def on_step(operation: str, path: str) -> None:
+        if operation == problem and path == _MARKER:
+            raise OSError(errno.EIO, "Input/output error")
+
+    world.machine.on_step = on_step
+    world.machine.fail_next_syncs()
+    unknown = first.send(Op.ENQUEUE, (PLAIN, b"unknown", None))
+    first.sync()
+    assert isinstance(unknown.exception(0), OutcomeUnknown)
+    world.machine.on_step = None
+    with pytest.raises(LogFailed):
+        second.enqueue()
+    third = world.process()
+    world.lose_power()
+    world.process()
+    assert world.view(kept) is not None
+    assert world.view(kept + 1) is not None
+    del third
 
 
 @pytest.mark.parametrize("stage", range(1, 7))
