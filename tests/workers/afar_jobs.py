@@ -50,7 +50,7 @@ def on_all(
     places: Iterable[str] = PLACES,
     **options: Any,
 ) -> dict[str, Any]:
-    """Make a task of each place; one that awaits runs ``act`` as well, if not something else."""
+    """Make a task for each place; an async task runs ``act`` as well if it has no function."""
 
     @functools.wraps(act)
     async def acts(*args: Any, **kwargs: Any) -> Any:

@@ -136,7 +136,7 @@ def at_work(worker: Worker) -> None:
 
 @pytest.mark.usefixtures("at_work")
 async def test_a_job_knows_itself_and_its_deadline_wherever_it_runs() -> None:
-    """Those of a child run in one warm process, in its main thread."""
+    """Jobs of a child run in one warm process, in its main thread."""
     seen = {}
     for place, task in afar_jobs.FACTS.items():
         for number in range(2):
@@ -207,10 +207,10 @@ async def test_a_timeout_kills_the_child_and_says_so(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("at_work")
 async def test_a_soft_timeout_is_raised_in_the_task_wherever_it_waits() -> None:
     jobs = {place: await task.enqueue() for place, task in afar_jobs.SOFT.items()}
-    told = {place: await job.result(SECONDS) for place, job in jobs.items()}
+    answers = {place: await job.result(SECONDS) for place, job in jobs.items()}
     # There the interpreter raises it, by its class.
-    assert told.pop("thread") == "cleaned up: the task's soft_timeout is over"
-    assert set(told.values()) == {"cleaned up: not done within its soft_timeout of 0.2 s"}
+    assert answers.pop("thread") == "cleaned up: the task's soft_timeout is over"
+    assert set(answers.values()) == {"cleaned up: not done within its soft_timeout of 0.2 s"}
 
 
 @pytest.mark.usefixtures("at_work")

@@ -47,7 +47,7 @@ class Traces:
         return sorted(span.name for span in self.exporter.get_finished_spans())
 
     def parents(self) -> set[tuple[str, str]]:
-        """Return each span with its parent; each is numbered among those of its name."""
+        """Return each span with its parent; spans of one name are numbered."""
         spans = sorted(self.exporter.get_finished_spans(), key=lambda span: span.start_time or 0)
         counts, labels = Counter[str](), dict[int | None, str]()
         for span in spans:

@@ -450,7 +450,7 @@ class Schedule(Seeded):
             await self.worker.stopped.wait()
             self.jobs.finish()
             self.loop.on_wait = None
-        # What is under way to the logs reaches them after the worker's end.
+        # Requests that are under way reach the logs after the worker's end.
         for _ in range(20):
             await asyncio.sleep(0)
         claimed = [delivery for log in self.logs for delivery in log.running.values()]
