@@ -654,7 +654,8 @@ class SharedLog(Log):
         return not self.moments and self.stalls[1] <= 0
 
     def is_stalled(self, moment: float) -> bool:
-        return self.stalls[0] <= moment < self.stalls[1] + self.answers
+        # Logs that answer in the same moment have jobs from then on, whatever was rounded.
+        return self.stalls[0] <= moment < self.stalls[1] + self.answers - 1e-9
 
     def switch(self) -> None:
         self.has_jobs = not self.has_jobs
