@@ -279,6 +279,7 @@ async def test_a_stream_of_a_closed_log_ends_with_an_error(tmp_path: Path) -> No
         await anext(stream)
 
 
+@pytest.mark.posix("syncs by another call")
 async def test_a_stream_of_a_log_whose_fsync_fails_ends_with_an_error(
     log: TaskLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
