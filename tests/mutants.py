@@ -43,7 +43,7 @@ import rich.console
 from taskq.core.values import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ROOT: Final = Path(__file__).parents[1]
 LEDGER: Final = ROOT / "tests/mutants.md"
@@ -115,24 +115,27 @@ def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
 def mutants(path: Path) -> Iterator[Mutant]:
     source = path.read_bytes()
     starts = [0]
-    for text in source.splitlines(keepends=True):
-        starts.append(starts[-1] + len(text))
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+
+    def span(part: ast.expr | ast.stmt) -> tuple[int, int]:
+        start = starts[part.lineno - 1] + part.col_offset
+        return start, starts[(part.end_lineno or 1) - 1] + (part.end_col_offset or 0)
+
+    def text(part: ast.expr | ast.stmt) -> str:
+        start, end = span(part)
+        return source[start:end].decode()
+
     for name, function in functions(ast.parse(source)):
         for node in own_nodes(ast.Module(function.body, [])):
             if not isinstance(node, ast.expr | ast.stmt):
                 continue
-            start = starts[node.lineno - 1] + node.col_offset
-            end = starts[(node.end_lineno or 1) - 1] + (node.end_col_offset or 0)
-            before = source[start:end].decode()
-            after = changed(node, source.decode())
+            before, after = text(node), changed(node, text)
             if after is not None and not _IDLE.match(before):
-                yield Mutant(path, name, node.lineno, start, end, before, after)
+                yield Mutant(path, name, node.lineno, *span(node), before, after)
 
 
-def changed(node: ast.AST, source: str) -> str | None:
-    def text(part: ast.AST) -> str:
-        return ast.get_source_segment(source, part) or ""
-
+def changed(node: ast.AST, text: Callable[[ast.expr], str]) -> str | None:
     after: str | None
     match node:
         case ast.Compare(left=left, ops=[operator], comparators=[right]) if (
