@@ -189,7 +189,8 @@ class Session:
         """Return the output of a command, and its exit code if it is not 0."""
         for own, tag in self._tags:
             typed = typed.replace(tag, own)
-        shown = self._run(shlex.split(typed.replace("FOLDER", str(self._folder))))
+        words = shlex.split(typed)
+        shown = self._run([word.replace("FOLDER", str(self._folder)) for word in words])
         for own, tag in self._tags:
             shown = shown.replace(own, tag)
         for path, name in ((self._path, "data"), (self._folder, "FOLDER")):
