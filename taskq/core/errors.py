@@ -39,6 +39,10 @@ def worker_command(directory: str) -> str:
 _READ_ONLY: Final = "mount the file system for writing; read commands work without"
 _NOT_ALLOWED: Final = "use the user that the directory belongs to, or another directory"
 _NO_ROOM: Final = "Free some space or inodes (df -h, df -i) or raise the quota, then try again"
+_TOO_LONG: Final = "use a directory with a shorter path"
+_NO_DIRECTORY: Final = (
+    "a file stands where a directory should be: move it away, or use another path"
+)
 #: Advice by error number of the operating system.
 _REMEDIES: Final = {
     errno.EROFS: _READ_ONLY,
@@ -48,17 +52,26 @@ _REMEDIES: Final = {
     errno.ENFILE: "the whole machine has too many files open: end what holds them",
     errno.ENOSPC: _NO_ROOM,
     errno.EDQUOT: _NO_ROOM,
-    errno.ENAMETOOLONG: "use a directory with a shorter path",
-    errno.ENOTDIR: "a file stands where a directory should be: move it away, or use another path",
+    errno.ENAMETOOLONG: _TOO_LONG,
+    errno.ENOTDIR: _NO_DIRECTORY,
     errno.EISDIR: "a directory stands where a file should be: move it away",
     errno.ELOOP: "remove the symbolic link, or use the directory that it leads to",
     errno.EIO: "check the disk and the system's messages (dmesg), and whether it is still there",
+}
+#: Advice by Windows' own number, for which Python has a wider errno.
+_REMEDIES_WINDOWS: Final = {
+    3: _NO_DIRECTORY,  # ERROR_PATH_NOT_FOUND
+    123: f'{_TOO_LONG}, and names without any of < > : " | ? *',  # ERROR_INVALID_NAME
+    183: _NO_DIRECTORY,  # ERROR_ALREADY_EXISTS
+    206: _TOO_LONG,  # ERROR_FILENAME_EXCED_RANGE
+    267: _NO_DIRECTORY,  # ERROR_DIRECTORY
 }
 
 
 def remedy(error: OSError) -> str:
     """Return what to do about what the operating system says, as a sentence without its end."""
-    advice = _REMEDIES.get(error.errno or 0, "check the disk and the path, then try again")
+    general = _REMEDIES.get(error.errno or 0, "check the disk and the path, then try again")
+    advice = _REMEDIES_WINDOWS.get(getattr(error, "winerror", None) or 0, general)
     return advice[0].upper() + advice[1:]
 
 
