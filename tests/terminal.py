@@ -1,4 +1,4 @@
-"""What is typed at a terminal and what it shows, as documents write it.
+"""Lines typed at a terminal and their output, as documents write them.
 
 Each ``$`` line is typed; the lines up to the next one are its output, and ``[2]`` is an exit code.
 ``…`` stands for text that differs from run to run (ids, spans, process numbers), a line of ``...``

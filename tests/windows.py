@@ -1,4 +1,4 @@
-"""A plugin for Windows (``-p tests.windows``): tests of what only POSIX has are skipped, by name.
+"""A plugin for Windows (``-p tests.windows``): it skips tests of POSIX alone, by name.
 
 A module that imports such a module, and a test that itself asks for such a name, are skipped; what
 the product asks for in vain fails its test. The end counts each reason.
@@ -42,7 +42,7 @@ _LACKING: Final = re.compile(
     r"|\[WinError 2\] (File not found)$"
 )
 _SKIPPED: Final = pytest.StashKey[Any]()
-#: A second of Linux is so many under Wine, whose processes take longer than that to start.
+#: Seconds under Wine for one on Linux: a process takes longer than a second to start.
 _STRETCH: Final = 5
 #: Names of limits in modules of tests.
 _LIMITS: Final = ("SECONDS", "_SECONDS", "RESULT_SECONDS")
@@ -192,7 +192,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Skip a test that itself asks for what only POSIX has."""
+    """Skip a test whose own code asks for names of POSIX alone."""
     report = yield
     _skip_if_lacking(report, call)
     if report.skipped:

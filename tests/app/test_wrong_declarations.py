@@ -89,7 +89,7 @@ class Row:
     day: dt.date | None = None
 
 
-#: Annotations that look like those without a form in JSON, and have one.
+#: Annotations with a form in JSON that look like others without one.
 SOUND = [
     bytes, OfExtensions, Model, Pair, Colour, Row, list[Model] | None, dt.timedelta, Path,
     Annotated[Plain, PlainValidator(lambda _: Plain()), PlainSerializer(str)], Any, None,

@@ -343,7 +343,7 @@ _HELD: Final = Carried(
     1, State.RUNNING, _BORN, 7, attempt=2, token=30, due_ns=5, due_is_wall=True,
     claim=(8, 2**64 - 1), lease_ns=77, key_until_ns=78, ended_ns=79, history=b"hi", body=b"no",
 )  # fmt: skip
-#: A record of each kind, with all that it may have.
+#: A record of each kind, with every optional part.
 _KINDS: Final[list[Any]] = [
     enqueued(b'{"to":1}'),
     enqueued(b"", encode_extras(_RICH, 1_000) + encode_replaces(22) + b"\x07\x02\x00ab"),

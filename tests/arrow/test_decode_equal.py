@@ -124,7 +124,7 @@ def _headers(*texts: bytes, cut: int = 0) -> tuple[Option, bytes]:
     return Option.HEADERS, value[: len(value) - cut]
 
 
-#: Cut short, no text, or a name twice; and what a later version may say of a record of any kind.
+#: Bodies cut short, without text, or with a name twice; fields of a later version in any record.
 _odd = st.sampled_from([
     _headers(), _headers(b"a"), _headers(b"", b""), _headers(b"a", b"b", b"c"),
     _headers(b"a", b"long", cut=2), _headers(b"\xff", "é".encode()),

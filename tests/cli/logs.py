@@ -21,7 +21,7 @@ from taskq.cli.main import main
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq_workers.services.scheduler import Scheduler
 
-#: Of the log, or of two shards.
+#: Lines of the log, or of two shards.
 TAGS: Final = ("5a3b1e0f", "6c4d2a1b")
 #: All sessions are of one width.
 COLUMNS: Final = "120"

@@ -419,7 +419,7 @@ def test_the_port_has_a_function_of_the_same_kind_for_each_of_the_original() -> 
         assert kinds == {False}, name
 
 
-@pytest.mark.slow  # of what is ours here the port's tests say more
+@pytest.mark.slow  # the port's tests have more of our own names
 @pytest.mark.usefixtures("new_world")
 def test_the_original_does_the_same() -> None:
     pytest.importorskip("celery", reason="Celery is not installed: pip install celery")

@@ -121,7 +121,7 @@ def files(base: Path) -> list[str]:
     return sorted(p.relative_to(base).as_posix() for p in base.rglob("*") if p.is_file())
 
 
-#: Where files would lie that leave the tree.
+#: Places of files that would leave the tree.
 OUTSIDE = ("%2e%2e/evil", "a/%2e%2e/%2e%2e/evil", "/etc/evil", "a//b", "%2e", "a/", "", "a%00b")
 
 

@@ -62,7 +62,7 @@ class MadeLog:
         self.time_ns = BEGAN_NS
         self.synced_through = 0
         self.frames: list[Place] = []
-        #: all bytes of each segment, of parents and children as well, whatever became of the files
+        #: all bytes of each segment, also of parents and children, even after its file went
         self.written: dict[tuple[uuid.UUID, int], bytes] = {}
         self._begin()
 

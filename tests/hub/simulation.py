@@ -152,7 +152,7 @@ class Simulation:
         self._keeper: Process | None = None
         self._session = 0
         self._questions: list[Question] = []
-        #: what the device's logs said when a job was expired for it
+        #: records of the device's logs when a job was expired for it
         self._words: dict[str, outbox.There | None] = {}
         self.handed = self.lost = 0
 
@@ -281,7 +281,7 @@ class Simulation:
     def _held(self) -> Records:
         if self.log_id is not None:
             with self._hub()._held(DEVICE, self.log_id):
-                """What a crash left is cut off."""
+                """The torn tail of a crash is cut off."""
         return self.hub_records() | self._device_records()
 
     def _set_hub_back(self) -> None:
@@ -541,7 +541,7 @@ class Simulation:
             assert is_told or lsn < oldest, (epoch, lsn, lost)
 
     def _check_ids(self) -> None:
-        """H12: on the hub a log and a number name one record, whatever was set back."""
+        """H12: on the hub a log and a number name one record, also after a set-back."""
         known: dict[tuple[bytes, int], bytes] = {}
         for copy in self._hub().all():
             with copy.files() as files:
@@ -675,7 +675,7 @@ class Simulation:
     def _reading(self, headers: Mapping[str, str]) -> outbox.DeviceReader:
         if self.log_id is not None:
             with self._hub()._held(DEVICE, self.log_id):
-                """What a crash left is cut off."""
+                """The torn tail of a crash is cut off."""
         reader = outbox.DeviceReader(HUB, DEVICE, self._hub_disk)
         reader.read(headers)
         return reader
@@ -810,7 +810,7 @@ class Simulation:
         return any(True for _ in agenda.table)
 
     def _check_ends(self) -> None:
-        """Each job ended once here, and its device says how unless it never came there."""
+        """Each job ended once here, as its device's log has it unless it never arrived."""
         records, tag = self.out.records(), self.out.reader().tag
         births = {record.job: record for record in records if record.type == RecordKind.ENQUEUED}
         ends = Counter(record.job for record in records if record.end and not record.carried)

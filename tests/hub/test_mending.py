@@ -302,7 +302,7 @@ async def test_a_file_system_that_was_rolled_back_parts_where_the_hub_has_other_
 async def test_of_a_cloned_card_only_that_device_is_stopped_and_a_person_lets_both_go_on(
     place: Place,
 ) -> None:
-    """Machines that are alike in all, files included, have one name: their frames tell."""
+    """Machines alike in all, files included, have one name: their frames differ."""
     other = Registry(place.hub).enroll("edge-8")
     await place.write(5)
     await place.sync()

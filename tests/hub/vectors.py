@@ -75,7 +75,7 @@ async def _record(folder: Path, node: str) -> dict[str, Any]:
         await log.put(b"two")
     shutil.copytree(place.log, folder / "copy")
     shutil.rmtree(place.log)
-    (folder / "copy").rename(place.log)  # what goes on is another log
+    (folder / "copy").rename(place.log)  # the log goes on as another one
     async with TaskLog.open(place.log) as log:
         await log.put(b"three")
     place.server._copies._first_session = 0

@@ -904,7 +904,7 @@ class Simulation:
         self.pending = waiting
 
     def _learn_from(self, error: SourceMoved | DuplicateKey) -> None:
-        """Whatever a refusal names is durable."""
+        """Records named by a refusal are durable."""
         if isinstance(error, DuplicateKey):
             self.counts["refused keys"] += 1
             if error.job_id:
@@ -926,7 +926,7 @@ class Simulation:
         opener = self.world.process()
         memory = self.memory
         if self.world.config.durability is Durability.OS and self.world.has_gap():
-            # An fsync failed, its process was killed before it could say so, and power was lost.
+            # An fsync failed, its process was killed before it could mark it, and power was lost.
             self.world.fold()
             opener.close()
             self.counts["gaps"] += 1

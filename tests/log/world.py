@@ -454,7 +454,7 @@ Meaning = dict[str, Any]
 
 
 def meaning(facets: Facets, now_ns: int) -> Meaning:
-    """Everything that the folds of a log say to somebody who looks at this time."""
+    """All state that a reader of the folds sees at this time."""
     agenda, dedup = facets.need_agenda(), facets.need_dedup()
     agenda.promote(now_ns, 10**9)
     table = {

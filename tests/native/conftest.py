@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     #: Lets what follows run in C, or in Python.
     Choose = Callable[[bool], None]
 
-#: No warning passes, but those of CPython's own headers.
+#: No warning passes, except in CPython's own headers.
 STRICT = ("-Wall", "-Wextra", "-Werror", "-Wconversion", "-Wno-sign-conversion", "-Wshadow")
 
 

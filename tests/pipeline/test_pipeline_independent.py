@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Made(NamedTuple):
-    """A lake, one that was filled from the same logs at once, and these."""
+    """A lake, another one filled from the same logs at once, and the logs."""
 
     lake: Path
     anew: Path
@@ -139,7 +139,7 @@ def test_a_lake_that_spark_filled_equals_a_plain_fold_for_every_reader(
 
 
 def check_anew(made: Made) -> None:
-    """Tables that grew equal those made at once, but for what a restored device had before."""
+    """Tables that grew equal tables made at once, except a restored device's earlier rows."""
     lake, anew = table_rows(made.lake), table_rows(made.anew)
     assert lake.keys() == anew.keys() == {"records", "jobs", "attempts", "steps", *DERIVED}
     for name, rows in lake.items():

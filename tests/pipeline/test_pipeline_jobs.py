@@ -134,7 +134,7 @@ def folded(tmp_path_factory: pytest.TempPathFactory) -> Folded:
 
 
 def test_folded_jobs_equal_the_jobs_of_their_logs(folded: Folded) -> None:
-    """Whatever compaction wrote again; a log that was read as it grew has others besides."""
+    """Records written again by compaction; a log that was read as it grew has others besides."""
     for log in folded.logs:
         name = log.records["log_id"][0].as_py()
         shown = {key for key in folded.at_once if key[0] == name}
@@ -195,7 +195,7 @@ def test_steps_of_the_clock_are_no_waits_and_no_runs(folded: Folded) -> None:
 
 
 def test_what_is_kept_is_of_open_jobs_but_for_clocks_and_what_was_read(folded: Folded) -> None:
-    """Of the copies that compaction makes of a job time and again, one is kept."""
+    """One of a job's copies by repeated compaction is kept."""
     jobs_open = {key for key, row in folded.by_batch.items() if not row["is_over"]}
     of_jobs = [row for row in folded.kept if row["kind"] not in {"clock", "position", "told"}]
     assert {(row["log_id"], row["job"]) for row in of_jobs} == jobs_open

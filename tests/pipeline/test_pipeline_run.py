@@ -244,7 +244,7 @@ def half_doubled(edge: MadeLog) -> None:
 
 
 LOSS, CORRUPT = "--ignore-data-loss", "--corrupt=skip"
-#: What one log of two is like, what the run says of it, and the options that go on with it.
+#: State of one log of two, the run's message, and the options that go on with it.
 ODD: list[tuple[Callable[[MadeLog], None], str, set[str]]] = [
     (torn, "edge/taskq.json", set()),
     (newer, "edge/taskq.json", set()),

@@ -145,7 +145,7 @@ class Growth:
             assert sum(sizes) - max(sizes, default=0) <= self.limit
 
     def look(self) -> None:
-        """Read all that is available now, while more comes; only logs that miss some are held."""
+        """Read all available records, while more come; only logs with a gap are held."""
         ends = [(log, log.next_lsn) for log in self.made]
         self.stream.restart()
         self.stream.reader.prepareForTriggerAvailableNow()
@@ -171,7 +171,7 @@ class Growth:
 @grows
 @pytest.mark.parametrize("seed", range(some(8, of=200)))
 def test_a_stream_reads_each_record_once_and_in_order(tmp_path: Path, seed: int) -> None:
-    """Whatever grows, appears, goes and comes back; one log holds up no other."""
+    """Logs grow, appear, go and come back; one log holds up no other."""
     growth = Growth(tmp_path, random.Random(seed))
     for _ in range(20):
         growth.act()
@@ -465,7 +465,7 @@ def test_what_was_not_read_before_a_declared_gap_is_read_from_where_the_hub_keep
     gap = {"what": "gap", "lsn": 3, "goes_on": 50, "end_lsn": 3, "cause": "told"}
     assert shown(rows) == [gap]
     assert lsns(rows) == [50]
-    declare(made, made.frames[-1], 90)  # behind what was read it is no loss
+    declare(made, made.frames[-1], 90)  # after the read position it is no loss
     assert not stream.step()
     made.time_ns += 60 * SECOND
     made.rotate()

@@ -49,7 +49,7 @@ async def made(folder: Path) -> Path:
             await worker.stopped.wait()
         await app.enqueue(app.call_by_name("nobody.knows", to="Ada"))
         async with app.worker():
-            """It tells the log of its schedules."""
+            """It writes its schedules into the log."""
         await app.pause("mail")
     return app.data_dir
 

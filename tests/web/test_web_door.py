@@ -388,7 +388,7 @@ async def test_the_audit_of_an_enqueue_is_written_once_it_is_answered(tmp_path: 
 
 # -- other names and other pages -------------------------------------------------------------------
 
-#: Who asks, with leave to act or not, for what, with which headers; status and words of the answer.
+#: A visitor with or without leave to act, path and headers; status and words of the answer.
 Asked = tuple[str, str, dict[str, str], int, str]
 REFUSED: Final[dict[tuple[Callable[..., Any], bool], list[Asked]]] = {
     (stranger, False): [

@@ -341,7 +341,7 @@ _PARTS = ("schedules", "dead", "compacted", "waiting", "paused")
 
 
 @pytest.mark.parametrize(
-    # All 32 states take half a minute; by default those of none, one, and all.
+    # All 32 states take half a minute; by default none, one, and all of them.
     "count",
     [pytest.param(n, marks=[pytest.mark.slow] * (n in {2, 3, 4})) for n in range(len(_PARTS) + 1)],
 )

@@ -1,4 +1,4 @@
-"""``Agenda`` at its bounds and in what it costs; ``test_agenda_machine`` holds the rest."""
+"""Bounds and costs of ``Agenda``; ``test_agenda_machine`` holds the rest."""
 
 from __future__ import annotations
 

@@ -509,7 +509,7 @@ class AgendaMachine(RuleBasedStateMachine):
 
     @rule()
     def go_through_a_snapshot(self) -> None:
-        """Claimers tell the limits again; jobs that a claim found to be over are found again."""
+        """Claimers send their limits again; expired jobs are found by the next claim again."""
         columns = Columns(freeze_agenda(self.agenda))
         self.agenda = thaw_agenda(columns)
         assert columns.is_empty()

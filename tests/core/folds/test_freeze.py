@@ -275,7 +275,7 @@ _OTHERS: Final = (
 
 
 def reached(*roots: object) -> list[Any]:
-    """Return all objects that are reached from the roots, but for what is bound elsewhere."""
+    """Return all objects that the roots reach, except bound ones."""
     values: dict[int, object] = {}
     left = list(roots)
     while left:

@@ -361,7 +361,7 @@ class Play(Simulation):
     # -- what must be true ------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Attempts look at what is recorded whenever they begin."""
+        """An attempt reads the recorded steps when it begins."""
 
     def end(self) -> None:
         """Let nothing fail any more: every job comes to its end, and to the right one."""

@@ -211,7 +211,7 @@ def _option(data: bytes, tag: Option) -> int:
     return 0 if data[4] in CARRYING else find_moment(data, fixed, size, tag)
 
 
-#: What nothing but the engine's folds reads.
+#: Records that only the engine's folds read.
 _OPTIONS: Final[dict[str, Callable[[bytes], object]]] = {
     "key_hash": lambda data: _option(data, Option.KEY_HASH),
     "replaces": lambda data: _option(data, Option.REPLACES),
@@ -227,7 +227,7 @@ _FIELDS: Final = (
 
 
 def _pinned(data: bytes) -> dict[str, str]:
-    """The bytes of a record, and all that is read from them."""
+    """The bytes of a record, and every value read from them."""
     record = Record(data, 31, 8, 9)
     values = {name: getattr(record, name) for name in _FIELDS}
     values |= {name: read(data) for name, read in _OPTIONS.items()}
@@ -261,7 +261,7 @@ async def opened(name: str, path: Path) -> None:
     clock = FakeClock(expected["seconds"])
     with LogReader.open(str(path), clock) as reader:
         assert not reader.verify().damage
-    # Else it is the machine's speed that says which lsn is known to be on disk.
+    # Else the machine's speed decides which lsn is known to be on disk.
     config = LogConfig(clock=clock, durability=Durability.OS)
     async with TaskLog(Connection(str(path), config)) as log:
         ready = sum(row[2] + row[3] for row in expected["queues"] if not row[8])

@@ -42,7 +42,7 @@ _KEPT: Final = b"kept"
 
 
 def records_of(world: World) -> Records:
-    """Return every record of a directory; its segments are whole, and say who wrote them."""
+    """Return every record of a directory; its segments are whole, and name their log."""
     journal = world.reader()
     records: Records = {}
     if not journal.segment:  # its first opening was cut short
@@ -151,7 +151,7 @@ class Family:
             self.worlds.append(copied(world, f"/srv/copy{next(self._paths)}"))
 
     def fork(self, world: World) -> None:
-        """Go on from a frame of the past, as when somebody has other frames behind it."""
+        """Go on from an earlier frame, which then has two different frames after it."""
         self.opened(world)
         self.close(world)
         if starts := [lsn for _, lsn in records_of(world)]:
@@ -177,7 +177,7 @@ class Family:
         return f"{world.path}/taskq.json" in self.machine.paths()
 
     def look(self) -> None:
-        """Compare what each directory holds with all that was seen in any."""
+        """Compare each directory's records with those seen in any."""
         for world in self.worlds:
             if not self.has_log(world):
                 continue

@@ -1,4 +1,4 @@
-"""What is synced when, one sync for many writers, and nothing built on a failed fsync."""
+"""Order of syncs, one sync for many writers, and nothing built on a failed fsync."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ _DONE: Final = {
     "close": (errno.EIO, errno.ENOSPC),
     "ring": _WRITING,
 }
-#: What peers call of the system, besides their bells.
+#: System calls of peers, besides their bells.
 _PEERS_CALLS: Final = (
     "write_at", "pread", "pwrite", "rename", "remove", "lock_owner", "is_owned",
 )  # fmt: skip

@@ -74,7 +74,7 @@ def test_every_answer_holds_for_thousands_of_seeds(start: int) -> None:
 
 @pytest.mark.parametrize("power", [True, False])
 def test_every_answer_holds_after_a_crash_at_any_disk_step(*, power: bool) -> None:
-    """Of two processes that work at the same time, and of the opening after it."""
+    """Disk steps of two processes that work at the same time, and of the opening after it."""
     came, step = True, 0
     while came:
         step += every(3)

@@ -400,7 +400,7 @@ def test_what_is_shown_of_a_job_stays_however_often_it_is_written_again(
         compacted(process)
         view = world.job(job)
         *early, last = (replace(attempt, stored_lines=b"") for attempt in before.attempts)
-        lines = before.attempts[-1].stored_lines  # those of earlier attempts go
+        lines = before.attempts[-1].stored_lines  # lines of earlier attempts go
         assert view == replace(before, attempts=(*early, replace(last, stored_lines=lines)))
 
 
@@ -525,7 +525,7 @@ def test_what_is_kept_for_an_hour_is_gone_ten_minutes_later(kind: str, pause: fl
     assert holders(world)
     work_on(process, upkeep, 11 * 60, pause)
     assert holders(world) == []
-    # As many as the parts of an hour, an open one, and one that is being removed.
+    # One for each part of an hour, an open one, and one that is being removed.
     assert len(world.segments()) <= KEEP_PARTS + 2
 
 

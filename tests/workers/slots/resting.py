@@ -618,7 +618,7 @@ _STEP_SECONDS: Final = 0.02
 
 
 class SharedLog(Log):
-    """A log that has any number of jobs, or none.
+    """A log with any number of jobs, or without.
 
     Attributes:
         seconds: that each job takes. answers: in how many seconds it answers a claim.
@@ -778,7 +778,7 @@ class Run(Seeded):
         return log.has_jobs or self._buffered(log) > 0
 
     def _share(self, begun: SharedLog) -> None:
-        """Owe the job that began to all logs with jobs, each its part by weight.
+        """Share the debt of a begun job among all logs with jobs, by weight.
 
         A log gets ahead while the claim of another is under way: by what lies here, and by what
         runs. Then it may stand, until the other has caught up.
@@ -789,7 +789,7 @@ class Run(Seeded):
             log.owed += part * log.weight
             if log not in rivals:
                 log.owed = min(log.owed, 0.0)
-        # Nobody has waited for what it began alone.
+        # No other log had jobs while it began these.
         begun.owed = begun.owed - 1 if len(rivals) > 1 else 0.0
         assert -begun.owed <= 3 * self.slots + APART, f"{begun.tag} is {-begun.owed:.1f} jobs ahead"
 
