@@ -24,6 +24,7 @@ from taskq.errors import (
     UsageError,
 )
 from taskq.log.read import reader
+from taskq.log.read.reader import LogReader
 from taskq.reading.dead import DeadLetters
 from taskq.schedules import LogSchedules
 from tests.programs import run_python
@@ -325,3 +326,15 @@ async def test_a_timeout_omits_a_reason_that_takes_over_a_tenth_of_the_wait(
     assert error.why == ""
     see = f"taskq why {error.job_id} -d {shlex.quote(str(spaced.data_dir))}"
     assert str(error).endswith(f"after 1e-05 s; for the reason: {see}")
+
+
+def test_what_a_question_reads_begins_at_the_newest_snapshot(spaced: TaskQ) -> None:
+    with spaced:
+        for _ in range(5):
+            spaced.enqueue_by_name_sync("proj.send", "x" * 1_000_000)
+        with LogReader.open(str(spaced.data_dir)) as before:
+            assert before.unfolded_bytes() > 5_000_000
+        spaced.stats_sync()  # folded, so that there is something to keep
+    with LogReader.open(str(spaced.data_dir)) as after:
+        assert list((spaced.data_dir / "snapshot").glob("*agenda*"))
+        assert 0 <= after.unfolded_bytes() < 10_000

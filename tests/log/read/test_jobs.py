@@ -15,7 +15,7 @@ from taskq.core.records import Cause, Kind
 from taskq.core.views import JobView
 from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
 from taskq.log.format import codec
-from taskq.log.format.carried import encode_compacted
+from taskq.log.format.carried import Carried, encode_carried, encode_compacted
 from taskq.log.format.codec import LSN_MAX
 from taskq.log.format.frames import Frame
 from taskq.log.format.record import places
@@ -444,3 +444,35 @@ def test_a_moment_is_an_lsn_a_span_back_from_now_or_a_time(text: str, moment: Mo
 def test_any_other_moment_is_refused_with_the_forms_that_there_are(text: str) -> None:
     with pytest.raises(UsageError, match="give a span back from now"):
         Moment.parse(text, 10**18)
+
+
+def test_jobs_that_compaction_rewrote_are_listed_once() -> None:
+    world = World()
+    process = world.process()
+    done, waiting = process.enqueue(b"done"), process.enqueue(b"waiting")
+    [delivery] = process.claim()
+    process.settle(delivery, body=b"42")
+    process.enqueue(bytes(70_000))
+    process.enqueue(b"in the second segment")
+    views = {view.lsn: view for view in _all(world)}
+    for job in (waiting, done):
+        view = views[job]
+        result = world.reader().indexes.find(job)
+        assert result is not None
+        carried = Carried(
+            job=job, state=view.state, born=result.record, enqueued_ns=view.enqueued_ns,
+            attempt=view.attempt, ended_ns=view.settled_ns, body=view.result,
+        )  # fmt: skip
+        process.append(encode_carried(Kind.CARRIED, carried, process.journal.next_lsn))
+    assert {view.lsn: view for view in _all(world)} == views
+    world.remove_oldest(1)
+    answer = _all(world)
+    assert [view.lsn for view in answer] == [done, waiting, max(views)]
+    assert [view.payload for view in answer[:2]] == [b"done", b"waiting"]
+    assert answer[0].result == b"42"
+    for view in answer:
+        assert view == job_view(world.reader(), view.lsn, world.clock.wall_ns())
+    # It writes the finished one once more, before the segment with the first copy goes.
+    fill_segment(process)
+    process.append(encode_carried(Kind.CARRIED, carried, process.journal.next_lsn))
+    assert [view.lsn for view in _all(world)].count(done) == 1
