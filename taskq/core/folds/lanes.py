@@ -396,7 +396,16 @@ class Family:
         return NO_JOB
 
     def waits_since(self, ages: Ages) -> int:
-        return self._top.waits_since(ages) if self.head() != NO_JOB else NO_JOB
+        """Return the moment since when the oldest ready job waits, or an earlier one."""
+        head = self.head()
+        if head == NO_JOB:
+            return NO_JOB
+        # No job waits since before the enqueue of the lowest id. If that is long ago, its job may
+        # have run meanwhile, and jobs of other lanes wait since before it came back.
+        earliest = ages.since(head)
+        if earliest + ages.window_ns > ages.moment:
+            return earliest
+        return min(lane.waits_since(ages) for lane in self.ready)
 
     def front(self, most: int) -> list[Lane]:
         if len(self.ready) <= most:

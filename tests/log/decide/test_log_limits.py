@@ -290,6 +290,20 @@ def test_an_old_low_job_goes_first_across_segments_and_a_restart(ageing: World) 
     assert [delivery.job for delivery in process.claim()] == [low]
 
 
+def test_a_job_waits_its_windows_beside_a_returned_job_of_another_concurrency_key(
+    ageing: World,
+) -> None:
+    """Lanes of one task are looked at by ids, and a returned job has a low one."""
+    process = ageing.process()
+    first = process.enqueue(b"1", Extras(concurrency_key=b"a"), SPECS[0])
+    [delivery] = process.claim()
+    old = process.enqueue(b"2", Extras(concurrency_key=b"b"), SPECS[0])
+    ageing.clock.advance(WINDOW * 2)
+    process.settle(delivery, Kind.RELEASED)
+    high = put(process, 1)
+    assert [delivery.job for delivery in process.claim(3)] == [old, high, first]
+
+
 def test_a_window_of_nothing_turns_it_off() -> None:
     world = World(config=LogConfig(segment_bytes=SEGMENT_BYTES_MIN, starvation_seconds=None))
     process = world.process()
