@@ -108,7 +108,7 @@ class Mix(Simulation):
                     State.SCHEDULED,
                 }
                 assert view.reason or state is not State.DEAD
-                assert view.due_ns == dues.get(job, view.due_ns)
+                assert view.state is not state or view.due_ns == dues.get(job, view.due_ns)
                 assert view.expires_ns == expiries.get(job, view.expires_ns)
 
     def meaning(self, facets: Facets, now_ns: int) -> Meaning:

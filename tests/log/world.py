@@ -445,8 +445,8 @@ def fill_segment(process: Process) -> int:
     segment = process.journal.segment
     while process.journal.segment == segment:
         process.enqueue(FILLER)
-        (delivery,) = process.claim()
-        process.settle(delivery)
+        for delivery in process.claim():  # none from a paused queue
+            process.settle(delivery)
     return segment
 
 
