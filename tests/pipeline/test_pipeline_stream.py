@@ -69,7 +69,8 @@ class Growth:
                     [self.write, self.write, self.write, MadeLog.rotate, MadeLog.rotate,
                      MadeLog.new_epoch, MadeLog.tear, self.compact, self.lose, self.reinstall]
                 )(log)  # fmt: skip
-        if log is not None and self.chance.randrange(3) == 0:
+        # One that was installed again is another log now.
+        if log is not None and log in self.made and self.chance.randrange(3) == 0:
             self.leave(log)
         self.chance.choice([self.read, self.read, self.look, self.come_back])()
 
