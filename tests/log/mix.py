@@ -125,6 +125,7 @@ class Mix(Simulation):
             self.act()
             if not number % 75:
                 self.check()
+        self._heal()  # also of a crash that was planned
         for process in self.processes:
             tend_a_while(process, self.cares[process], 400)
         self.check()
