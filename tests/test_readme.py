@@ -341,7 +341,7 @@ def test_the_map_of_the_house_has_every_room() -> None:
     assert rooms == {path.relative_to(ROOT).as_posix() for path in folders} | top - {"taskq"}
     within = [*ROOT.glob("taskq/log/*/"), *ROOT.glob("workers/taskq_workers/*/")]
     for path in within:
-        if not any(path.glob("*.py")):  # left behind by a package that is gone
+        if not any(path.glob("*.py")):  # remains of a removed package
             continue
         assert path.name.startswith("_") or f"{path.name}: " in text, path
 

@@ -183,7 +183,7 @@ def print_list(
     nothing: str,
     as_json: bool,
 ) -> None:
-    """Print items as one document, or as a table for people; ``nothing`` is said of none."""
+    """Print items as one document, or as a table for people; ``nothing`` in place of no items."""
     if as_json:
         print_json(list(map(document, items)))
     elif not items:

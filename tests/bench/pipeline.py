@@ -1,7 +1,7 @@
 """Measure time and memory of ``taskq pipeline run``: ``python -m tests.bench.pipeline``.
 
-``growth`` enqueues jobs in bulk into four logs, runs the pipeline over them, and looks at what its
-processes take. ``open`` keeps a pipeline open while a log grows by 1 000 records every five
+``growth`` enqueues jobs in bulk into four logs, runs the pipeline over them, and measures its
+processes. ``open`` keeps a pipeline open while a log grows by 1 000 records every five
 seconds. Every job must be in the tables once.
 """
 

@@ -368,7 +368,7 @@ def as_text() -> str:
     return "five"
 
 
-#: What the first attempt does, what the second does, and what its error says.
+#: Act of the first attempt, act of the second, and its error.
 CHANGED: list[tuple[Any, Any, list[str]]] = [
     (
         *(lambda: durable.step("paid", fine), lambda: durable.event("paid")),

@@ -101,7 +101,7 @@ async def _as_a_cause(app: TaskQ) -> None:
         raise RuntimeError("cannot charge") from error
 
 
-#: What a job does; some give something to await.
+#: Acts of a job; some return an awaitable.
 OPERATIONS: dict[str, Callable[[TaskQ, list[str]], Any]] = {
     "step": lambda _, done: durable.step("charge", done.append, "charge"),
     "step in a thread": lambda _, done: asyncio.to_thread(

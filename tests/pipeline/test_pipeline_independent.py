@@ -277,7 +277,7 @@ def record(lsn: int, place: int, /, **details: Any) -> dict[str, Any]:
 
 
 def check_steps(spark: SparkSession) -> None:
-    """A step counts as it was told first.
+    """The first record of a step counts.
 
     Also with a value that was left out, or that began after its end by the clock.
     """

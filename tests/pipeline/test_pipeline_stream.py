@@ -69,7 +69,7 @@ class Growth:
                     [self.write, self.write, self.write, MadeLog.rotate, MadeLog.rotate,
                      MadeLog.new_epoch, MadeLog.tear, self.compact, self.lose, self.reinstall]
                 )(log)  # fmt: skip
-        # One that was installed again is another log now.
+        # A log is another one after a new installation.
         if log is not None and log in self.made and self.chance.randrange(3) == 0:
             self.leave(log)
         self.chance.choice([self.read, self.read, self.look, self.come_back])()

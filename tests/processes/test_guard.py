@@ -207,7 +207,7 @@ def test_reload_starts_again_when_code_changes_and_waits_out_a_mistake(tmp_path:
             guard.expect("changing.py changed: starting again")
             eventually(lambda: view(data, slow).state is State.READY)
             assert view(data, slow).attempt == 0
-            # Of equal size in the same second, the old byte code would count as current.
+            # Old byte code of the same size and second would count as current.
             module.write_text(text.format(22))
             guard.expect("  ready")
             assert result(data, put(app, "version")) == b"22"

@@ -221,14 +221,14 @@ _BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class DeclaredBreak(NamedTuple):
-    """A gap that was declared: the device lost what comes before ``at``.
+    """A declared gap: the device lost its records before ``at``.
 
     Attributes:
         left: end of the copy before.
         at: where the device goes on.
         end_lsn: after the device's last record when it declared the break.
         cause: text for people.
-        old: directory of what was set aside.
+        old: directory of the earlier segments.
     """
 
     left: Border

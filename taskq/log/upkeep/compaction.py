@@ -333,7 +333,7 @@ class Compaction:
         meta = chunk.metas[table.index]
         attempt = (meta & jobtable.ATTEMPT_MASK) >> jobtable.ATTEMPT_SHIFT
         due_ns, is_wall = needed.dues.get(job, (0, False))
-        # Of a job that is back, maybe no attempt counts.
+        # A returned job may have no attempt that counts.
         has_run = has_run or attempt > 0 or meta & jobtable.META_BACK != 0
         history, lines = self._retained.attempts(job) if has_run else (b"", b"")
         return Rewrite(

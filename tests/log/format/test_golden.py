@@ -261,7 +261,7 @@ async def opened(name: str, path: Path) -> None:
     clock = FakeClock(expected["seconds"])
     with LogReader.open(str(path), clock) as reader:
         assert not reader.verify().damage
-    # Else the machine's speed decides which lsn is known to be on disk.
+    # The machine's speed would decide otherwise which lsn is known to be on disk.
     config = LogConfig(clock=clock, durability=Durability.OS)
     async with TaskLog(Connection(str(path), config)) as log:
         ready = sum(row[2] + row[3] for row in expected["queues"] if not row[8])

@@ -1,8 +1,8 @@
 """Facts of Windows about files, locks and processes, which ``machine.windows`` needs.
 
-``WINE`` names the facts in which Wine 8 differs: what stands on these was tried on no Windows.
-What two processes append at a time, how fine the clocks are, and whether ``os.kill(pid, 0)`` ends a
-process has no one answer there; the log uses none of it.
+``WINE`` names the facts in which Wine 8 differs: code that needs these was tried on no Windows.
+Appends of two processes, the fineness of clocks, and whether ``os.kill(pid, 0)`` ends a
+process have no one answer there; the log uses none of them.
 """
 
 from __future__ import annotations

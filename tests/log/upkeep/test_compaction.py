@@ -525,7 +525,7 @@ def test_what_is_kept_for_an_hour_is_gone_ten_minutes_later(kind: str, pause: fl
     assert holders(world)
     work_on(process, upkeep, 11 * 60, pause)
     assert holders(world) == []
-    # One for each part of an hour, an open one, and one that is being removed.
+    # A segment for each part of an hour, an open one, and a vanishing one.
     assert len(world.segments()) <= KEEP_PARTS + 2
 
 

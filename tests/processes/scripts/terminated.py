@@ -36,7 +36,7 @@ def main(path: Path, role: str, name: str, count: int, batch: int = 1) -> None:
     app = TaskQ(path, durability="os", segment_bytes=256 * 1024, keep="1h")
     texts = list[str]()
 
-    # What a killed worker had is what the next one begins with, and may be killed at.
+    # The next worker begins with the jobs of a killed one, and may be killed at them.
     @app.task(name="echo", retry=10_000)
     def echo(text: str) -> str:
         if not texts:

@@ -654,7 +654,7 @@ class SharedLog(Log):
         return not self.moments and self.stalls[1] <= 0
 
     def is_stalled(self, moment: float) -> bool:
-        # Logs that answer in the same moment have jobs from then on, whatever was rounded.
+        # Logs with one answer time have jobs from that time on, also after rounding.
         return self.stalls[0] <= moment < self.stalls[1] + self.answers - 1e-9
 
     def switch(self) -> None:

@@ -224,7 +224,7 @@ class Upload(NamedTuple):
                     "batch": self.batch, "part": number, "row": behind, "duplicates": duplicates
                 }  # fmt: skip
                 handles = await app.ingest(self.source, calls, position, after=at)
-                # Those of the last transaction before a kill are not counted: nobody knows.
+                # Duplicates in the last transaction before a kill are unknown, and not counted.
                 duplicates += sum(handle.duplicate for handle in handles)
                 at = position
             row = 0
