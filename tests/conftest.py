@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import signal
@@ -46,6 +47,10 @@ SLOW_SECONDS: Final = 1_800
 #: Set on a quiet machine (.ci/run): a longer test is red unless its mark ``long`` says why.
 LONG_SECONDS: Final = float(os.environ.get("TASKQ_TESTS_LONG") or "inf")
 
+#: A test's limit raises in the main thread, once; a cleanup that waits after it, or a wait that no
+#: signal ends, is given so much more. Then the process ends, and its stacks say where it was.
+HANG_SECONDS: Final = 120
+
 #: Longer values give no test its name.
 LONG_ID: Final = 1_000
 
@@ -66,9 +71,26 @@ PROGRAMS: Final = {
 }
 
 
+#: The true standard error, which pytest replaces while it runs tests.
+_STDERR = pytest.StashKey[int]()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     run.tortures = config.option.markexpr == "slow"
     settings.load_profile("torture" if run.tortures else "taskq")
+    config.stash[_STDERR] = os.dup(2)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    mark = item.get_closest_marker("timeout")
+    limit = float(mark.args[0] if mark is not None else item.config.getini("timeout"))
+    stderr = item.config.stash[_STDERR]
+    faulthandler.dump_traceback_later(limit + HANG_SECONDS, exit=True, file=stderr)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
