@@ -567,7 +567,6 @@ def counts_of(store: Store) -> Any:
 
 
 @grows
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("send", "durability", "nth", "handler"),
     [

@@ -22,7 +22,7 @@ from taskq.log.requests import ClaimRequest, Settlement
 from taskq_workers import Worker
 from taskq_workers.events import JobFinished
 from taskq_workers.runs import executors, timeouts
-from tests.programs import run_taskq
+from tests.programs import run_python, run_taskq
 from tests.workers.fakes import FakeApp, Held
 
 SECONDS = 30
@@ -157,11 +157,43 @@ def test_a_soft_timeout_that_was_asked_for_as_the_call_ended_is_taken_back(
     watched = executors._Watched(len, timeouts.TimeLimits(5.0, 1.0))
     watched._function = watched._on_soft
     watched()
-    assert asked == [SoftTimeout, None]
+    assert asked == [SoftTimeout, executors._TakenBack]
     answer: Any = Future()
     answer.set_result(7)
     watched._on_hard(answer)  # its timer rang in the turn of the answer
     assert (answer.result(), watched.gave_up) == (7, False)
+
+
+TRACED = """
+import asyncio, sys, time
+from taskq import SoftTimeout, TaskQ
+from taskq_workers import Worker
+
+app = TaskQ("data")
+
+@app.task(name="busy", soft_timeout=0.05, store_result=True)
+def busy():
+    try:
+        while True:
+            time.sleep(0.001)
+    except SoftTimeout:
+        return "asked"
+
+async def main():
+    async with Worker(app):
+        job = await busy.enqueue()
+        print(await job.result())
+
+asyncio.run(main())
+sys.settrace(lambda *_: None)
+(lambda: None)()
+print("ended")
+"""
+
+
+def test_calls_under_a_debugger_end_after_a_soft_timeout_of_a_thread(tmp_path: Path) -> None:
+    run = run_python("-c", TRACED, cwd=tmp_path, timeout=SECONDS)
+    assert run.stdout.split() == ["asked", "ended"], run.stderr
 
 
 @pytest.fixture

@@ -362,7 +362,25 @@ class _Watched:
         self._over = True
         if self._asks:
             self._asked.wait()
-            _raise_in_thread(ctypes.c_ulong(self._thread), None)
+            _take_back(self._thread)
+
+
+class _TakenBack(BaseException):
+    pass
+
+
+def _take_back(thread: int) -> None:
+    """Let this thread raise nothing that it was asked to raise and has not raised yet.
+
+    Asked for None it would raise nothing either, but the interpreter would go on looking for what
+    to raise in all threads, at each call; in Python 3.11 no call under a debugger would ever end.
+    """
+    try:
+        _raise_in_thread(ctypes.c_ulong(thread), ctypes.py_object(_TakenBack))
+        for _ in range(1_000):  # it is raised some steps later
+            pass
+    except _TakenBack:
+        pass
 
 
 class RunPlan(values.NamedTuple):
