@@ -145,7 +145,7 @@ async def test_a_page_that_is_gone_has_no_file_open_though_no_lifespan_ran(app: 
         del client
         gc.collect()
         open_files.append(len(os.listdir("/dev/fd")))  # noqa: PTH208
-    assert open_files[1] == open_files[2]
+    assert open_files[1] >= open_files[2]  # of other tests, some may be closed meanwhile
 
 
 async def test_a_form_of_one_process_is_accepted_by_another_at_the_same_address(
