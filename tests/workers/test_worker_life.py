@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import functools
 import gc
+import logging
 import math
 import os
 import shutil
+import signal
 import sys
 import threading
 import time
 import types
+import warnings
 from asyncio import Future
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -392,7 +395,7 @@ def test_turns_of_threads_are_short_only_while_others_compute(
     )  # fmt: skip
     fake_sys = SimpleNamespace(
         getswitchinterval=lambda: interval[0],
-        setswitchinterval=lambda seconds: interval.insert(0, seconds),
+        setswitchinterval=lambda seconds: interval.insert(0, int(seconds * 1e6) / 1e6),
     )
     storage = SimpleNamespace(name="taskq-storage", native_id=1)
     monkeypatch.setattr(system, "time", fake_time)
@@ -421,6 +424,81 @@ def test_turns_of_threads_are_short_only_while_others_compute(
     turns.look()
     turns.rest()
     assert interval[0] == 0.0002
+
+
+def interpreter_wide() -> dict[str, object]:
+    """Return what all parts of a program share."""
+    wakeup = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(wakeup)
+    root = logging.getLogger()
+    return {
+        "turns": sys.getswitchinterval(),
+        "garbage": (gc.get_threshold(), gc.isenabled(), gc.get_freeze_count() > 0),
+        "signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
+        "wakeup": wakeup,
+        "hooks": (sys.excepthook, sys.unraisablehook, threading.excepthook),
+        "warnings": list(warnings.filters),
+        "logging": (root.level, list(root.handlers)),
+        "streams": (sys.stdin, sys.stdout, sys.stderr),
+        "paths": (list(sys.argv), list(sys.path), dict(os.environ)),
+        "loops": asyncio.get_event_loop_policy(),
+    }
+
+
+@pytest.mark.parametrize("way", ["alone", "two", "an error", "run_worker", "frozen"])
+def test_a_worker_leaves_its_program_as_it_was(
+    tmp_path: Path, way: str, request: pytest.FixtureRequest
+) -> None:
+    app, turns = TaskQ(tmp_path / "log"), list[float]()
+
+    @app.task(soft_timeout="1m", keep_log="4KB")
+    def note() -> None:
+        turns.append(sys.getswitchinterval())
+
+    async def main() -> None:
+        async with app, app.worker() as worker:
+            await (await note.enqueue()).result(timeout=50)
+            if way == "two":
+                async with app.worker():
+                    await (await note.enqueue()).result(timeout=50)
+                    await worker.stop()
+                    await (await note.enqueue()).result(timeout=50)
+            if way == "an error":
+                raise ZeroDivisionError
+
+    if way == "frozen":
+        gc.freeze()
+        request.addfinalizer(gc.unfreeze)
+    before = interpreter_wide()
+    if way in {"run_worker", "frozen"}:
+        note.enqueue_sync()
+        app.run_worker(burst=True)
+    else:
+        with contextlib.suppress(ZeroDivisionError):
+            asyncio.run(main())
+    assert max(turns) <= SWITCH_INTERVAL_SECONDS
+    assert interpreter_wide() == before
+
+
+async def test_a_program_without_logging_gets_its_warnings_while_lines_are_kept(
+    fake: FakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    last = logging.Handler()
+    monkeypatch.setattr(last, "emit", lambda record: lines.append(record.getMessage()))
+    last.setLevel(logging.WARNING)
+    monkeypatch.setattr(logging, "lastResort", last)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+
+    @fake.task(keep_log="4KB")
+    async def note() -> None:
+        logging.getLogger("of.the.program").info("quiet")
+        logging.getLogger("of.the.program").warning("loud")
+
+    fake.put(note)
+    async with Worker(fake):
+        await fake.fake.settlements(1)
+    assert lines == ["loud"]
 
 
 @pytest.mark.skipif(not system.IS_LINUX, reason="the clock's id is Linux's own")

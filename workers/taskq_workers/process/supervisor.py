@@ -271,7 +271,8 @@ class Supervisor:
         self._on_ready(store, stats)
         # Loaded objects stay, so the collector may skip them. A collection before that would take
         # 20 ms, find next to nothing, and delay the first jobs.
-        gc.freeze()
+        if not gc.get_freeze_count():  # a program that froze its objects keeps its own count
+            gc.freeze()
         self._notifier.ready(f"{self._worker.concurrency} jobs at a time")
 
     def _take_signals(self) -> None:
@@ -463,7 +464,7 @@ def run_blocking(app: TaskQ, **options: Any) -> None:
         run_to_the_end(worker.run())
         return
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-    threshold = gc.get_threshold()
+    threshold, is_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
     try:
         Supervisor(worker, _on_ready, _log.info).run()
     finally:
@@ -471,7 +472,8 @@ def run_blocking(app: TaskQ, **options: Any) -> None:
         for number, handler in handlers.items():
             signal.signal(number, handler)
         gc.set_threshold(*threshold)
-        gc.unfreeze()
+        if not is_frozen:
+            gc.unfreeze()
         app.connection.reopen()
 
 

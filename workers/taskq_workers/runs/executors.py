@@ -6,7 +6,6 @@ import asyncio
 import ctypes
 import logging
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from time import monotonic
 from typing import Any, Final, Protocol, TypeAlias
 
 from taskq import SoftTimeout, Task, errors, hooks, values
-from taskq_workers.runs import guards, joblogs, lifespans, timeouts
+from taskq_workers.runs import guards, joblogs, lifespans, system, timeouts
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 Calling: TypeAlias = Callable[..., Awaitable[Any]]
@@ -204,6 +203,7 @@ class ThreadRunner:
             self._calls.put(None)
         self._threads = []
         self._limit = 0
+        system.wish_turn(self, None)
 
     def _give_up(self, call: _Call) -> None:
         if isinstance(call.function, _Watched):
@@ -230,7 +230,7 @@ class ThreadRunner:
 
     def _start_thread(self) -> None:
         if not self._threads:
-            sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_SECONDS))
+            system.wish_turn(self, SWITCH_INTERVAL_SECONDS)
         name = f"taskq-run-{len(self._threads) + 1}"
         thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._threads.append(thread)

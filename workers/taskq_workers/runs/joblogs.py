@@ -233,9 +233,30 @@ class _Kept:
 
 
 class _Keeper(logging.Handler):
-    """Adds each record of a job to the lines of its attempt."""
+    """Adds each record of a job to the lines of its attempt.
+
+    The root logger has it only while such attempts run: a logger with a handler shows no warnings
+    by itself, and ``logging.basicConfig`` leaves it alone.
+    """
+
+    _attempts = 0
+
+    def count(self, change: int) -> None:
+        """Note that attempts begin or end."""
+        self.acquire()
+        try:
+            self._attempts += change
+            if self._attempts:
+                logging.root.addHandler(self)
+            else:
+                logging.root.removeHandler(self)
+        finally:
+            self.release()
 
     def emit(self, record: logging.LogRecord) -> None:
+        last = logging.lastResort
+        if last is not None and record.levelno >= last.level and self._is_alone(record.name):
+            last.handle(record)
         lines = getattr(hooks.running_job.get(None), "lines", None)
         if lines is None:
             return
@@ -244,11 +265,22 @@ class _Keeper(logging.Handler):
         except Exception:  # noqa: BLE001 - what the arguments of a message raise is no job's end
             self.handleError(record)
 
+    def _is_alone(self, name: str) -> bool:
+        """Return whether the program itself has no handler for a logger's records."""
+        logger: logging.Logger | None = logging.getLogger(name)
+        while logger is not None and logger.propagate and not logger.handlers:
+            logger = logger.parent
+        return logger is not None and logger.handlers == [self]
+
 
 class _Plain(logging.Formatter):
     """``2026-01-31 08:00:00,123 INFO shop: what is said``, in UTC."""
 
     converter = staticmethod(time.gmtime)
+
+
+_keeper: Final = _Keeper()
+_keeper.setFormatter(_Plain("%(asctime)s %(levelname)s %(name)s: %(message)s"))
 
 
 def send_lines_to(send: Callable[[str], None]) -> None:
@@ -260,7 +292,10 @@ def send_lines_to(send: Callable[[str], None]) -> None:
 def capture_lines(job: JobContext, room: int) -> Iterator[None]:
     """Keep what the job logs here in ``room`` bytes, if any; log what it prints to the last."""
     if room:
-        _listen()
+        _keeper.count(1)
+        # A program with its own logging keeps its own levels.
+        if _State.chosen.level and logging.root.level > logging.INFO:
+            logging.root.setLevel(logging.INFO)
         job.lines = _Kept(room) if _State.send is None else SimpleNamespace(add=_State.send)
     try:
         yield
@@ -269,6 +304,8 @@ def capture_lines(job: JobContext, room: int) -> Iterator[None]:
         if rest and isinstance(prints, _Prints):
             job.printed = ""
             prints.log([rest])
+        if room:
+            _keeper.count(-1)
 
 
 def with_log(call: Callable[..., Awaitable[Any]], room: int) -> Callable[..., Awaitable[Any]]:
@@ -291,16 +328,3 @@ def with_lines(settlement: engine.Settlement, job: JobContext | None) -> engine.
     lines = getattr(job, "lines", None)
     text = lines.text() if isinstance(lines, _Kept) else ""
     return settlement._replace(lines=hooks.encode_lines(text)) if text else settlement
-
-
-def _listen() -> None:
-    """Listen from INFO on, even if stderr shows less."""
-    root = logging.getLogger()
-    if any(isinstance(handler, _Keeper) for handler in root.handlers):
-        return
-    keeper = _Keeper()
-    keeper.setFormatter(_Plain("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root.addHandler(keeper)
-    # A program with its own logging keeps its own levels.
-    if _State.chosen.level and root.level > logging.INFO:
-        root.setLevel(logging.INFO)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
 import signal
 import socket
@@ -37,10 +38,41 @@ STOP_SIGNALS: Final = tuple(filter(None, (signal.SIGTERM, signal.SIGINT, _number
 TERMINATED: Final = 1 if _IS_WINDOWS else -signal.SIGTERM
 
 
+#: The interpreter cuts the length of a turn to whole microseconds.
+_HALF_STEP_SECONDS: Final = 5e-7
 #: Length of a thread's turn beside a computing thread. Python's own is 5 ms.
 TURN_SECONDS: Final = 0.0005
 #: Processor seconds of other threads, by the second, from which turns are short.
 _BUSY_SHARE: Final = 0.3
+
+
+class _Turn:
+    """Length of a thread's turn, which is one for all threads of the program."""
+
+    guard = threading.Lock()
+    #: seconds, by the parts of workers that want short turns
+    wishes: Final[dict[object, float]] = {}
+    #: the program's own choice, and the length that was chosen here
+    own = chosen = 0.0
+
+
+def wish_turn(part: object, seconds: float | None) -> None:
+    """Let turns be at most this long until the part wishes None.
+
+    After the last wish they are as long as the program chose, before or meanwhile.
+    """
+    with _Turn.guard:
+        now = sys.getswitchinterval()
+        if not _Turn.wishes or now != _Turn.chosen:
+            _Turn.own = now
+        if seconds is None:
+            _Turn.wishes.pop(part, None)
+        else:
+            _Turn.wishes[part] = seconds
+        wanted = min(_Turn.own, *_Turn.wishes.values(), math.inf)
+        if wanted != now:
+            sys.setswitchinterval(wanted + _HALF_STEP_SECONDS)
+        _Turn.chosen = sys.getswitchinterval()
 
 
 class Turns:
@@ -53,7 +85,6 @@ class Turns:
 
     def __init__(self) -> None:
         self._looked = self._spent = 0.0
-        self._before: float | None = None
 
     def look(self) -> None:
         """Choose by the time since the last look, unless that was over a second ago."""
@@ -61,19 +92,12 @@ class Turns:
         spent = time.process_time() - time.thread_time() - _spent_by_storage()
         seconds, self._looked = now - self._looked, now
         others, self._spent = spent - self._spent, spent
-        if not IS_LINUX or seconds > 1:
-            return
-        if others < _BUSY_SHARE * seconds:
-            self.rest()
-        elif self._before is None and sys.getswitchinterval() > TURN_SECONDS:
-            self._before = sys.getswitchinterval()
-            sys.setswitchinterval(TURN_SECONDS)
+        if IS_LINUX and seconds <= 1:
+            wish_turn(self, TURN_SECONDS if others >= _BUSY_SHARE * seconds else None)
 
     def rest(self) -> None:
-        """Let turns be as long as before, if nobody else changed them."""
-        before, self._before = self._before, None
-        if before is not None and abs(sys.getswitchinterval() - TURN_SECONDS) < TURN_SECONDS / 10:
-            sys.setswitchinterval(before)
+        """Let turns be as long as the program wants them."""
+        wish_turn(self, None)
 
 
 def _spent_by_storage() -> float:
