@@ -18,8 +18,7 @@ from taskq.log.read.reader import open_journal
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
 from taskq_plugins.fleet import inventory, places
-from taskq_plugins.fleet.inventory import SegmentFile
-from taskq_plugins.fleet.places import LogTwice, Mark
+from taskq_plugins.fleet.places import LogTwice, Mark, SegmentFile
 from tests.fleet.made_logs import SKIP, MadeLog, damage, enqueued
 
 if TYPE_CHECKING:

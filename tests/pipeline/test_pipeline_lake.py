@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 
 from taskq.cli.main import main
 from taskq.core.errors import UsageError
-from taskq_plugins.fleet.inventory import START
+from taskq_plugins.fleet.places import START
 from taskq_plugins.spark.errors import (
     LakeBusy,
     LakeConflict,

@@ -18,7 +18,8 @@ from taskq.engine import Border
 from taskq.log.format import codec
 from taskq.log.machine.disk import LocalDisk
 from taskq_plugins.fleet import inventory, places
-from taskq_plugins.fleet.inventory import SegmentFile, durable_end
+from taskq_plugins.fleet.inventory import durable_end
+from taskq_plugins.fleet.places import SegmentFile
 from taskq_plugins.hub.copies import Gaps
 from taskq_plugins.hub.models import Declare
 from taskq_plugins.spark.source import logs as fleet_logs
@@ -578,6 +579,50 @@ def test_a_segment_that_compaction_took_is_not_looked_for_in_a_clone_that_has_le
     first.path.unlink()
     assert follower.drain().read() == keys_of(made, *range(1, 7))
     assert not follower.problems
+
+
+def at_once(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def at_its_begin(path: Path) -> None:
+    path.write_bytes(bytes(200) + path.read_bytes()[200:])
+
+
+def at_its_end(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40] + bytes(40))
+
+
+def in_the_middle(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:700] + bytes(90) + data[790:])
+
+
+@pytest.mark.parametrize("hurt", [at_once, at_its_begin, at_its_end, in_the_middle])
+@pytest.mark.parametrize("is_child", [True, False])
+@pytest.mark.parametrize("options", [{}, {"failOnDataLoss": "true"}, {"corruptMode": "skip"}])
+def test_a_log_is_read_from_any_copy_that_is_whole(
+    tmp_path: Path, hurt: Callable[[Path], None], is_child: bool, options: dict[str, str]
+) -> None:
+    """Each of its segments is whole in one directory: of a clone, or of a box with a new name."""
+    made = MadeLog(tmp_path / "b")
+    for _ in range(3):
+        for _ in range(5):
+            made.enqueue(2, size=100)
+        made.rotate()
+    made.enqueue(1)
+    copy = tmp_path / "a"
+    if is_child:
+        made.child(copy)
+    else:
+        shutil.copytree(made.path, copy)
+    hurt(segment(made, 1))
+    hurt(copy / "log" / segment(made, 11).name)
+    for max_bytes in (300, planning.UNLIMITED):
+        follower = Follower(tmp_path, **options).drain(max_bytes)
+        assert sorted(follower.read()) == keys_of(made, *range(1, 32))
+        assert not follower.problems
 
 
 def test_a_parent_of_which_nothing_reads_holds_back_no_child(tmp_path: Path) -> None:

@@ -1,96 +1,29 @@
-"""Read one segment's file by its frames' headers: no body, unless somebody asks for it."""
+"""The segments of a log, and how far they may be read, by the headers of their frames."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable, Iterator
-from functools import partial
-from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.arrow.problems import SegmentUnreadable, shown
-from taskq.engine import (
-    Border,
-    Gap,
-    LocalDisk,
-    Replica,
-    Scanner,
-    open_file,
-    read_file,
-    segment_lsn,
-)
+from taskq.engine import Border, Gap, LocalDisk, Replica, read_file, segment_lsn
 from taskq.errors import LogError
 from taskq.values import parse_json
 from taskq_plugins.fleet.places import (
+    START,
     FleetError,
     LogPlace,
     Mark,
     Memory,
     OnSegment,
+    SegmentFile,
     SegmentPlace,
     facts_of,
 )
 
 if TYPE_CHECKING:
     from taskq.engine import FrameHeader
-
-#: Offset of the first frame.
-START: Final = Replica.START
-
-
-class SegmentFile:
-    """An open segment. Use ``with``.
-
-    Attributes:
-        scanner: reads its frames, and their headers.
-        size_bytes: of the file when it was opened.
-        header: returns what its header says, or its name and first frame; None if neither reads.
-        frame_at: returns the header of the frame that starts at an offset, None if none does.
-        first_from: returns (offset, header) of the first frame from an offset to before another.
-        last_before: likewise of the last one before an offset, from ``start`` on.
-    """
-
-    def __init__(self, path: str, log_id: str, first_lsn: int) -> None:
-        self.path = path
-        self.first_lsn = first_lsn
-        try:
-            self._descriptor = open_file(path)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise SegmentUnreadable(path, error.strerror or str(error)) from error
-        self.size_bytes = os.fstat(self._descriptor).st_size
-        own = UUID(log_id)
-        self.scanner = Scanner.of_segment(
-            self.read, own, first_lsn, self.size_bytes, name=shown(path)
-        )
-        self.header = partial(self.scanner.segment_header, own, first_lsn)
-        self.frame_at, self.first_from = self.scanner.header_at, self.scanner.first_from
-        self.last_before = partial(self.scanner.last_before, start=START)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        os.close(self._descriptor)
-
-    def read(self, count: int, offset: int) -> bytes:
-        try:
-            return os.pread(self._descriptor, count, offset)
-        except OSError as error:
-            raise SegmentUnreadable(self.path, f"{error.strerror} at offset {offset}") from error
-
-    def sync(self) -> bool:
-        with contextlib.suppress(OSError):
-            os.fsync(self._descriptor)
-            return True
-        return False
-
-    def hop(self, offset: int, end: int) -> Iterator[tuple[int, FrameHeader]]:
-        return takewhile(lambda frame: frame[0] + frame[1].size <= end, self.scanner.hop(offset))
-
 
 #: Frames to step back for a frame that is declared synced, before the segment is read from its
 #: start.

@@ -9,13 +9,28 @@ import stat
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
-from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeAlias, TypeVar
+from uuid import UUID
 
-from taskq.arrow.problems import shown
-from taskq.engine import Identity, LocalDisk, Replica, Tag, segment_lsn, segment_name
+from taskq.arrow.problems import SegmentUnreadable, shown
+from taskq.engine import (
+    Identity,
+    LocalDisk,
+    Replica,
+    Scanner,
+    Tag,
+    open_file,
+    segment_lsn,
+    segment_name,
+)
 from taskq.errors import LogError
 from taskq.values import SECOND_NS
+
+if TYPE_CHECKING:
+    from taskq.engine import FrameHeader
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -81,20 +96,25 @@ NAMES_MAX: Final = 1_000_000
 #: File that marks a hub's directory.
 HUB_FILE: Final = "serve.lock"
 _HIDDEN: Final = (".", "_")
-#: Compared of both ends of a segment that is there twice.
-_END_BYTES: Final = 64 * 1024
+#: Frames of a segment that is there twice, from its end on, that are looked for in the other one.
+_COMPARED_MAX: Final = 64
+#: Size of what stands in place of a segment's file.
+_NO_FILE: Final = -2
+#: Offset of the first frame.
+START: Final = Replica.START
 
 
 class LogPlace(NamedTuple):
     """A task log: ``path`` is its directory, as the system spells it, also where that is no UTF-8.
 
     ``device`` is the directory's name as text (of the device's directory, where a hub keeps several
-    logs of a device below it).
+    logs of a device below it). ``copies`` are other directories with the beginning of the log.
     """
 
     device: str
     path: str
     identity: Identity
+    copies: tuple[str, ...] = ()
 
     @property
     def log_id(self) -> str:
@@ -135,6 +155,58 @@ class Mark(NamedTuple):
     offset: int
     next_lsn: int
     epoch: int
+
+
+class SegmentFile:
+    """An open segment. Use ``with``.
+
+    Attributes:
+        scanner: reads its frames, and their headers.
+        size_bytes: of the file when it was opened.
+        header: returns what its header says, or its name and first frame; None if neither reads.
+        frame_at: returns the header of the frame that starts at an offset, None if none does.
+        first_from: returns (offset, header) of the first frame from an offset to before another.
+        last_before: likewise of the last one before an offset, from ``start`` on.
+    """
+
+    def __init__(self, path: str, log_id: str, first_lsn: int) -> None:
+        self.path = path
+        self.first_lsn = first_lsn
+        try:
+            self._descriptor = open_file(path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise SegmentUnreadable(path, error.strerror or str(error)) from error
+        self.size_bytes = os.fstat(self._descriptor).st_size
+        own = UUID(log_id)
+        self.scanner = Scanner.of_segment(
+            self.read, own, first_lsn, self.size_bytes, name=shown(path)
+        )
+        self.header = partial(self.scanner.segment_header, own, first_lsn)
+        self.frame_at, self.first_from = self.scanner.header_at, self.scanner.first_from
+        self.last_before = partial(self.scanner.last_before, start=START)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        os.close(self._descriptor)
+
+    def read(self, count: int, offset: int) -> bytes:
+        try:
+            return os.pread(self._descriptor, count, offset)
+        except OSError as error:
+            raise SegmentUnreadable(self.path, f"{error.strerror} at offset {offset}") from error
+
+    def sync(self) -> bool:
+        with contextlib.suppress(OSError):
+            os.fsync(self._descriptor)
+            return True
+        return False
+
+    def hop(self, offset: int, end: int) -> Iterator[tuple[int, FrameHeader]]:
+        return takewhile(lambda frame: frame[0] + frame[1].size <= end, self.scanner.hop(offset))
 
 
 class FileFacts(NamedTuple):
@@ -218,13 +290,13 @@ def _longest(copies: list[LogPlace], on_problem: OnLog | None) -> LogPlace | Non
     try:
         sizes = {copy.path: _segment_sizes(copy.path) for copy in copies}
         longest = max(copies, key=lambda copy: max(sizes[copy.path].items(), default=(0, 0)))
-        odd = [copy for copy in copies
-               if copy is not longest and not _begins(sizes, copy.path, longest.path)]  # fmt: skip
+        others = [copy for copy in copies if copy is not longest]
+        odd = [copy for copy in others if not _begins(sizes, copy, longest)]
     except OSError as error:
         problem = _refused(error)
     else:
         if not odd:
-            return longest
+            return longest._replace(copies=tuple(copy.path for copy in others))
         problem = LogTwice(first.log_id, odd[0].path, longest.path)
     if on_problem is None:
         raise problem
@@ -242,35 +314,46 @@ def _segment_sizes(path: str) -> dict[int, int]:
         for entry in entries:
             lsn = segment_lsn(entry.name)
             if lsn is not None:
-                sizes[lsn] = entry.stat().st_size
+                sizes[lsn] = entry.stat().st_size if entry.is_file() else _NO_FILE
     return sizes
 
 
-def _begins(sizes: dict[str, dict[int, int]], short: str, long: str) -> bool:
-    """Return whether a log's segments are the beginning of another's, by both ends of each.
+def _begins(sizes: dict[str, dict[int, int]], short: LogPlace, long: LogPlace) -> bool:
+    """Return whether a log's segments are the beginning of another's, as far as both read.
 
-    A frame holds its lsn, its time and a checksum, so that the last ones are equal only if all are.
     Segments that compaction removed from the longer one are passed over.
     """
-    first = min(sizes[long], default=0)
-    for lsn, size in sizes[short].items():
-        if lsn < first:
+    others = sizes[long.path]
+    for lsn, size in sizes[short.path].items():
+        if lsn < min(others, default=0) or _NO_FILE in (size, others.get(lsn)):
             continue
-        whole = sizes[long].get(lsn, -1)
-        if size > whole or (size < whole and lsn != max(sizes[short])):
-            return False
-        ends = [(0, min(size, _END_BYTES)), (max(size - _END_BYTES, 0), size)]
-        parts = [[_read(f"{path}/log/{segment_name(lsn)}", *end) for end in ends]
-                 for path in (short, long)]  # fmt: skip
-        if parts[0] != parts[1]:
+        if size > others.get(lsn, -1) or _differ(lsn, size, short, long):
             return False
     return True
 
 
-def _read(path: str, begin: int, end: int) -> bytes:
-    with Path(path).open("rb") as file:
-        file.seek(begin)
-        return file.read(end - begin)
+def _differ(lsn: int, size: int, one: LogPlace, other: LogPlace) -> bool:
+    """Return whether two files of a segment have different frames at the last place of both.
+
+    A frame's header has its lsn, its time and a checksum of its body, so that the last ones are
+    equal only if all are. A frame that only one of them has is damaged in the other.
+    """
+    log_id, name = one.of_segment(lsn).log_id, segment_name(lsn)
+    with (
+        contextlib.suppress(SegmentUnreadable),
+        SegmentFile(f"{one.path}/log/{name}", log_id, lsn) as file,
+        SegmentFile(f"{other.path}/log/{name}", log_id, lsn) as beside,
+    ):
+        last = file.last_before(size)
+        for _ in range(_COMPARED_MAX):
+            if last is None:
+                break
+            offset, header = last
+            there = beside.frame_at(offset)
+            if there is not None:
+                return there != header
+            last = file.last_before(offset)
+    return False
 
 
 def _candidates(top: str, on_problem: OnLog | None) -> Iterator[tuple[str, str, FileFacts]]:

@@ -8,6 +8,7 @@ directory, or, without one, from the child that has most of it.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.errors import LogError
 from taskq_plugins.fleet import inventory, places
-from taskq_plugins.fleet.inventory import START, DurableEnd, SegmentFile
-from taskq_plugins.fleet.places import FileFacts, LogPlace, Mark, SegmentPlace
+from taskq_plugins.fleet.inventory import DurableEnd
+from taskq_plugins.fleet.places import START, FileFacts, LogPlace, Mark, SegmentFile, SegmentPlace
 from taskq_plugins.spark.source.positions import Position
 
 if TYPE_CHECKING:
@@ -38,13 +39,15 @@ class LogInventory:
         log: the directory, and the log that wrote these segments: itself or a parent.
         left_out: segments that are there but cannot be used, and why.
         bound: of a parent in a child's directory the first lsn that it does not share; else 0.
+        copies: by their first lsn all files of the segments that are there more than once.
     """
 
     log: LogPlace
     places: list[SegmentPlace]
     end: DurableEnd
-    left_out: Mapping[int, str] = field(default_factory=dict)
+    left_out: Mapping[int, LogError] = field(default_factory=dict)
     bound: int = 0
+    copies: Mapping[int, list[SegmentPlace]] = field(default_factory=dict)
 
     @cached_property
     def parents(self) -> list[tuple[str, int]]:
@@ -75,19 +78,24 @@ class LogInventory:
         ahead, behind = self, other
         if self.latest.place < other.latest.place:
             ahead, behind = other, self
-        segments = {place.first_lsn: place for place in behind.places}
-        for place in ahead.places:
-            known = segments.get(place.first_lsn)
-            if known is None or known.size_bytes <= place.size_bytes:
-                segments[place.first_lsn] = place
+        segments = defaultdict[int, list[SegmentPlace]](list)
+        for standing in (ahead, behind):
+            for place in standing.places:
+                segments[place.first_lsn] += standing.copies_of(place)
         left_out = {**behind.left_out, **ahead.left_out}
         return LogInventory(
             (self if not self.bound else other).log,
-            [segments[lsn] for lsn in sorted(segments)],
+            [max(segments[lsn], key=_extent) for lsn in sorted(segments)],
             ahead.end,
             {lsn: why for lsn, why in left_out.items() if lsn not in segments},
             max(self.bound, other.bound) if self.bound and other.bound else 0,
+            {lsn: files for lsn, files in segments.items() if len(files) > 1},
         )
+
+    def copies_of(self, place: SegmentPlace) -> list[SegmentPlace]:
+        """Return all files of a segment, this one first."""
+        others = self.copies.get(place.first_lsn, ())
+        return [place, *(other for other in others if other.path != place.path)]
 
     def start_of(self, place: SegmentPlace) -> Position:
         return Position(self.log.device, place.first_lsn, START, place.first_lsn)
@@ -107,6 +115,10 @@ class LogInventory:
         if place.first_lsn == mark.segment:
             return mark.offset
         return place.size_bytes if place.first_lsn < mark.segment else START
+
+
+def _extent(place: SegmentPlace) -> tuple[bool, int]:
+    return bool(place.epoch), place.size_bytes
 
 
 class Problem(NamedTuple):
@@ -158,34 +170,46 @@ def look(root: Path | str, devices: frozenset[str] | None = None) -> FleetSnapsh
 
     by_id: dict[str, LogInventory] = {}
     for log in places.find_logs(Path(root), devices, on_problem=note):
-        standings = _as_seen(log)
-        if standings is None:
-            known = len(problems)
+        failed: list[LogError] = []
+        for path in (log.path, *log.copies):
             try:
-                standings = list(_inventories(log, problems))
+                directory = log if path == log.path else log._replace(path=path)
+                standings = _standings(directory, devices, at_ns)
             except LogError as error:
-                note(error, log.device, log.log_id)
+                failed.append(error)
                 continue
-            if len(problems) == known:
-                _remember(log, standings, at_ns)
-        for standing in standings:
-            log_id = standing.log.log_id
-            if devices is not None and not {log.device, log_id} & devices:
-                continue
-            known_copy = by_id.get(log_id)
-            by_id[log_id] = standing if known_copy is None else known_copy.joined(standing)
+            for standing in standings:
+                log_id = standing.log.log_id
+                known = by_id.get(log_id)
+                by_id[log_id] = standing if known is None else known.joined(standing)
+        if len(failed) > len(log.copies):
+            note(failed[0], log.device, log.log_id)
     for problem in problems:
         if problem.is_whole:
             by_id.pop(problem.log_id, None)
+    for log_id, standing in by_id.items():
+        device = standing.log.device
+        problems += [Problem(device, log_id, error) for error in standing.left_out.values()]
     return FleetSnapshot(by_id, problems, at_ns)
 
 
-def _inventories(log: LogPlace, problems: list[Problem]) -> Iterator[LogInventory]:
-    left_out: dict[int, str] = {}
+def _standings(log: LogPlace, devices: frozenset[str] | None, at_ns: int) -> list[LogInventory]:
+    standings = _as_seen(log)
+    if standings is None:
+        standings = list(_inventories(log))
+        _remember(log, standings, at_ns)
+    return [
+        standing
+        for standing in standings
+        if devices is None or {log.device, standing.log.log_id} & devices
+    ]
+
+
+def _inventories(log: LogPlace) -> Iterator[LogInventory]:
+    left_out: dict[int, LogError] = {}
 
     def leave_out(error: LogError, lsn: int) -> None:
-        left_out[lsn] = str(error)
-        problems.append(Problem(log.device, log.of_segment(lsn).log_id, error))
+        left_out[lsn] = error
 
     segments = inventory.segments(log, on_problem=leave_out)
     for owner, group in groupby(segments, key=lambda place: log.of_segment(place.first_lsn)):
@@ -215,6 +239,8 @@ def _remember(log: LogPlace, standings: list[LogInventory], at_ns: int) -> None:
     Any change of a log that may be read to its end changes its facts.
     """
     standing = standings[-1]
+    if any(each.left_out for each in standings):
+        return
     if not standing.places or standing.end.mark.offset != standing.places[-1].size_bytes:
         return
     names = (f"{log.path}/log", f"{log.path}/{inventory.BREAKS}", standing.places[-1].path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from itertools import chain, pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -21,8 +21,8 @@ from taskq.arrow.problems import shown
 from taskq.arrow.schema import DAMAGED
 from taskq.engine import Kind, kinds, segment_name
 from taskq.errors import LogError
-from taskq_plugins.fleet.inventory import START, SegmentFile, edges, follows
-from taskq_plugins.fleet.places import FleetError, LogPlace, SegmentPlace
+from taskq_plugins.fleet.inventory import edges, follows
+from taskq_plugins.fleet.places import START, FleetError, LogPlace, SegmentFile, SegmentPlace
 from taskq_plugins.spark.source import logs
 from taskq_plugins.spark.source.logs import FleetSnapshot, LogInventory
 from taskq_plugins.spark.source.positions import (
@@ -313,16 +313,16 @@ class _Batch:
             for whole in stretches(standing, here, target.place, self.on_loss):
                 is_first = not self.chosen and not taken
                 stretch = _within(whole, room, may_be_more=is_first)
-                problem = ""
-                if stretch is not None:
-                    stretch, problem = self._checked(stretch)
-                if stretch is not None:
-                    taken.append(stretch)
-                    room -= stretch.size_bytes
-                    begun = logs.at_border(standing, stretch.place, stretch.end)
+                if stretch is None:
+                    break
+                parts, problem = self._checked(standing, stretch)
+                for part in parts:
+                    taken.append(part)
+                    room -= part.size_bytes
+                    begun = logs.at_border(standing, part.place, part.end)
                 if problem:
                     raise LogHeld(problem)
-                if stretch is None or stretch.end < whole.end:
+                if stretch.end < whole.end:
                     break
         except DataLoss as error:
             if self._fails:
@@ -330,10 +330,17 @@ class _Batch:
             begun = begun._replace(held=str(error))
         return begun, taken
 
-    def _checked(self, stretch: Stretch) -> tuple[Stretch | None, str]:
+    def _checked(self, standing: LogInventory, stretch: Stretch) -> tuple[list[Stretch], str]:
+        """Return what is read of a stretch, from copies that are whole, and why it stops there."""
+        copies, stops = standing.copies_of(stretch.place), self._holds and not self._skips
+        parts, problem = [stretch], ""
+        if stops or len(copies) > 1:
+            parts, rest, problem = _whole_parts(stretch, copies)
+            if problem and not stops:
+                parts, problem = [*parts, rest], ""
         if self._skips:
-            self.skipped += _damage_in(stretch)
-        return _readable(stretch) if self._holds and not self._skips else (stretch, "")
+            self.skipped += chain.from_iterable(map(_damage_in, parts))
+        return parts, problem
 
     def on_loss(self, error: LogError) -> None:
         """Raise what is missing or cannot be read, unless the options pass it over."""
@@ -359,6 +366,25 @@ def _within(stretch: Stretch, room: int, *, may_be_more: bool) -> Stretch | None
             border = file.first_from(after, stretch.end)
             return stretch if border is None else stretch._replace(end=border[0])
     return None if border is None else stretch._replace(end=border[0])
+
+
+def _whole_parts(
+    stretch: Stretch, copies: Sequence[SegmentPlace]
+) -> tuple[list[Stretch], Stretch, str]:
+    """Return parts that can be decoded, each from a copy, the rest, and what is wrong with it."""
+    parts, problem = list[Stretch](), ""
+    while stretch.start < stretch.end:
+        problems, part = list[str](), None
+        for place in copies:
+            end = min(stretch.end, place.size_bytes)
+            if part is None and stretch.start < end:
+                part, problem = _readable(stretch._replace(place=place, end=end))
+                problems.append(problem)
+        if part is None:
+            return parts, stretch, problems[0]
+        parts.append(part)
+        stretch = stretch._replace(start=part.end, behind=None)
+    return parts, stretch, ""
 
 
 def _readable(stretch: Stretch) -> tuple[Stretch | None, str]:
@@ -430,7 +456,7 @@ def stretches(
             behind = None
     for lsn in sorted(standing.left_out):
         if lsn > (chain[-1].first_lsn if chain else here.segment):
-            on_loss(LogHeld(standing.left_out[lsn]))
+            on_loss(LogHeld(str(standing.left_out[lsn])))
 
 
 def _whole_end(standing: LogInventory, place: SegmentPlace) -> int:
@@ -453,7 +479,7 @@ def _resumed(
     if not at.segment:
         return standing.earliest, None
     if not standing.end.mark.segment and not standing.bound:
-        text = next(iter(standing.left_out.values()), "")
+        text = str(next(iter(standing.left_out.values()), ""))
         vanished = LogVanished(standing.log.device, standing.log.log_id)
         on_loss(LogHeld(text) if text else vanished)
         return at, None
@@ -500,8 +526,8 @@ def _elsewhere(
     declared = standing.gap_before(following.first_lsn)
     if declared is not None and declared.left[:2] == at.place:
         return here, _gap(standing, at.lsn, following)
-    text = standing.left_out.get(at.segment)
-    on_loss(LogHeld(text) if text else _loss(at, at.segment, f"at lsn {following.first_lsn}"))
+    why = standing.left_out.get(at.segment)
+    on_loss(LogHeld(str(why)) if why else _loss(at, at.segment, f"at lsn {following.first_lsn}"))
     return here, _gap(standing, at.lsn, following)
 
 
@@ -551,9 +577,9 @@ def _gap_between(
     border = edges(standing.log, before)
     with standing.open(place) as file:
         header = file.header()
-    for lsn, text in standing.left_out.items():
+    for lsn, why in standing.left_out.items():
         if before.first_lsn < lsn < place.first_lsn:
-            on_loss(LogHeld(text))
+            on_loss(LogHeld(str(why)))
             return _gap(standing, border.next_lsn, place)
     if standing.gap_before(place.first_lsn) is not None:
         return _gap(standing, border.next_lsn, place)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.errors import LogError, UsageError
-from taskq_plugins.fleet.inventory import START
+from taskq_plugins.fleet.places import START
 
 if TYPE_CHECKING:
     from taskq_plugins.fleet.inventory import DurableEnd
