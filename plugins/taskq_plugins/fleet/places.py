@@ -332,17 +332,17 @@ def _begins(sizes: dict[str, dict[int, int]], short: LogPlace, long: LogPlace) -
     return True
 
 
-def _differ(lsn: int, size: int, one: LogPlace, other: LogPlace) -> bool:
+def _differ(lsn: int, size: int, short: LogPlace, long: LogPlace) -> bool:
     """Return whether two files of a segment have different frames at the last place of both.
 
     A frame's header has its lsn, its time and a checksum of its body, so that the last ones are
-    equal only if all are. A frame that only one of them has is damaged in the other.
+    equal only if all are. A frame that only short of them has is damaged in the other.
     """
-    log_id, name = one.of_segment(lsn).log_id, segment_name(lsn)
+    log_id, name = short.of_segment(lsn).log_id, segment_name(lsn)
     with (
         contextlib.suppress(SegmentUnreadable),
-        SegmentFile(f"{one.path}/log/{name}", log_id, lsn) as file,
-        SegmentFile(f"{other.path}/log/{name}", log_id, lsn) as beside,
+        SegmentFile(f"{short.path}/log/{name}", log_id, lsn) as file,
+        SegmentFile(f"{long.path}/log/{name}", log_id, lsn) as beside,
     ):
         last = file.last_before(size)
         for _ in range(_COMPARED_MAX):
