@@ -336,7 +336,7 @@ def _differ(lsn: int, size: int, short: LogPlace, long: LogPlace) -> bool:
     """Return whether two files of a segment have different frames at the last place of both.
 
     A frame's header has its lsn, its time and a checksum of its body, so that the last ones are
-    equal only if all are. A frame that only short of them has is damaged in the other.
+    equal only if all are. A frame that only one of them has is damaged in the other.
     """
     log_id, name = short.of_segment(lsn).log_id, segment_name(lsn)
     with (
