@@ -24,7 +24,7 @@ from tests.bench.harness import MIB, ROOT, Table, cpu_seconds, options, rss_byte
 
 LOOK_SECONDS: Final = 0.1
 #: A program with almost no imports.
-APP: Final = "tests.bench.contenders.taskq_app:app"
+APP: Final = "tests.bench.contenders:queue"
 
 
 @contextlib.contextmanager

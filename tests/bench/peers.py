@@ -1,9 +1,8 @@
 """taskq beside other job frameworks that need no server: huey and flexiq, on SQLite.
 
 Run: ``python -m tests.bench.peers``. Each peer is installed on demand into a virtual environment of
-its own (``--venvs``), and used as its documentation says for one machine: see the modules of
-``contenders/``. Every sample is a fresh process in a fresh directory (``sample.py`` there), taken
-in turn, that checks its end state by the store's own counts. See README.md for the rows.
+its own (``--venvs``). Every sample is a fresh process in a fresh directory (``contenders.py``),
+taken in turn, that checks its end state by the store's own counts. See README.md for the rows.
 """
 
 from __future__ import annotations
@@ -16,47 +15,25 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final
 
 import taskq
 from tests.bench import harness
 from tests.bench.harness import ROOT, Table, median, percentile, scratch
 
 Sample = dict[str, Any]
-
-
-class Contender(NamedTuple):
-    """How many jobs a sample of a few seconds has."""
-
-    #: of a cycle or a drain
-    many: int
-    #: of lone enqueues
-    lone: int
-    #: the package to install; empty for ours
-    package: str = ""
-
-
-#: By framework and mode.
-CONTENDERS = {
-    "taskq fsync": Contender(50_000, 3_000),
-    "taskq os": Contender(50_000, 10_000),
-    "huey": Contender(5_000, 5_000, "huey"),
-    "flexiq": Contender(400, 10_000, "flexiq"),
-}
+#: By framework and mode: jobs of a cycle or a drain, and lone enqueues, for a few seconds.
+CONTENDERS: Final = {
+    "taskq fsync": (50_000, 3_000), "taskq os": (50_000, 10_000),
+    "huey": (5_000, 5_000), "flexiq": (400, 10_000),
+}  # fmt: skip
 #: Contenders of equal durability, also shown as ratios.
-PAIRS = (("taskq fsync", "huey"), ("taskq os", "flexiq"))
-LATENCIES = 30
-SAMPLE_SECONDS_MAX = 300
-#: Fewer rounds for slow rows that hardly vary.
-ROUNDS_MAX = {"takeover": 3}
-
-
-class Metric(NamedTuple):
-    """A row: its value for a sample of some jobs, and its format."""
-
-    name: str
-    of: Callable[[Sample, int], float | None]
-    shape: str
+PAIRS: Final = (("taskq fsync", "huey"), ("taskq os", "flexiq"))
+LATENCIES: Final = 30
+SAMPLE_SECONDS_MAX: Final = 300
+_MAIN: Final = "from tests.bench.contenders import main; main()"
+#: A row of a scenario: its name, its value for a sample of some jobs, and its format.
+Metric = tuple[str, Callable[[Sample, int], float | None], str]
 
 
 def at(percent: float, unit: float) -> Callable[[Sample, int], float]:
@@ -67,23 +44,21 @@ def rate(sample: Sample, jobs: int) -> float:
     return jobs / float(sample["seconds"])
 
 
-SCENARIOS: dict[str, tuple[Metric, ...]] = {
-    "cycle": (Metric("full cycle, jobs/s", rate, ",.0f"),),
-    "drain": (Metric("drain, jobs/s", rate, ",.0f"),),
+SCENARIOS: Final[dict[str, tuple[Metric, ...]]] = {
+    "cycle": (("full cycle, jobs/s", rate, ",.0f"),),
+    "drain": (("drain, jobs/s", rate, ",.0f"),),
     "lone": (
-        Metric("lone enqueue, jobs/s", rate, ",.0f"),
-        Metric("- p50, µs", at(50, 1e6), ",.0f"),
-        Metric("- p99, µs", at(99, 1e6), ",.0f"),
-        Metric("- awaited, jobs/s", lambda sample, _: sample.get("awaited"), ",.0f"),
+        ("lone enqueue, jobs/s", rate, ",.0f"),
+        ("- p50, µs", at(50, 1e6), ",.0f"),
+        ("- p99, µs", at(99, 1e6), ",.0f"),
+        ("- awaited, jobs/s", lambda sample, _: sample.get("awaited"), ",.0f"),
     ),
     "latency": (
-        Metric("enqueue to first line, p50, ms", at(50, 1e3), ",.1f"),
-        Metric("- p99, ms", at(99, 1e3), ",.1f"),
+        ("enqueue to first line, p50, ms", at(50, 1e3), ",.1f"),
+        ("- p99, ms", at(99, 1e3), ",.1f"),
     ),
-    "start": (
-        Metric("worker start to first job, ms", lambda sample, _: sample["seconds"] * 1e3, ",.0f"),
-    ),
-    "takeover": (Metric("takeover after kill -9, s", lambda sample, _: sample["seconds"], ",.2f"),),
+    "start": (("worker start to first job, ms", lambda taken, _: taken["seconds"] * 1e3, ",.0f"),),
+    "takeover": (("takeover after kill -9, s", lambda taken, _: taken["seconds"], ",.2f"),),
 }
 
 
@@ -91,81 +66,62 @@ class FailedError(Exception):
     """A contender's sample did not end, or ended wrong."""
 
 
-class Bench(NamedTuple):
-    """The directory of samples, the interpreters of the contenders, and the options."""
+def jobs_of(scenario: str, name: str, most: int | None) -> int:
+    many, lone = CONTENDERS[name]
+    sizes = {"cycle": many, "drain": many, "lone": lone, "latency": LATENCIES}
+    size = sizes.get(scenario, 1)
+    return min(size, most or size)
 
-    place: Path
-    pythons: dict[str, str]
-    given: Any
 
-    def jobs(self, scenario: str, name: str) -> int:
-        many, lone, _ = CONTENDERS[name]
-        sizes = {"cycle": many, "drain": many, "lone": lone, "latency": LATENCIES}
-        most = sizes.get(scenario, 1)
-        return min(most, self.given.jobs or most)
-
-    def take(self, scenario: str, name: str) -> Sample:
-        """Take one sample. Raises FailedError."""
-        output = self._run(name, scenario, self.jobs(scenario, name))
-        sample: Sample = json.loads(output.splitlines()[-1])
-        return sample
-
-    def _run(self, name: str, scenario: str, jobs: int) -> str:
-        """Run a sample's process to its end, and end its children."""
-        app, _, mode = name.partition(" ")
-        words = ("-m", "tests.bench.contenders.sample", f"{app}_app", scenario, str(jobs))
-        with scratch(self.place) as directory:
-            errors = directory / "errors"
-            with errors.open("wb") as stderr:
-                process = subprocess.Popen(
-                    (self.pythons[name], *words),
-                    cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True,
-                    start_new_session=True,
-                    env=os.environ | {
-                        # Byte code is kept, as for an installed package.
-                        "PYTHONPYCACHEPREFIX": str(self.place / "pyc"),
-                        "PEERS_DIRECTORY": str(directory), "PEERS_JOBS": str(jobs),
-                        "PEERS_MODE": mode, "PEERS_TAKEOVER_SECONDS": str(self.given.takeover),
-                    },
-                )  # fmt: skip
-            try:
-                output, _ = process.communicate(timeout=SAMPLE_SECONDS_MAX)
-            except subprocess.TimeoutExpired:
-                raise FailedError(f"it did not end within {SAMPLE_SECONDS_MAX} s") from None
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-            if process.returncode:
-                *_, last = ["it said nothing", *errors.read_text(errors="replace").splitlines()]
-                raise FailedError(f"it ended with {process.returncode}: {last}")
-        return output
+def take(place: Path, python: str, name: str, scenario: str, jobs: int) -> Sample:
+    """Take one sample in a process, and end its children. Raises FailedError."""
+    app, _, mode = name.partition(" ")
+    with scratch(place) as directory, (directory / "errors").open("w+", errors="replace") as errors:
+        environment = {
+            "PYTHONPYCACHEPREFIX": str(place / "pyc"),  # kept, as for an installed package
+            "PEERS_APP": app, "PEERS_MODE": mode,
+            "PEERS_DIRECTORY": str(directory), "PEERS_JOBS": str(jobs),
+        }  # fmt: skip
+        process = subprocess.Popen(
+            (python, "-c", _MAIN, scenario, str(jobs)), cwd=ROOT, stdout=subprocess.PIPE,
+            stderr=errors, text=True, start_new_session=True, env=os.environ | environment,
+        )  # fmt: skip
+        try:
+            output, _ = process.communicate(timeout=SAMPLE_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            raise FailedError(f"it did not end within {SAMPLE_SECONDS_MAX} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if process.returncode:
+            errors.seek(0)
+            *_, last = ["it said nothing", *errors.read().splitlines()]
+            raise FailedError(f"it ended with {process.returncode}: {last}")
+    sample: Sample = json.loads(output.splitlines()[-1])
+    return sample
 
 
 #: By contender its value in each round, or what went wrong.
 Row = dict[str, list[float] | str]
 
 
-def rows(bench: Bench, scenario: str) -> dict[str, Row]:
+def rows(place: Path, pythons: dict[str, str], scenario: str, given: Any) -> dict[str, Row]:
     """Take a scenario's samples in turn; return the rows of its metrics."""
-    samples: dict[str, list[Sample]] = {name: [] for name in bench.pythons}
+    samples: dict[str, list[Sample]] = {name: [] for name in pythons}
+    jobs = {name: jobs_of(scenario, name, given.jobs) for name in pythons}
     failed: dict[str, str] = {}
-    rounds = min(bench.given.rounds, ROUNDS_MAX.get(scenario, bench.given.rounds))
-    for name in [*samples] * rounds:
+    for name in [*samples] * given.rounds:
         if name not in failed:
             try:
-                sample = bench.take(scenario, name)
-            except (FailedError, AssertionError) as error:
-                sample = {"never": str(error)}
-            samples[name].append(sample)
-            if "never" in sample:  # it is not waited for again
-                failed[name] = sample["never"]
+                samples[name].append(take(place, pythons[name], name, scenario, jobs[name]))
+            except FailedError as error:  # it is not waited for again
+                failed[name] = str(error)
     result: dict[str, Row] = {}
-    for metric in SCENARIOS[scenario]:
-        row = result[metric.name] = {}
+    for title, value_of, _ in SCENARIOS[scenario]:
+        row = result[title] = {}
         for name, taken in samples.items():
-            jobs = bench.jobs(scenario, name)
-            values = [] if name in failed else [metric.of(sample, jobs) for sample in taken]
+            values = [value_of(sample, jobs[name]) for sample in taken]
             row[name] = failed.get(name) or [value for value in values if value is not None] or "-"
     return result
 
@@ -183,56 +139,54 @@ def summary(columns: tuple[str, ...], everything: dict[str, Row]) -> None:
     pairs = [pair for pair in PAIRS if {*pair} <= {*columns}]
     table = Table("", "", *columns, *(" / ".join(pair) for pair in pairs))
     notes: list[str] = []
-    shapes = {metric.name: metric.shape for metrics in SCENARIOS.values() for metric in metrics}
-    for name, row in everything.items():
+    shapes = {title: shape for metrics in SCENARIOS.values() for title, _, shape in metrics}
+    for title, row in everything.items():
         cells = []
         for values in row.values():
             if not isinstance(values, str):
-                cells.append(f"{median(values):{shapes[name]}}")
-            elif len(values) > len("never: lost"):
+                cells.append(f"{median(values):{shapes[title]}}")
+            elif values == "-":
+                cells.append(values)
+            else:
                 notes.append(values)
                 cells.append(f"({len(notes)})")
-            else:
-                cells.append(values)
-        table.row(name, *cells, *(beside(row, *pair) for pair in pairs))
+        table.row(title, *cells, *(beside(row, *pair) for pair in pairs))
     table.print()
     for number, note in enumerate(notes, start=1):
         print(f"({number}) {note}")
 
 
-def prepare(bench: Bench) -> dict[str, str]:
-    """Install what is missing; return versions, or why a peer that cannot run a job is left out.
+def prepare(place: Path, given: Any) -> dict[str, str]:
+    """Install what is missing; return interpreters, without peers that cannot run a job.
 
     The first start of each compiles its modules, too, and is not counted.
     """
-    versions = {}
-    for name in bench.given.contender or CONTENDERS:
+    pythons = {}
+    for name in given.contender or CONTENDERS:
         python, version = sys.executable, taskq.__version__
         try:
-            if package := CONTENDERS[name].package:
-                python, version = harness.installed(python, package, directory=bench.given.venvs)
-            bench.pythons[name] = python
-            bench.take("start", name)
-            versions[name] = version
+            if not name.startswith("taskq"):
+                python, version = harness.installed(python, name, directory=given.venvs)
+            take(place, python, name, "start", 1)
+            pythons[name] = python
         except (FailedError, subprocess.SubprocessError) as error:
-            bench.pythons.pop(name, None)
-            versions[name] = f"left out: {getattr(error, 'stderr', None) or error}"
-    return versions
+            version = f"left out: {getattr(error, 'stderr', None) or error}"
+        print(name, version)
+    return pythons
 
 
 def main() -> None:
     """Measure in turn (A B C A B C …), and print the medians."""
     given = harness.options(
-        __doc__, jobs=int, rounds=5, takeover=90.0, venvs=harness.kept_for(sys.executable),
+        __doc__, jobs=int, rounds=5, venvs=harness.kept_for(sys.executable),
         only=tuple(SCENARIOS), contender=tuple(CONTENDERS),
     )  # fmt: skip
     everything: dict[str, Row] = {}
-    with scratch(given.dir) as directory:
-        bench = Bench(directory, {}, given)
-        print(", ".join(f"{name} {version}" for name, version in prepare(bench).items()))
+    with scratch(given.dir) as place:
+        pythons = prepare(place, given)
         for scenario in given.only or SCENARIOS:
-            everything |= rows(bench, scenario)
-    summary(tuple(bench.pythons), everything)
+            everything |= rows(place, pythons, scenario, given)
+    summary(tuple(pythons), everything)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
-"""Peers of a process, and the programs that these tests and benchmarks start."""
+"""Peers of a process, and the programs that these tests start."""
 
 from __future__ import annotations
 
 import json
 import os
 import struct
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -187,40 +185,6 @@ def test_strange_files_among_the_owners_are_left_alone(tmp_path: Path) -> None:
     store.close()
     assert LogReader.open(str(tmp_path)).owners() == []
     assert (tmp_path / "owners" / "copy of something.lock").exists()
-
-
-def measured(*arguments: object) -> tuple[str, dict[str, list[str]]]:
-    """Return the output of ``tests.bench.peers``, and its rows by their names."""
-    command = (sys.executable, "-m", "tests.bench.peers", *map(str, arguments))
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    rows = [line.strip("|").split("|") for line in done.stdout.splitlines() if line[:1] == "|"]
-    cells = {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows}
-    return done.stdout, cells
-
-
-@pytest.mark.slow
-def test_a_cycle_a_drain_and_a_takeover_of_ours_have_figures(tmp_path: Path) -> None:
-    """Each sample asserts its end state; a job whose worker was killed runs again."""
-    chosen = ("--only", "cycle", "--only", "drain", "--only", "takeover", "--rounds", 1)
-    _, rows = measured("--contender", "taskq os", *chosen, "--jobs", 100, "--dir", tmp_path)
-    assert int(rows["full cycle, jobs/s"][0].replace(",", "")) > 0
-    assert int(rows["drain, jobs/s"][0].replace(",", "")) > 0
-    assert float(rows["takeover after kill -9, s"][0]) > 0
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_peer_that_fails_is_named_with_its_message_and_stops_nobody(tmp_path: Path) -> None:
-    """Its interpreter knows its version, and nothing else."""
-    python = tmp_path / "venvs" / "huey" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/sh\n[ "$1" = -c ] && exec echo 9.9\necho it is broken >&2; exit 3\n')
-    python.chmod(0o755)
-    contenders = ("--contender", "huey", "--contender", "taskq os", "--venvs", tmp_path / "venvs")
-    chosen = ("--only", "lone", "--rounds", 1, "--jobs", 10, "--dir", tmp_path)
-    output, rows = measured(*contenders, *chosen)
-    assert "huey left out: it ended with 3: it is broken" in output
-    assert (rows[""], len(rows["lone enqueue, jobs/s"])) == (["taskq os"], 1)
 
 
 AT_WORK = ["-c", "print('at work', flush=True)\nwhile True: pass"]
