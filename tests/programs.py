@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import subprocess
@@ -46,6 +47,8 @@ def run_forked(
     seconds: float = SECONDS,
 ) -> subprocess.CompletedProcess[str]:
     """Do as ``run_python``, in a process that has our imports, which cost more than most do."""
+    if not hasattr(os, "fork"):
+        return run_python(*words, cwd=cwd, env=env, check=check, timeout=seconds)
     with tempfile.TemporaryFile("w+") as errors:
         program = Program([*map(str, words)], cwd, errors.fileno(), env)
         program.stdin.close()

@@ -90,6 +90,7 @@ def matches(shown: str, expected: str) -> bool:
         if wanted == "...":
             taken = set(range(min(taken, default=len(lines) + 1), len(lines) + 1))
             continue
-        line = re.compile(re.escape(wanted.rstrip()).replace("…", ".*"))
+        pattern = re.escape(wanted.rstrip()).replace("…", ".*")
+        line = re.compile(pattern.replace("/", f"[/{re.escape(os.sep)}]"))
         taken = {n + 1 for n in taken if n < len(lines) and line.fullmatch(lines[n])}
     return len(lines) in taken

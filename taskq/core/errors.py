@@ -39,7 +39,7 @@ def worker_command(directory: str) -> str:
 _READ_ONLY: Final = "mount the file system for writing; read commands work without"
 _NOT_ALLOWED: Final = "use the user that the directory belongs to, or another directory"
 _NO_ROOM: Final = "Free some space or inodes (df -h, df -i) or raise the quota, then try again"
-_TOO_LONG: Final = "use a directory with a shorter path"
+_SHORTER: Final = "use a directory with a shorter path"
 _NO_DIRECTORY: Final = (
     "a file stands where a directory should be: move it away, or use another path"
 )
@@ -52,7 +52,7 @@ _REMEDIES: Final = {
     errno.ENFILE: "the whole machine has too many files open: end what holds them",
     errno.ENOSPC: _NO_ROOM,
     errno.EDQUOT: _NO_ROOM,
-    errno.ENAMETOOLONG: _TOO_LONG,
+    errno.ENAMETOOLONG: _SHORTER,
     errno.ENOTDIR: _NO_DIRECTORY,
     errno.EISDIR: "a directory stands where a file should be: move it away",
     errno.ELOOP: "remove the symbolic link, or use the directory that it leads to",
@@ -61,22 +61,34 @@ _REMEDIES: Final = {
 #: Advice by Windows' own number, for which Python has a wider errno.
 _REMEDIES_WINDOWS: Final = {
     3: _NO_DIRECTORY,  # ERROR_PATH_NOT_FOUND
-    123: f'{_TOO_LONG}, and names without any of < > : " | ? *',  # ERROR_INVALID_NAME
+    123: f'{_SHORTER}, and names without any of < > : " | ? *',  # ERROR_INVALID_NAME
     183: _NO_DIRECTORY,  # ERROR_ALREADY_EXISTS
-    206: _TOO_LONG,  # ERROR_FILENAME_EXCED_RANGE
+    206: _SHORTER,  # ERROR_FILENAME_EXCED_RANGE
     267: _NO_DIRECTORY,  # ERROR_DIRECTORY
 }
 
 
-def remedy(error: OSError) -> str:
+#: Longest name that a directory of any system takes, and the codes of Windows for a longer one; it
+#: takes such a name for missing (2, 3) or for wrong (123).
+_NAME_MAX, _TOO_LONG = 255, (2, 3, 123, 206)
+
+
+def remedy(error: OSError, path: str = "") -> str:
     """Return what to do about what the operating system says, as a sentence without its end."""
+    path = str(error.filename or path)
+    longest = max(map(len, re.split(r"[/\\]", path)))
+    code = getattr(error, "winerror", None) or 0
     general = _REMEDIES.get(error.errno or 0, "check the disk and the path, then try again")
-    advice = _REMEDIES_WINDOWS.get(getattr(error, "winerror", None) or 0, general)
+    advice = _REMEDIES_WINDOWS.get(code, general)
+    if code in _TOO_LONG and longest > _NAME_MAX:
+        advice = _SHORTER
+    if advice == _SHORTER:
+        advice += f": it has {len(path)} characters, its longest name {longest} of {_NAME_MAX}"
     return advice[0].upper() + advice[1:]
 
 
 def refusal(path: str, error: OSError) -> LogError:
-    return LogError(f"{error.filename or path}: {error.strerror or error}. {remedy(error)}")
+    return LogError(f"{error.filename or path}: {error.strerror or error}. {remedy(error, path)}")
 
 
 def no_loop(what: str = "what is awaited here") -> UsageError:

@@ -54,6 +54,11 @@ def eventually(condition: Callable[[], object], seconds: float = STEP_SECONDS) -
         pause.wait(_LOOK_AGAIN_SECONDS)
 
 
+def removed(path: Path) -> None:
+    """Free the name of an open file of a log at once, which its removal does not under Wine."""
+    path.replace(path.parents[1] / f"{path.name}.removed")
+
+
 @contextlib.contextmanager
 def mounted(place: Path, *commands: list[str]) -> Iterator[Path]:
     """Mount a file system at a place by these commands; the test is skipped without them."""

@@ -16,6 +16,7 @@ from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.readers import NamedReader, ReaderPosition, read_position
 from tests.effort import within
+from tests.processes.harness import removed
 
 
 class Failed(Exception):
@@ -259,7 +260,7 @@ async def test_a_stream_that_is_overtaken_while_it_reads_gets_an_error(log: Task
     while (await anext(stream)).lsn < second - 1:
         pass
     for path in segments(log)[:2]:
-        path.unlink()
+        removed(path)
     with pytest.raises(errors.ReaderFellBehind) as caught:
         await anext(stream)
     assert (caught.value.lsn, caught.value.oldest_lsn) == (second, third)

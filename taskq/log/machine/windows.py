@@ -24,6 +24,7 @@ from ctypes import wintypes
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
+from taskq.core import errors
 from taskq.log.machine.ports import NotAFile
 
 P = ParamSpec("P")
@@ -94,6 +95,8 @@ _TRIES, _PAUSE_SECONDS = 10, 0.025
 #: What a path of any length begins with, and from where on a path gets it: the names below a log's
 #: directory are shorter than what is left of Windows' 260.
 _ANY_LENGTH, _ON_A_SERVER, _LONG = "\\\\?\\", "\\\\?\\UNC\\", 150
+#: The longest path of all, which Python refuses by itself with a ``ValueError``; Windows' code.
+_PATH_MAX, _TOO_LONG = 32_767, 206
 #: No file is as long.
 _LOCK_PLACE: Final = 1 << 62
 _U64_MAX: Final = 2**64 - 1
@@ -132,8 +135,15 @@ def _tried(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
 
 
 def named(path: str | Path) -> str:
-    """Return a path as every call of Windows takes it, however long it is."""
+    """Return a path as every call of Windows takes it, however long it is.
+
+    Raises:
+        LogError: not even Windows has paths of that length.
+    """
     path = str(path)
+    if len(path) > _PATH_MAX - len(_ON_A_SERVER):
+        error = OSError(errno.ENAMETOOLONG, "the path is too long", path, _TOO_LONG)
+        raise errors.refusal(path, error) from None
     if path.startswith(_ANY_LENGTH):
         return _ANY_LENGTH + ntpath.normpath(path[4:])  # which Windows does for others alone
     whole = path if ntpath.isabs(path) else ntpath.abspath(path)

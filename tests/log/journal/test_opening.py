@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from taskq import TaskLog, TaskQ
 from taskq.cli.main import main
-from taskq.core.errors import FormatError, LogError
+from taskq.core.errors import FormatError, LogError, refusal
 from taskq.core.model import Extras
 from taskq.log.config import LogConfig
 from taskq.log.format import codec
@@ -27,6 +27,7 @@ from taskq.log.segments.identity import REPLICA
 from taskq.log.store.store import open_store
 from tests.effort import ended, some
 from tests.log.world import PATH, World
+from tests.machine import sharing
 from tests.machine.crashable import CrashableDisk, ProcessKilled
 from tests.processes.harness import memory_disk
 
@@ -161,8 +162,8 @@ def _file(path: Path) -> Path:
     [
         (_file, "another path"),
         (lambda path: _file(path) / "below", "another path"),
-        (lambda path: path / ("x" * 300), "shorter path"),
-        (lambda path: path.joinpath(*["y" * 200] * 30), "shorter path"),
+        (lambda path: path / ("x" * 300), r"shorter path: it has \d+ characters, .* 300 of 255"),
+        (lambda path: path.joinpath(*["y" * 200] * 200), r"shorter path: it has \d{4,} characters"),
     ],
     ids=["a file", "below a file", "a long name", "a long path"],
 )
@@ -174,6 +175,14 @@ def test_a_path_that_can_be_no_directory_is_one_line_that_says_what_to_do(
         TaskQ(path).open_sync()
     with pytest.raises(LogError):
         LogReader.open(str(path))
+
+
+@pytest.mark.parametrize("code", [2, 3, 123, 206])
+def test_whatever_windows_calls_a_name_that_is_too_long_its_length_is_named(code: int) -> None:
+    path = f"C:\\data\\{'x' * 300}\\jobs"
+    error = sharing.Held(code, path)
+    assert "its longest name 300 of 255" in str(refusal(path, error))
+    assert "longest" not in str(refusal("C:\\data", sharing.Held(3, "C:\\data\\jobs")))
 
 
 @pytest.fixture

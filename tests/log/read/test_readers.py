@@ -38,6 +38,7 @@ from taskq.log.state.facets import Facets
 from taskq.log.store.store import open_store
 from tests.log.world import PATH, PLAIN, Process, World
 from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
+from tests.processes.harness import removed
 
 LOG_ID = uuid.UUID(int=7)
 IDENTITY = Identity(LOG_ID, 1)
@@ -269,7 +270,7 @@ def test_what_compaction_took_meanwhile_is_not_missing_from_an_answer(
     def read(journal: Journal, _: Facets, __: int) -> int:
         seen.append(tuple(journal.files.lsns))
         if len(seen) == 1:
-            Path(journal.files.file_path(journal.files.lsns[0])).unlink()
+            removed(Path(journal.files.file_path(journal.files.lsns[0])))
             journal.files.refresh()
         return len(seen)
 

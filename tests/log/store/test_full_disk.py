@@ -28,7 +28,7 @@ from taskq.log.store.store import Store, open_store
 from taskq.testing import use_clock
 from taskq.testing.sandbox import FakeClock
 from tests.effort import grows, some
-from tests.processes.harness import eventually, memory_disk, mounted
+from tests.processes.harness import eventually, memory_disk, mounted, removed
 
 _SPEC: Final = EnqueueSpec(task="mail.send")
 _SIZE_BYTES: Final = 4 * 1024 * 1024
@@ -391,7 +391,7 @@ async def test_a_process_that_others_must_take_for_dead_notices_in_a_second(path
     use_clock(app, clock)
     await app.enqueue_by_name("a.b")
     for lock in (path / "owners").glob("*.lock"):
-        lock.unlink()
+        removed(lock)
     clock.advance(LOOK_AROUND_NS / SECOND_NS)
     with pytest.raises(LogGone, match="owners"):
         await app.enqueue_by_name("a.b")

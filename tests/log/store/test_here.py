@@ -249,7 +249,7 @@ def test_a_loop_commits_what_came_in_its_turn_where_that_is_little(
     send: Callable[[LoopPort], Any],
     is_here: bool,
 ) -> None:
-    store = stores(LogConfig(durability=durability, interval_seconds=60))
+    store = stores(LogConfig(durability=durability, interval_seconds=2 * SECONDS))
 
     async def main() -> int:
         port = await emptied(store)
@@ -655,7 +655,7 @@ def test_a_handler_that_enqueues_never_waits_for_one_that_waits_for_it(
     @app.task
     def alert() -> None: ...
 
-    monkeypatch.setattr("taskq.log.journal.journal.SLOW_SYNC_NS", 0)
+    monkeypatch.setattr("taskq.log.journal.journal.SLOW_SYNC_NS", -1)
     handler = Handler(alert.enqueue_sync)
     logging.getLogger("taskq").addHandler(handler)
     try:
