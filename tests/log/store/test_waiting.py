@@ -170,6 +170,7 @@ def test_another_read_of_the_log_hides_nothing_from_a_waiter(
     assert answer.result(SECONDS)
 
 
+@pytest.mark.posix("loops read no pipes")
 def test_a_bell_whose_loop_has_closed_gives_its_pipe_back_when_it_goes() -> None:
     loop = asyncio.new_event_loop()
     bell = Bell(loop, lambda: None)

@@ -108,6 +108,17 @@ def test_a_backup_beside_writers_and_a_compactor_holds_all_that_was_acknowledged
     assert new.id in stands(again)[0]
 
 
+def test_a_log_restored_with_an_empty_last_segment_goes_on_at_its_end(tmp_path: Path) -> None:
+    data, again = tmp_path / "data", tmp_path / "again"
+    with TaskQ(data) as app:
+        app.enqueue_by_name_sync("keep")
+    with LogReader.open(str(data)) as reader:
+        journal = reader.journal
+        journal.files.create(journal.next_lsn, journal.epoch, 0, codec.NO_LINK)
+    report = restore(str(data), str(again))
+    assert stands(again)[1] == report.next_lsn
+
+
 def test_records_compacted_after_the_copied_end_are_no_gap_in_a_backup(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
