@@ -194,6 +194,8 @@ class ByKey:
         Raises:
             UsageError: they belong to several shards, and are to be all or none.
         """
+        if not calls:
+            return []
         logs, homes = self.logs(), [self._shards.index_of(call) for call in calls]
         if len(calls) == 1:
             index = self._free(logs) if homes[0] is None else homes[0]

@@ -133,6 +133,8 @@ class Choice:
             if record.type in kinds.LAST:
                 del self._known[record.job]
             names = known
+        elif self._tasks is not None:
+            return None
         queue, task = names
         if self._queues is not None and queue not in self._queues:
             return None

@@ -1,239 +1,435 @@
-"""One contract of all front ends: an app, a log, shards, each awaited or by its blocking twins."""
+"""One contract of all front ends: jobs from their put to their end; see ``conftest.Front``."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from taskq import Shards, State, TaskLog, TaskQ, errors
+from taskq import State, errors
+from taskq.core.fingerprints import fingerprint, pattern_of
+from taskq.core.model import HEADERS_BYTES_MAX
+from taskq.log.format.bodies import Compression
+from tests.app.conftest import Front, without, work
+
+HOUR: Final = timedelta(hours=1)
+ELSEWHERE: Final = "0000ffff-1"
+NO_HANDLES: Final = "a log has jobs as bytes, without handles"
+
+# -- put -------------------------------------------------------------------------------------------
 
 
-class Front:
-    """A front end, asked with await or, by its blocking twins, from a thread."""
-
-    def __init__(self, kind: str, path: Path) -> None:
-        name, _, self.twin = kind.partition(" ")
-        makes: dict[str, Any] = {
-            "app": lambda: TaskQ(path, durability="os"),
-            "log": lambda: TaskLog.open(path, durability="os"),
-            "shards": lambda: TaskQ(shards=Shards(path), durability="os"),
-        }
-        self.holder = makes[name]()
-
-    async def ask(self, name: str, *args: Any, of: Any = None, **options: Any) -> Any:
-        of = self.holder if of is None else of
-        if self.twin:
-            return await asyncio.to_thread(getattr(of, f"{name}_sync"), *args, **options)
-        return await getattr(of, name)(*args, **options)
-
-    async def dead(self, name: str, *args: Any, **options: Any) -> Any:
-        return await self.ask(name, *args, of=self.holder.dead, **options)
-
-    async def put(self, body: str = "x", **options: Any) -> str:
-        if isinstance(self.holder, TaskLog):
-            return str(await self.ask("put", body.encode(), **options))
-        call = self.holder.call_by_name("work", body).options(**options)
-        return str((await self.ask("enqueue", call)).id)
-
-    async def cancel(self, job: str) -> bool:
-        if isinstance(self.holder, TaskLog):
-            return bool(await self.ask("cancel", job))
-        return bool(await self.ask("cancel", of=self.holder.job(job)))
-
-    async def state(self, job: str) -> State:
-        if isinstance(self.holder, TaskLog):
-            return State((await self.ask("get", job)).state)
-        return State(await self.ask("status", of=self.holder.job(job)))
-
-    async def claim_all(self, *, fails: bool = False) -> int:
-        """Settle each ready job; return their number."""
-        count = 0
-        for log in self.holder.logs():
-            async with TaskLog.open(log.data_dir, durability="os") as below:
-                for delivery in await below.claim(100):
-                    count += 1
-                    await (below.nack(delivery, "E: no", delay=0) if fails else below.ack(delivery))
-        return count
-
-    async def count(self, name: str) -> int:
-        return sum(getattr(queue, name) for queue in (await self.ask("stats")).queues)
+async def test_what_a_job_carries_comes_back_whole(front: Front) -> None:
+    headers = {"a": "é" * ((HEADERS_BYTES_MAX - 5) // 2)}
+    job = await front.put("b", queue="mail", priority=9, headers=headers, attempts=2, key="k")
+    view = await front.view(job)
+    assert (view.job_id, view.payload) == (job, front.payload("b"))
+    assert (view.queue, view.priority, view.headers) == ("mail", 9, headers)
+    assert (view.attempts_max, view.key, view.state) == (2, b"k", State.READY)
 
 
-KINDS: Final = [f"{name}{twin}" for name in ("app", "log", "shards") for twin in ("", " blocking")]
+async def test_jobs_are_claimed_by_priority_and_then_by_age(front: Front) -> None:
+    for number in range(6):
+        await front.put(str(number), priority=number % 3)
+    taken = [delivery.payload for delivery in await front.claim()]
+    assert taken == [front.payload(number) for number in "251403"]
 
 
-@pytest.fixture(params=KINDS)
-async def front(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Front]:
-    front = Front(request.param, tmp_path / "log")
-    async with front.holder:
-        yield front
+async def test_many_jobs_are_put_in_order_and_together(front: Front) -> None:
+    jobs = await front.put_many(*(front.job(str(number)) for number in range(100)))
+    assert [delivery.job_id for delivery in await front.claim()] == jobs
+    assert len({(await front.view(job)).enqueued_ns for job in jobs[::33]}) == 1
 
 
-async def test_a_job_is_seen_from_its_put_to_its_end(front: Front) -> None:
-    job = await front.put(queue="mail", priority=9, headers={"a": "é"}, attempts=2)
+async def test_many_jobs_of_which_one_is_refused_are_none(front: Front) -> None:
+    holder = await front.put(key="k")
+    refused = front.job(key="k", on_conflict="raise")
+    with pytest.raises(errors.DuplicateKey):
+        await front.put_many(front.job(), refused)
+    assert [delivery.job_id for delivery in await front.claim()] == [holder]
+
+
+async def test_jobs_over_the_size_of_a_transaction_are_none(front: Front) -> None:
+    large = "x" * 1_000_000
+    with pytest.raises(errors.PayloadTooLarge, match="transaction of 18 jobs has"):
+        await front.put_many(*[front.job(large)] * 18)
+    assert await front.count("ready") == 0
+
+
+async def test_no_jobs_make_no_log(front: Front, tmp_path: Path) -> None:
+    other = Front(front.kind, tmp_path / "other" / "log")
+    assert await other.put_many() == []
+    assert not (tmp_path / "other").exists()
+    await other.ask("close")
+
+
+@pytest.mark.parametrize("size", [65_536, 65_535, HEADERS_BYTES_MAX, HEADERS_BYTES_MAX - 4])
+async def test_headers_over_the_limit_are_refused_and_never_cut(front: Front, size: int) -> None:
+    with pytest.raises(errors.PayloadTooLarge, match=f"headers has {size + 5} bytes, the limit is"):
+        await front.put(headers={"a": "x" * size})
+    with pytest.raises(errors.PayloadTooLarge):
+        await front.put_many(front.job(), front.job(headers={"a": "x" * size}))
+    assert await front.count("ready") == 0
+
+
+@pytest.mark.parametrize("way", ["zlib", "zstd"])
+async def test_a_compressed_body_comes_back_wherever_it_is_asked_for(
+    front: Front, way: Compression
+) -> None:
+    text = "the same words again and again, " * 200
+    job = await front.put(text, compress=way)
+    (delivery,) = await front.claim()
+    assert len(delivery.record) < 400
+    await front.settle(delivery, "ack", front.payload(text), compress=way)
+    view = await front.view(job)
+    assert view.payload == view.result == delivery.payload == front.payload(text)
+    assert view.payload_flags == view.result_flags == 0
+
+
+async def test_a_delayed_job_waits_until_it_is_due(front: Front) -> None:
+    job = await front.put(delay="1h")
+    assert (await front.state(job), await front.claim()) == (State.SCHEDULED, [])
+    assert (await front.ask("why", job)).code == "not_due"
+    assert (await front.count("scheduled"), await front.count("ready")) == (1, 0)
+    front.clock.advance(HOUR)  # and nothing is written
     assert await front.state(job) is State.READY
-    assert (await front.ask("why", job)).code == "no_worker"
-    assert await front.claim_all(fails=True) == await front.claim_all() == 1
-    assert await front.state(job) is State.SUCCEEDED
+    assert (await front.count("scheduled"), await front.count("ready")) == (0, 1)
+    assert await front.end_all() == 1
+
+
+async def test_a_job_that_was_not_taken_in_time_expires(front: Front) -> None:
+    job = await front.put(expires=HOUR)
+    front.clock.advance(2 * HOUR)
+    assert await front.claim() == []
+    assert await front.state(job) is State.EXPIRED
+    assert (await front.ask("why", job)).code == "expired"
+
+
+async def test_a_disk_without_room_takes_no_job_and_settles(front: Front) -> None:
+    await front.put()
+    async with await front.again(min_free=2**60, reserve=0) as full:
+        with pytest.raises(errors.DiskFull, match="quota or lower min_free") as caught:
+            await full.put()
+        assert caught.value.limit_bytes == 2**60
+        assert await full.end_all() == 1
+
+
+async def test_the_first_callers_open_the_directory_once(front: Front) -> None:
+    fresh = await front.again()
+    jobs = await asyncio.gather(*(fresh.put() for _ in range(20)))
+    assert len({*jobs}) == 20
+    assert {log.connection.store().openers for log in fresh.holder.logs()} == {1}
+    await fresh.ask("close")
+
+
+async def test_a_failed_opening_fails_all_its_callers_and_may_be_tried_again(
+    front: Front, tmp_path: Path
+) -> None:
+    path = tmp_path / "other"
+    path.write_text("in the way")
+    fresh = Front(front.kind, path)
+    failed = await asyncio.gather(*(fresh.put() for _ in range(5)), return_exceptions=True)
+    assert all(isinstance(error, errors.LogError) for error in failed)
+    path.unlink()
+    assert await fresh.state(await fresh.put()) is State.READY
+    await fresh.ask("close")
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+async def test_a_held_key_gives_the_job_that_holds_it(front: Front) -> None:
+    first = await front.put(key="k")
+    assert await front.put("other", key="k") == first
+    assert await front.put_many(front.job(key="k"), front.job(key="k")) == [first] * 2
+    assert await front.put(key="k", queue="other") != first
+    assert await front.count("ready") == 2
+
+
+async def test_a_held_key_is_refused_where_that_is_asked_for(front: Front) -> None:
+    first = await front.put(key="k")
+    with pytest.raises(errors.DuplicateKey, match=first) as caught:
+        await front.put(key="k", on_conflict="raise")
+    assert caught.value.job_id == first
+
+
+async def test_a_held_key_is_taken_over_from_a_waiting_job_alone(front: Front) -> None:
+    first = await front.put(key="k")
+    second = await front.put(key="k", on_conflict="replace")
+    assert await front.state(first, second) == [State.CANCELLED, State.READY]
+    await front.claim()
+    assert await front.put(key="k", on_conflict="replace") == second
+
+
+async def test_a_key_is_free_once_its_job_is_over_or_its_window(front: Front) -> None:
+    plain, window = await front.put(key="p"), await front.put(key="w", window=HOUR)
+    both = await front.put(key="b", window=HOUR, until="settled")
+    gone = await front.put(key="g")
+    assert await front.cancel(gone)
+    assert await front.put(key="g") != gone
+    front.clock.advance(2 * HOUR)
+    assert await front.put(key="w") != window
+    assert await front.put(key="b") == both
+    await front.end_all()
+    assert await front.put(key="b") != both
+    assert await front.put(key="p") != plain
+
+
+async def test_a_window_goes_on_after_the_end_of_its_job(front: Front) -> None:
+    job = await front.put(key="w", window=HOUR)
+    await front.end_all()
+    assert await front.put(key="w") == job
+
+
+@without("shards", because="each shard counts its own keys")
+async def test_the_number_of_keys_is_an_option(front: Front) -> None:
+    async with await front.again(keys_max=2) as few:
+        await few.put_many(few.job(key="1"), few.job(key="2"))
+        with pytest.raises(errors.UsageError, match="keys_max is 2"):
+            await few.put(key="3")
+
+
+# -- claimed and settled ---------------------------------------------------------------------------
+
+
+async def test_a_job_is_ready_then_running_then_over(front: Front) -> None:
+    job = await front.put()
+    assert await front.state(job) is State.READY
+    (delivery,) = await front.claim()
+    assert (await front.state(job), (await front.ask("why", job)).code) == (
+        State.RUNNING,
+        "running",
+    )
+    await front.settle(delivery, "ack", b'"done"')
+    view = await front.view(job)
+    assert (view.state, view.result) == (State.SUCCEEDED, b'"done"')
+    assert await front.count("succeeded") == 1
+
+
+async def test_a_failed_job_comes_back_and_dies_after_its_last_attempt(front: Front) -> None:
+    job = await front.put("p", attempts=2, headers={"grüße": "世界 🌍"}, key="k")
+    for reason, state in (("first", State.READY), ("last", State.DEAD)):
+        (delivery,) = await front.claim()
+        assert (delivery.payload, delivery.headers) == (front.payload("p"), {"grüße": "世界 🌍"})
+        await front.settle(delivery, "nack", reason, delay=0)
+        view = await front.view(job)
+        assert (view.state, view.reason) == (state, reason)
+    for late in ("ack", "nack", "release"):
+        with pytest.raises(errors.StaleDelivery):
+            await front.settle(delivery, late)
+
+
+async def test_a_failed_job_waits_for_its_backoff(front: Front) -> None:
+    job = await front.put()
+    await front.end_all("nack", delay="1h")
+    assert await front.state(job) is State.SCHEDULED
+
+
+async def test_a_released_job_has_used_no_attempt(front: Front) -> None:
+    job = await front.put(attempts=1)
+    for _ in range(3):
+        assert await front.end_all("release") == 1
+    assert (await front.view(job)).attempt == 0
+    assert await front.fail_all() == 1
+    assert await front.state(job) is State.DEAD
+
+
+async def test_each_attempt_has_its_times_its_process_and_what_went_wrong(front: Front) -> None:
+    job = await front.put(attempts=2)
+    assert await front.ask("attempts", job) == ()
+    assert await front.fail_all() == await front.end_all() == 1
     first, second = await front.ask("attempts", job)
-    assert (first.outcome, first.error, second.outcome) == ("retried", "E", "succeeded")
-    assert (first.message, first.pid, len(first.fingerprint)) == ("no", os.getpid(), 16)
-    assert first.ended_at is not None
+    assert (first.outcome, first.error, first.message) == ("retried", "E", "no")
+    assert (second.outcome, second.error, second.pid) == ("succeeded", "", os.getpid())
+    assert first.fingerprint == fingerprint((await front.view(job)).task, pattern_of("E: no"))
     assert first.started_at < first.ended_at <= second.started_at
+
+
+async def test_attempts_stay_through_requeue_and_compaction(front: Front) -> None:
+    job = await front.put(attempts=1)
+    await front.fail_all()
+    await front.dead("requeue", job)
+    await front.fail_all()
+    before = await front.ask("attempts", job)
+    assert [(it.number, it.outcome) for it in before] == [(1, "dead")] * 2
+    for log in front.holder.logs():
+        await compact_all(front, log)
+    assert await front.ask("attempts", job) == before
+
+
+async def compact_all(front: Front, log: Any) -> None:
+    """Let go what was written so far, as far as nothing keeps it."""
+    for _ in range(4):
+        await front.cancel(await front.put(os.urandom(20_000).hex(), queue="filler"))
+    await front.ask("compact", of=log, keep=0)
+
+
+@without("shards", because="a log is compacted, and not an app of several")
+async def test_a_job_is_kept_as_long_as_it_says(front: Front) -> None:
+    long, short = await front.put(keep="1h"), await front.put()
+    await front.end_all("ack", b'"r"')
+    await compact_all(front, front.holder)
+    assert (await front.view(long)).result == b'"r"'
+    with pytest.raises(errors.JobNotFound):
+        await front.view(short)
+
+
+async def test_everything_that_happened_to_a_job_is_in_its_timeline(front: Front) -> None:
+    job = await front.put()
+    await front.fail_all()
+    await front.end_all()
     kinds = [event.kind for event in await front.ask("timeline", job)]
     assert kinds == ["enqueued", "claimed", "retried", "claimed", "succeeded"]
-    assert await front.count("succeeded") == 1
-    for gone in (f"{job}9", "0000ffff-1"):
+
+
+async def test_an_act_is_in_the_timeline_with_the_name_of_who_acts(front: Front) -> None:
+    job = await front.put()
+    with front.holder.acting("ana"):
+        await front.ask("edit", job, priority=9)
+        await front.cancel(job)
+    acts = [event for event in await front.ask("timeline", job) if event.kind == "acted"]
+    assert [act.reason for act in acts] == ["ana: edit", "ana: cancel"]
+
+
+async def test_a_waiting_job_is_cancelled_once(front: Front) -> None:
+    job = await front.put()
+    assert await front.cancel(job) is True
+    assert await front.cancel(job) is False
+    assert (await front.state(job), await front.claim()) == (State.CANCELLED, [])
+
+
+async def test_a_running_job_that_is_cancelled_does_not_run_again(front: Front) -> None:
+    job = await front.put()
+    (delivery,) = await front.claim()
+    assert await front.cancel(job) is True
+    assert await front.state(job) is State.RUNNING
+    await front.settle(delivery, "nack", "E: no", delay=0)
+    assert await front.state(job) is State.CANCELLED
+
+
+async def test_an_unknown_job_is_one_error_by_every_call(front: Front) -> None:
+    job = await front.put()
+    for gone, error in ((f"{job}9", errors.JobNotFound), (ELSEWHERE, errors.WrongLog)):
         for name in ("why", "timeline", "attempts"):
-            with pytest.raises(errors.JobNotFound):
+            with pytest.raises(error):
                 await front.ask(name, gone)
+        for call in (front.view, front.cancel):
+            with pytest.raises(error):
+                await call(gone)
+        with pytest.raises(error):
+            await front.ask("edit", gone, priority=1)
+    for nonsense in ("hello", "", "a b-1", "-1", None, 1.5, b"1"):
+        with pytest.raises(errors.JobNotFound):
+            await front.ask("why", nonsense)
 
 
-async def test_a_held_key_gives_its_job_or_is_refused_or_replaced(front: Front) -> None:
-    first = await front.put(key="k", window="1h", until="settled")
-    assert await front.put("other", key="k") == first
-    with pytest.raises(errors.DuplicateKey, match=first):
-        await front.put(key="k", on_conflict="raise")
-    second = await front.put(key="k", on_conflict="replace")
-    assert second != first
-    assert (await front.state(first), await front.state(second)) == (State.CANCELLED, State.READY)
-    assert await front.put(key="k", queue="other") not in {first, second}
-    window = await front.put(key="w", window="1h")
-    assert await front.claim_all() == 3
-    assert await front.put(key="w") == window
-    assert await front.put(key="k") != second
+@without("shards", because="a number alone does not name a shard")
+async def test_a_number_or_its_beginning_finds_the_only_job_of_it(front: Front) -> None:
+    first = await front.put()
+    await front.cancel(first)
+    jobs = await front.put_many(*[front.job()] * 18)
+    assert [job.rpartition("-")[2] for job in (first, *jobs)] == ["1", *map(str, range(3, 21))]
+    for name in (jobs[8], 11, "11", f" {jobs[8]} "):
+        assert (await front.ask("timeline", name))[0].lsn == 11
+    assert (await front.ask("timeline", "2"))[0].lsn == 20
+    further = await front.put()
+    for name in ("why", "timeline", "attempts"):
+        with pytest.raises(errors.JobNotFound, match=f"2 begin so: {further}, {jobs[-1]}. Give"):
+            await front.ask(name, "2")
 
 
-async def test_a_paused_queue_takes_jobs_and_gives_none(front: Front) -> None:
-    assert await front.ask("pause", "mail") is True
-    assert await front.ask("pause", "mail") is False
-    job = await front.put(queue="mail")
-    assert [queue.paused for queue in (await front.ask("stats")).queues] == [True]
-    assert await front.claim_all() == 0
-    assert (await front.ask("why", job)).code == "paused"
-    assert await front.ask("resume", "mail") is True
-    assert await front.ask("resume", "mail") is False
-    assert await front.claim_all() == 1
+# -- handles ---------------------------------------------------------------------------------------
 
 
-async def test_waiting_jobs_are_edited_and_cancelled_alone_or_by_what_they_have(
+@without("log", because=NO_HANDLES)
+async def test_a_handle_gives_what_the_task_returned(front: Front) -> None:
+    job = front.holder.job(await front.put("a"))
+    await front.run()
+    assert await front.ask("result", 20, of=job) == await job == "a"
+    assert await front.ask("result", of=front.holder.job(job.id)) == "a"
+
+
+@without("log", because=NO_HANDLES)
+async def test_a_handle_raises_what_became_of_its_job(front: Front) -> None:
+    jobs = [await front.put("bad", attempts=1), await front.put(), await front.put(expires=60)]
+    dead, never, late = map(front.holder.job, jobs)
+    await front.cancel(never.id)
+    front.clock.advance(HOUR)
+    await front.run()
+    for job, error, message in (
+        (dead, errors.JobFailed, "ValueError: order 17 is bad"),
+        (never, errors.JobCancelled, never.id),
+        (late, errors.JobExpired, late.id),
+    ):
+        with pytest.raises(error, match=message):
+            await front.ask("result", 20, of=job)
+    await front.dead("purge", dead.id)
+    with pytest.raises(errors.JobNotFound):
+        await front.ask("result", 20, of=dead)
+
+
+@without("log", because=NO_HANDLES)
+async def test_a_handle_that_waits_gets_the_end_of_its_job(front: Front) -> None:
+    job = front.holder.job(await front.put(delay="1h"))
+    waiter = asyncio.ensure_future(front.ask("result", 20, of=job))
+    await asyncio.sleep(0)
+    await front.cancel(job.id)
+    with pytest.raises(errors.JobCancelled):
+        await waiter
+
+
+@without("log", because=NO_HANDLES)
+async def test_a_wait_that_ends_first_says_why_the_job_does_not_run(front: Front) -> None:
+    job = front.holder.job(await front.put())
+    await front.ask("pause", "default")
+    await front.ask("stats")
+    for wait in (0, "10ms"):
+        with pytest.raises(errors.ResultTimeout, match=f"{job.id} is still ready after") as caught:
+            await front.ask("result", wait, of=job)
+    assert caught.value.why.startswith("queue 'default' is paused; let it go on with: taskq resume")
+
+
+@without("log", because=NO_HANDLES)
+async def test_a_result_that_is_not_kept_is_gone_and_one_of_no_task_here_is_json(
     front: Front,
 ) -> None:
-    jobs = [await front.put(key=f"{number}", queue="mail") for number in range(6)]
-    late = await front.put(queue="other", delay="1h")
-    assert await front.cancel(jobs[0]) is True
-    assert await front.cancel(jobs[0]) is False
-    assert (await front.ask("cancel_many", queue="mail", dry_run=True)).count == 5
-    assert (await front.ask("cancel_many", queue="mail", limit=2)).count == 2
-    assert (await front.ask("cancel_many", queue="mail")).count == 3
-    assert await front.count("cancelled") == 6
-    assert await front.ask("edit", late, run_now=True)
-    assert await front.state(late) is State.READY
+    front.holder.task(name="silent", store_result=False)(work)
+    gone = await front.ask("enqueue_by_name", "silent", "x")
+    await front.run()
+    with pytest.raises(errors.ResultGone):
+        await front.ask("result", 20, of=gone)
+    foreign = await front.ask("enqueue_by_name", "elsewhere")
+    await front.end_all("ack", b'{"a":[1]}')
+    assert await front.ask("result", of=foreign) == {"a": [1]}
 
 
-async def test_dead_letters_are_listed_requeued_and_purged(front: Front) -> None:
-    jobs = [await front.put(key=f"{number}", attempts=1) for number in range(8)]
-    assert await front.claim_all(fails=True) == 8
-    assert await front.dead("count") == await front.dead("count", error="no") == 8
-    letters = await front.dead("list", limit=5)
-    assert [letter.reason for letter in letters] == ["E: no"] * 5
-    assert [letter.settled_ns for letter in letters] == sorted(
-        (letter.settled_ns for letter in await front.dead("list")), reverse=True
-    )[:5]
-    await front.dead("requeue", jobs[0])
-    with pytest.raises(errors.NotDead, match=f"job {jobs[0]} is no dead letter: it is ready"):
-        await front.dead("requeue", jobs[0])
-    assert (await front.dead("requeue_all", dry_run=True)).count == 7
-    assert (await front.dead("requeue_all", limit=3)).count == 3
-    first, *rest = [letter.job_id for letter in await front.dead("list")]
-    await front.dead("purge", first)
-    with pytest.raises(errors.JobNotFound):
-        await front.state(first)
-    done = await front.dead("purge_many", [first, *rest[:2], jobs[0]])
-    assert (done.count, set(done.refused)) == (2, {first, jobs[0]})
-    assert (await front.dead("purge_all")).count == 1
-    assert (await front.count("ready"), await front.dead("count")) == (4, 0)
-    with pytest.raises(errors.WrongLog):
-        await front.dead("requeue", "0000ffff-1")
-
-
-async def test_each_control_is_kept_and_taken_away(front: Front) -> None:
-    controls: list[tuple[str, dict[str, Any]]] = [
-        ("pause", {"task": "send"}),
-        ("limit", {"task": "send", "concurrency": 2, "rate": "50/s"}),
-        ("set_slots", {"count": 3}),
-    ]
-    for name, options in controls:
-        assert await front.ask(name, **options)
-        assert not await front.ask(name, **options), "twice the same"
-    limited = {"concurrency": 2, "rate": "50/s"}
-    known = {"task:send": {"paused": True, **limited}, "slots": {"": 3}}
-    assert await front.ask("controls") == known
-    assert await front.ask("resume", task="send")
-    assert (await front.ask("controls"))["task:send"] == limited
-    assert await front.ask("limit", task="send")
-    assert await front.ask("set_slots", count=None)
-    assert await front.ask("controls") == {}
-
-
-async def test_a_source_has_a_position_until_it_is_forgotten(front: Front) -> None:
-    await front.ask("ingest", "b", [], {"row": 1}, after=None)
-    await front.ask("ingest", "a", [], 7)
-    with pytest.raises(errors.SourceMoved, match="stands at 7, and not at 6"):
-        await front.ask("ingest", "a", [], 8, after=6)
-    listed = await front.ask("sources")
-    assert [(source.name, source.position) for source in listed] == [("a", 7), ("b", {"row": 1})]
-    assert await front.ask("forget_source", "a") is True
-    assert await front.ask("forget_source", "a") is False
-    assert await front.ask("position", "a") is None
-    assert await front.ask("position", "b") == {"row": 1}
-
-
-async def test_a_closed_front_end_says_so_until_it_is_opened_again(front: Front) -> None:
-    job = await front.put()
-    for _ in range(2):
-        await front.ask("close")
-    for use in (front.put(), front.state(job), front.ask("stats")):
-        with pytest.raises(errors.LogClosed, match="closed"):
-            await use
-    async with front.holder:
-        assert await front.state(job) is State.READY
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("log")])
-async def test_a_handle_waits_for_its_result_and_raises_what_became_of_it(
-    kind: str, tmp_path: Path
-) -> None:
-    front = Front(kind, tmp_path / "log")
-
-    async def half(number: int) -> set[int]:
-        if number % 2:
-            raise ValueError("odd")
-        return {number // 2}
-
-    task = front.holder.task(name="half", retry=1)(half)
-    async with front.holder:
-        even, odd, never = [await front.ask("enqueue", task.call(number)) for number in (4, 3, 2)]
-        assert await front.ask("cancel", of=never)
-        for wait in (0, "1ms"):
-            with pytest.raises(errors.ResultTimeout, match="is still ready after"):
-                await front.ask("result", wait, of=even)
-        await front.holder.worker(burst=True).run()
-        assert await front.ask("result", 20, of=even) == {2}
-        with pytest.raises(errors.JobFailed, match="ValueError: odd"):
-            await front.ask("result", 20, of=odd)
-        with pytest.raises(errors.JobCancelled):
-            await front.ask("result", of=never)
-        again = front.holder.job(even.id)
-        assert again == even
-        assert await front.ask("result", of=again) == {2}
-        await front.dead("purge", odd.id)
-        with pytest.raises(errors.JobNotFound):
-            await front.ask("result", 20, of=odd)
+@without("log", because=NO_HANDLES)
+async def test_handles_are_equal_by_their_id(front: Front) -> None:
+    first, second = await front.put(), await front.put()
+    assert front.holder.job(first) == front.holder.job(first) != front.holder.job(second)
+    assert len({front.holder.job(first), front.holder.job(first)}) == 1
+    assert front.holder.job(first) != first
+    for nonsense in ("nonsense", None):
         with pytest.raises(errors.UsageError):
-            front.holder.job("nonsense")
+            front.holder.job(nonsense)
+
+
+async def test_a_view_has_aware_times(front: Front) -> None:
+    begin = datetime.now(UTC) - timedelta(seconds=2)
+    view = await front.view(await front.put(delay="1h", expires="2h"))
+    assert begin < view.enqueued_at < view.due_at < view.expires_at  # type: ignore[operator]
+    assert view.enqueued_at.tzinfo is UTC
+    assert view.settled_at is None
+
+
+async def test_a_signal_is_kept_once_for_a_job_that_is_not_over(front: Front) -> None:
+    job = await front.put()
+    assert await front.ask("signal", job, "go", 1, once="a") is True
+    assert await front.ask("signal", job, "go", 1, once="a") is False
+    await front.end_all()
+    with pytest.raises(errors.JobSettled):
+        await front.ask("signal", job, "go")

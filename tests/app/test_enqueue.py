@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import gc
 import inspect
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
-from taskq import JobHandle, Put, State, Task, TaskLog, TaskQ, current_job, errors
-from taskq.core.model import HEADERS_BYTES_MAX, SECOND_NS, TIME_NS_MAX, Extras
+from taskq import State, Task, TaskLog, TaskQ, current_job, errors
+from taskq.core.model import SECOND_NS, TIME_NS_MAX, Extras
 from taskq.core.rates import Limit, Rate
 from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
@@ -39,18 +38,6 @@ async def settle(app: TaskQ, settlement: Settlement) -> None:
     assert await app.store().port().settle([settlement]) == [None]
 
 
-async def test_waiting_for_a_job_that_expires_raises_job_expired(app: TaskQ) -> None:
-    add = add_task(app)
-    job = await add.options(delay="1h", expires="1ms").enqueue(1)
-    waiter = asyncio.ensure_future(job.result(timeout=30))
-    port = app.store().port()
-    # A claimer is what notices the expiry; it gets nothing.
-    claimer = port.claim(ClaimRequest(1, tasks=frozenset({"add"}), wait_until_ns=None))
-    with pytest.raises(errors.JobExpired):
-        await waiter
-    claimer.cancel()
-
-
 async def test_nothing_is_done_until_an_enqueue_is_awaited(app: TaskQ) -> None:
     add = add_task(app)
     late = add.enqueue(1, "wrong")
@@ -60,16 +47,6 @@ async def test_nothing_is_done_until_an_enqueue_is_awaited(app: TaskQ) -> None:
         del late
         gc.collect()
     assert not app.data_dir.exists()
-
-
-async def test_many_jobs_are_enqueued_in_order_and_in_one_frame(app: TaskQ) -> None:
-    add = add_task(app)
-    await app.open()
-    before = app.store().batches
-    jobs = await add.enqueue_many([(n,) for n in range(100)])
-    assert app.store().batches == before + 1
-    deliveries = await claim(app, 100)
-    assert [delivery.job for delivery in deliveries] == [job.lsn for job in jobs]
 
 
 def test_one_app_serves_many_event_loops(tmp_path: Path) -> None:
@@ -82,29 +59,6 @@ def test_one_app_serves_many_event_loops(tmp_path: Path) -> None:
 
     assert len({asyncio.run(enqueue()) for _ in range(5)}) == 5
     app.close_sync()
-
-
-async def test_the_first_callers_open_the_directory_once(tmp_path: Path) -> None:
-    app = TaskQ(tmp_path / "data", durability="os")
-    add = add_task(app)
-    jobs = await asyncio.gather(*(add.enqueue(n) for n in range(200)))
-    assert len({job.id for job in jobs}) == 200
-    assert app.store().openers == 1
-    await app.close()
-
-
-async def test_a_failed_open_fails_all_its_waiters_and_can_be_retried(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "data"
-    path.write_text("in the way")
-    app = TaskQ(path, durability="os")
-    add = add_task(app)
-    failed = await asyncio.gather(*(add.enqueue(n) for n in range(5)), return_exceptions=True)
-    assert all(isinstance(error, errors.LogError) for error in failed)
-    path.unlink()
-    assert (await add.enqueue(1)).lsn == 1
-    await app.close()
 
 
 async def test_a_close_during_the_opening_leaves_nothing_open(tmp_path: Path) -> None:
@@ -127,44 +81,6 @@ async def test_a_cancelled_enqueue_is_withdrawn_or_stands(app: TaskQ) -> None:
     assert all(isinstance(error, asyncio.CancelledError) for error in done)
     stands = await claim(app, 10)
     assert (await add.enqueue(99)).lsn > max([d.job for d in stands], default=0)
-
-
-# -- headers ---------------------------------------------------------------------------------------
-
-
-#: Two lengths of two bytes, and a name of one.
-LONGEST: Final = HEADERS_BYTES_MAX - 5
-
-
-@pytest.mark.parametrize("size", [70_000, 65_536, 65_535, HEADERS_BYTES_MAX, LONGEST + 1])
-async def test_a_value_over_the_limit_is_refused_and_never_cut(log: TaskLog, size: int) -> None:
-    """At every door, and nothing is written; lengths that do not fit 16 bits are not wrapped."""
-    beside = TaskQ(log.data_dir, durability="os")
-    task, headers = beside.task(name="work")(print), {"a": "x" * size}
-    doors: list[Callable[[], Any]] = [
-        lambda: task.options(headers=headers),
-        lambda: task.call().options(headers=headers),
-        lambda: beside.call_by_name("other").options(headers=headers),
-        lambda: beside.task(headers=headers)(print),
-    ]
-    for door in doors:
-        with pytest.raises(errors.PayloadTooLarge, match=f"the headers has {size + 5} bytes"):
-            door()
-    many = {f"{number:04}": "x" * 30 for number in range(1_000)}
-    for put in (
-        log.put(b"", headers=headers),
-        log.put(b"", headers=many),
-        log.put_many([Put(payload=b""), Put(payload=b"", headers=headers)]),
-    ):
-        with pytest.raises(errors.PayloadTooLarge, match=f"the limit is {HEADERS_BYTES_MAX}"):
-            await put
-    assert await log.peek() == []
-
-
-async def test_the_longest_value_that_fits_comes_back_whole(log: TaskLog) -> None:
-    headers = {"a": "é" * (LONGEST // 2)}
-    job_id = await log.put(b"x", headers=headers, key="k" * 1_024, window="1h", delay="1s")
-    assert (await log.get(job_id)).headers == headers
 
 
 # -- keep ------------------------------------------------------------------------------------------
@@ -204,37 +120,6 @@ def test_a_job_is_kept_so_long_after_its_end_whatever_log_and_queue_say() -> Non
     tend(process)
     assert world.view(own) is None
     assert world.view(ever) is not None
-
-
-async def test_a_task_a_call_and_a_put_say_how_long(tmp_path: Path) -> None:
-    app = TaskQ(tmp_path, segment_bytes=SEGMENT_BYTES_MIN, upkeep=False)
-
-    @app.task(keep="1d")
-    async def report(number: int) -> int:
-        return number
-
-    @app.task
-    async def ping(text: str) -> None:
-        """Nobody wants to know."""
-
-    async with app, TaskLog.open(tmp_path, segment_bytes=SEGMENT_BYTES_MIN, upkeep=False) as log:
-        async with app.worker():
-            long = await report.enqueue(7)
-            own = await ping.options(keep="never").enqueue("own")
-            plain: list[JobHandle[Any]] = [await report.options(keep=None).enqueue(8)]
-            plain.append(await ping.enqueue(""))
-            for job in plain:
-                await job.result(20)
-        put = await log.put_many([Put(payload=b"1", keep=60), Put(payload=b"2")])
-        for delivery in await log.claim(2):
-            await log.ack(delivery, b"done")
-        await compact_all(log)
-        assert await long.result(20) == 7
-        assert await own.status() is State.SUCCEEDED
-        assert (await log.get(put[0])).result == b"done"
-        for gone in (*[job.id for job in plain], put[1]):
-            with pytest.raises(errors.JobNotFound):
-                await log.get(gone)
 
 
 async def test_a_replayed_job_is_kept_as_the_old_one(tmp_path: Path) -> None:
@@ -295,14 +180,6 @@ async def test_a_task_whose_child_is_refused_fails_and_says_why(app: TaskQ) -> N
     async with app.worker(concurrency=1):
         with pytest.raises(errors.JobFailed, match=f"is held by job {taken.id}"):
             await job.result(timeout=20)
-
-
-async def test_the_number_of_keys_is_an_option(tmp_path: Path) -> None:
-    async with TaskLog.open(tmp_path / "log", durability="os", keys_max=2) as log:
-        await log.put(b"1", key="1")
-        await log.put(b"2", key="2")
-        with pytest.raises(errors.UsageError, match="keys_max is 2"):
-            await log.put(b"3", key="3")
 
 
 def key_of(call: Any) -> bytes:

@@ -10,11 +10,10 @@ from typing import Any, Final
 
 import pytest
 
-from taskq import LogTransaction, Shards, State, TaskLog, TaskQ, current_job, errors
+from taskq import Shards, State, TaskLog, TaskQ, current_job, errors
 from taskq.core import model
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
-from taskq.views import JobView
 
 
 def order_of(app: TaskQ) -> Any:
@@ -23,56 +22,6 @@ def order_of(app: TaskQ) -> Any:
         return line.upper()
 
     return order
-
-
-def line_of(view: JobView) -> str:
-    line: str = json.loads(view.payload or b"")["line"]
-    return line
-
-
-async def test_the_loop_of_the_guide_takes_each_line_once(app: TaskQ) -> None:
-    order, lines = order_of(app), [f"line {number}" for number in range(10)]
-    for step in (3, 4, 5):  # each run is another program
-        done = await app.position("orders.csv")
-        end = min((done or 0) + step, len(lines))
-        calls = (order.call(line) for line in lines[done or 0 : end])
-        jobs = await app.ingest("orders.csv", calls, end, after=done)
-        assert len(jobs) == end - (done or 0)
-    assert await app.position("orders.csv") == 10
-    views = await app.peek(20)
-    assert list(map(line_of, views)) == lines
-
-
-async def test_a_handle_gives_the_result_and_a_held_key_the_holder(app: TaskQ) -> None:
-    order = order_of(app)
-    call = order.call("a").options(key="k", priority=9)
-    first, again = await app.ingest("s", [call, call], 1)
-    assert (first.duplicate, again.duplicate, again.id) == (False, True, first.id)
-    async with app.worker(burst=True) as worker:
-        await worker.stopped.wait()
-    assert await first.result(timeout=5) == "A"
-    call = order.call("b").options(key="l", on_conflict="raise")
-    with pytest.raises(errors.DuplicateKey):
-        await app.ingest("s", [call, call], 2)
-    assert await app.position("s") == 1
-
-
-@pytest.mark.parametrize("position", [0, 12, -1.5, "", "a\nb é 𝄞", True, False, [], {}, [None], {
-    "topic": {"0": 17, "1": 2**70}, "at": [1.25, None]},
-])  # fmt: skip
-async def test_a_position_comes_back_as_it_was_given(app: TaskQ, position: Any) -> None:
-    await app.ingest("s", [], position, after=None)
-    assert await app.position("s") == position
-    assert type(await app.position("s")) is type(position)
-    if isinstance(position, dict):
-        position = dict(reversed(position.items()))
-    await app.ingest("s", [], "next", after=position)
-    with pytest.raises(errors.SourceMoved, match="stands at 'next', and not at"):
-        await app.ingest("s", [], "other", after=position)
-    for _ in range(300):
-        position = [position]
-    with pytest.raises(errors.UsageError, match="deep"):
-        await app.ingest("s", [], position)
 
 
 async def test_a_source_and_its_jobs_are_in_the_shard_of_its_name(tmp_path: Path) -> None:
@@ -93,10 +42,6 @@ async def test_a_source_and_its_jobs_are_in_the_shard_of_its_name(tmp_path: Path
 
 
 # -- transaction blocks ----------------------------------------------------------------------------
-
-
-class Stop(Exception):
-    """Leaves a block."""
 
 
 async def states(log: TaskLog, *ids: str) -> list[State]:
@@ -138,89 +83,23 @@ async def test_deliveries_are_settled_and_jobs_put_together(log: TaskLog) -> Non
     assert repr(withdrawn) == f"<PendingCancel {ids[3]}>"
 
 
-async def test_a_block_left_by_an_exception_writes_nothing(log: TaskLog) -> None:
-    job_id = await log.put(b"x")
+async def test_a_settlement_that_is_refused_leaves_nothing_of_its_transaction(
+    log: TaskLog,
+) -> None:
+    await log.put(b"x")
     (held,) = await log.claim()
     before = (await log.stats()).next_lsn
-    with pytest.raises(Stop):  # noqa: PT012 - the block is what is tested
+    with pytest.raises(errors.PayloadTooLarge):  # noqa: PT012 - the block is what is tested
         async with log.transaction() as tx:
-            tx.ack(held)
-            job = tx.put(b"y")
-            raise Stop
+            tx.put(b"good")
+            tx.ack(held, b"y" * (PAYLOAD_BYTES_MAX + 1))
     assert (await log.stats()).next_lsn == before
-    assert await states(log, job_id) == [State.RUNNING]
-    with pytest.raises(errors.JobNotYetEnqueued):
-        _ = job.id
-    await log.ack(held)
-
-
-async def test_a_refused_operation_writes_nothing_of_its_transaction(
-    log: TaskLog, tmp_path: Path
-) -> None:
-    """Leaving it raises what that part met, and nothing of the others was written."""
-    first = await log.put(b"x", key="k")
-    held = await log.claim()
-    await log.release(held[0])
-    tag = first.partition("-")[0]
-    before = (await log.stats()).next_lsn
-
-    async def refused(error: type[Exception], part: Any) -> None:
-        with pytest.raises(error):  # noqa: PT012 - as above
-            async with log.transaction() as tx:
-                tx.put(b"good")
-                part(tx)
-        assert (await log.stats()).next_lsn == before
-
-    await refused(errors.StaleDelivery, lambda tx: tx.ack(held[0]))
-    await refused(errors.JobNotFound, lambda tx: tx.cancel(f"{tag}-{before + 9}"))
-    await refused(errors.WrongLog, lambda tx: tx.cancel("0123abcd-1"))
-    await refused(errors.UsageError, lambda tx: tx.cancel("what?"))
-    await refused(errors.DuplicateKey, lambda tx: tx.put(b"y", key="k", on_conflict="raise"))
-    await refused(errors.PayloadTooLarge, lambda tx: tx.put(b"y" * (PAYLOAD_BYTES_MAX + 1)))
-    await refused(errors.PayloadTooLarge, lambda tx: [tx.put(b"y" * 1_000_000) for _ in range(18)])
-    await refused(
-        errors.PayloadTooLarge, lambda tx: tx.ack(held[0], b"y" * (PAYLOAD_BYTES_MAX + 1))
-    )
-    assert await states(log, first) == [State.READY]
-
-
-async def test_a_block_is_entered_once_and_used_within(log: TaskLog) -> None:
-    tx = log.transaction()
-    assert isinstance(tx, LogTransaction)
-    with pytest.raises(errors.UsageError, match="within its own block"):
-        tx.put(b"x")
-    async with tx:
-        pass
-    with pytest.raises(errors.UsageError, match="within its own block"):
-        tx.put(b"x")
-    with pytest.raises(errors.UsageError, match="is entered once"):
-        await tx.__aenter__()
-    assert (await log.stats()).queues == ()
-
-
-# -- calls -----------------------------------------------------------------------------------------
-
-
-def test_code_without_an_event_loop_has_the_same_block(tmp_path: Path) -> None:
-    app = TaskQ(tmp_path / "data", durability="os")
-
-    @app.task
-    def add(a: int, b: int) -> int:
-        return a + b
-
-    with app.transaction() as tx:
-        first, second = tx.enqueue(add.call(1, 2)), tx.enqueue(add.call(3, 4))
-    with app.transaction() as tx:
-        cancelled = tx.cancel(first.id)
-        third = tx.enqueue(add.call(5, 6))
-    assert cancelled.cancelled
-    assert [job.handle.status_sync() for job in (first, second, third)] == [
-        State.CANCELLED, State.READY, State.READY,
-    ]  # fmt: skip
-    with pytest.raises(errors.WrongLog), app.transaction() as tx:  # noqa: PT012 - as above
-        tx.enqueue(add.call(7, 8))
-        tx.cancel("0123abcd-1")
-    app.close_sync()
+    await log.release(held)
+    with pytest.raises(errors.StaleDelivery):  # noqa: PT012 - as above
+        async with log.transaction() as tx:
+            tx.put(b"good")
+            tx.ack(held)
+    assert [delivery.payload for delivery in await log.claim(9)] == [b"x"]
 
 
 # -- context ---------------------------------------------------------------------------------------

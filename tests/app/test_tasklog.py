@@ -9,25 +9,14 @@ from typing import Any
 
 import pytest
 
-from taskq import Put, State, TaskLog, TaskQ
-from taskq.connection.connection import Connection
+from taskq import State, TaskLog, TaskQ
 from taskq.errors import (
     StaleDelivery,
-    UsageError,
 )
-from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
-from taskq.log.requests import WITHDRAWN_MAX, ClaimRequest
+from taskq.log.config import SEGMENT_BYTES_MIN
+from taskq.log.requests import ClaimRequest
 from taskq.log.store.port import LoopPort
 from taskq.testing import TravelClock, use_clock
-from taskq.testing.sandbox import FakeClock
-
-
-async def test_higher_priorities_come_first_and_equal_ones_in_order(log: TaskLog) -> None:
-    ids = await log.put_many([Put(payload=b"%d" % n, priority=n % 3) for n in range(9)])
-    claimed = await log.claim(9)
-    assert b"".join(delivery.payload for delivery in claimed) == b"258147036"
-    assert {delivery.job_id for delivery in claimed} == set(ids)
-    assert await log.put_many([]) == []
 
 
 async def test_a_claim_waits_for_a_job_and_no_longer_than_asked(log: TaskLog) -> None:
@@ -75,44 +64,13 @@ async def _asked(log: TaskLog) -> None:
     await log.stats()
 
 
-async def test_a_failed_job_comes_back_and_dies_after_its_last_attempt(
+async def test_a_failed_job_waits_for_a_backoff_unless_it_is_given_a_delay(
     log: TaskLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taskq.app.transaction.random.random", lambda: 0.999)
-    job_id, other = await log.put(b"x", attempts=2), await log.put(b"y")
-    first, waits = await log.claim(2)
-    await log.nack(waits)
-    assert (await log.get(other)).state is State.SCHEDULED, "it waits for the default backoff"
-    await log.nack(first, reason="first", delay=0)
-    (second,) = await log.claim(9)
-    assert second.attempt == 2
-    assert (await log.get(job_id)).reason == "first"
-    await log.nack(second, reason="last", delay=0)
-    view = await log.get(job_id)
-    assert (view.state, view.reason) == (State.DEAD, "last")
-    for late in (log.ack(second), log.nack(second, delay=0), log.release(second)):
-        with pytest.raises(StaleDelivery):
-            await late
-
-
-async def test_peek_and_stats_see_what_time_brought_though_nothing_was_written_since(
-    tmp_path: Path,
-) -> None:
-    clock = FakeClock()
-    async with TaskLog(Connection(str(tmp_path), LogConfig(clock=clock))) as log:
-        due = await log.put(b"due", delay=60)
-        await log.put(b"late", expires=60)
-        assert [view.payload for view in await log.peek()] == [b"late"]
-        clock.advance(61)
-        assert [view.job_id for view in await log.peek()] == [due]
-        (queue,) = (await log.stats()).queues
-        assert queue.scheduled == 0
-
-
-async def test_an_exclusive_log_shuts_other_openers_out(tmp_path: Path) -> None:
-    async with TaskLog.open(tmp_path / "log", exclusive=True):
-        with pytest.raises(UsageError, match="with other options"):
-            await TaskLog.open(tmp_path / "log")
+    job = await log.put(b"x")
+    await log.nack((await log.claim())[0])
+    assert (await log.get(job)).state is State.SCHEDULED
 
 
 async def test_find_returns_the_job_that_holds_a_key(tmp_path: Path) -> None:
@@ -182,27 +140,3 @@ async def test_a_waiting_claimer_gets_the_job_the_moment_its_lease_ends(log: Tas
         await log.extend(first)
     await log.extend(second, seconds="2h")
     await log.ack(second)
-
-
-# -- queue calls -----------------------------------------------------------------------------------
-
-
-#: More than two slices.
-MANY = 2 * WITHDRAWN_MAX + 345
-
-
-async def test_a_whole_queue_is_cancelled_but_for_what_runs_which_is_counted(log: TaskLog) -> None:
-    await log.put_many([Put(payload=b"x", queue="mail") for _ in range(MANY)])
-    late = await log.put(b"x", queue="mail", delay="1h")
-    other = await log.put(b"x", queue="other")
-    (running,) = await log.claim(1, queues=["mail"])
-    dry = await log.cancel_many(queue="mail", dry_run=True)
-    assert (dry.count, dry.running) == (MANY, 1)
-    done = await log.cancel_many(queue="mail")
-    assert (done.count, done.running, done.refused_count) == (MANY, 1, 0)
-    assert (await log.get(late)).state is State.CANCELLED
-    assert (await log.get(other)).state is State.READY
-    await log.ack(running)
-    counts = {queue.queue: queue for queue in (await log.stats()).queues}
-    assert (counts["mail"].cancelled, counts["mail"].succeeded) == (MANY, 1)
-    assert (await log.cancel_many(queue="never used")).count == 0

@@ -64,6 +64,7 @@ def test_options_are_kept_in_the_logs_units(app: TaskQ) -> None:
         expires="1d",
         delay=timedelta(seconds=2),
         headers={"team": "a"},
+        keep="1d",
         store_result=False,
         durable_claim=True,
         runs_in="thread",
@@ -76,7 +77,7 @@ def test_options_are_kept_in_the_logs_units(app: TaskQ) -> None:
     extras = task.call(1).extras
     assert extras is not None
     assert (extras.due_ns, extras.expires_ns) == (2 * 10**9, 86_400 * 10**9)
-    assert extras.headers == {"team": "a"}
+    assert (extras.headers, extras.keep_ns) == ({"team": "a"}, 86_400 * 10**9)
     assert app.tasks["mail.send"] is app.tasks["send"] is app.tasks["old.send"] is task
     assert task.encode_result("text") is None
 
@@ -178,14 +179,6 @@ def test_help_of_the_decorator_lists_its_keywords(app: TaskQ) -> None:
     text = pydoc.plain(pydoc.render_doc(app.task))
     for name in (*TaskChoices.__annotations__, "queue", "priority"):
         assert f"{name}: " in text
-
-
-async def test_stats_print_as_a_table(app: TaskQ) -> None:
-    await app.enqueue(app.call_by_name("t").options(queue="mail"))
-    first, second = str(await app.stats()).splitlines()
-    assert first.split()[:3] == ["queue", "scheduled", "ready"]
-    assert second.split()[:3] == ["mail", "0", "1"]
-    assert len(first) == len(second)
 
 
 async def test_progress_is_watched_until_the_job_has_ended(app: TaskQ) -> None:

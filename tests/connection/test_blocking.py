@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from taskq import Flow, FlowHandle, JobHandle, State, Stream, Task, TaskLog, TaskQ, chain
+from taskq import Flow, FlowHandle, JobHandle, Stream, Task, TaskLog, TaskQ, chain
 from taskq.connection.blocking import blocking
 from taskq.connection.connection import end_at_caller
-from taskq.core.parsing import Tag
 from taskq.core.rates import rate_of
 from taskq.errors import (
     ResultTimeout,
@@ -28,7 +27,6 @@ from taskq.log.read.reader import LogReader
 from taskq.reading.dead import DeadLetters
 from taskq.schedules import LogSchedules
 from tests.programs import run_python
-from tests.recorder import Recorder
 
 
 @pytest.fixture
@@ -272,21 +270,6 @@ def test_a_cause_is_kept_where_the_program_raised_it(
     assert caught.value.__suppress_context__
 
 
-async def test_a_result_of_a_task_not_known_here_is_plain_json(
-    app: TaskQ, recorder: Recorder
-) -> None:
-    job = await app.enqueue_by_name("elsewhere")
-    recorder.settle(job.lsn, State.SUCCEEDED, b'{"a":[1]}', "elsewhere")
-    assert await job.result() == {"a": [1]}
-
-
-def test_a_handle_equals_no_other_handle_or_type(app: TaskQ) -> None:
-    handle: JobHandle[Any] = JobHandle(app, None, Tag("0123abcd"), 1)
-    assert handle != "0123abcd-1"
-    assert handle != JobHandle(app, None, Tag("0123abcd"), 2)
-    assert handle != JobHandle(app, None, Tag("ffffffff"), 1)
-
-
 @pytest.fixture
 def spaced(tmp_path: Path) -> TaskQ:
     return TaskQ(tmp_path / "my data")
@@ -306,15 +289,6 @@ async def test_nobody_runs_it(spaced: TaskQ) -> None:
     start = f"taskq worker MODULE:APP -d {shlex.quote(str(spaced.data_dir))}"
     assert error.why == f"no worker runs; start one with: {start}"
     assert str(error).endswith(f"after 0.01 s: {error.why}")
-
-
-async def test_nobody_knows_its_task_or_its_queue_is_paused(spaced: TaskQ) -> None:
-    async with spaced, spaced.worker():
-        await spaced.stats()
-        assert (await late(spaced)).why.startswith("no worker of queue 'default' knows task")
-        await spaced.pause("default")
-        resume = f"taskq resume default -d {shlex.quote(str(spaced.data_dir))}"
-        assert (await late(spaced)).why == f"queue 'default' is paused; let it go on with: {resume}"
 
 
 async def test_a_timeout_omits_a_reason_that_takes_over_a_tenth_of_the_wait(

@@ -19,7 +19,6 @@ from taskq.errors import (
     PayloadTooLarge,
 )
 from taskq.extras import install_line
-from taskq.log.format.bodies import Compression
 from taskq.log.read.reader import LogReader
 from taskq.views import JobView
 
@@ -37,29 +36,6 @@ async def stored(log: TaskLog, job_id: str) -> JobView:
 
 
 # -- compression -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("way", ["zlib", "zstd"])
-async def test_a_compressed_payload_comes_back_wherever_it_is_asked_for(
-    log: TaskLog, way: Compression
-) -> None:
-    job_id = await log.put(TEXT, compress=way, headers={"a": "b"})
-    inside = await stored(log, job_id)
-    assert inside.payload_flags == {"zlib": Flag.ZLIB, "zstd": Flag.ZSTD}[way]
-    assert len(inside.payload) < 300
-    assert [view.payload for view in await log.peek()] == [TEXT]
-    (delivery,) = await log.claim(1)
-    assert delivery.payload == TEXT == await log.payload(delivery)
-    await log.ack(delivery, TEXT + b"!", compress=way)
-    view = await log.get(job_id)
-    assert (view.payload, view.result, view.payload_flags, view.result_flags) == (
-        TEXT, TEXT + b"!", 0, 0,
-    )  # fmt: skip
-    with LogReader.open(str(log.data_dir)) as reader:
-        (listed,) = reader.jobs(None, None, None, 9)
-        shown = reader.job(listed.lsn)
-    assert shown is not None
-    assert (listed.payload, listed.result) == (shown.payload, shown.result) == (TEXT, TEXT + b"!")
 
 
 @pytest.mark.parametrize(

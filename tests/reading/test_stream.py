@@ -13,30 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskq import Put, Record, State, Stream, TaskLog, TaskQ
-from taskq.errors import LogClosed, LogFailed, OutcomeUnknown, ReaderFellBehind, UsageError
+from taskq import Put, Record, Stream, TaskLog
+from taskq.errors import LogClosed, LogFailed, OutcomeUnknown, UsageError
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.read.reader import LogReader
 from taskq.log.state.job_history import records
-from taskq.reading.replay import REPLAY_HEADER
 from tests.effort import grows, some, within
 
 
 async def read(stream: Stream) -> list[Record]:
     return [record async for record in stream]
-
-
-async def some_of_each(log: TaskLog) -> dict[str, str]:
-    ids = {"won": await log.put(b"1", queue="mail", priority=9, headers={"from": "here"}, key="k")}
-    ids["lost"] = await log.put(b"2", queue="mail", priority=8, attempts=2, expires="1d")
-    ids["late"] = await log.put(b"3", delay="1h")
-    won, lost = await log.claim(2)
-    await log.ack(won, b"done")
-    await log.nack(lost, "first try", delay=0)
-    (lost,) = await log.claim(1)
-    await log.nack(lost, "second try")
-    await log.cancel(ids["late"])
-    return ids
 
 
 # -- what comes ------------------------------------------------------------------------------------
@@ -49,47 +35,7 @@ async def follows(log: TaskLog) -> None:
             await asyncio.sleep(0)
 
 
-async def test_a_record_says_all_that_the_log_does(log: TaskLog) -> None:
-    ids = await some_of_each(log)
-    before = datetime.now(UTC) - timedelta(minutes=1)
-    seen = {(record.kind, record.job_id): record for record in await read(log.stream(follow=False))}
-    born = seen["enqueued", ids["won"]]
-    assert (born.queue, born.task, born.priority, born.payload) == ("mail", "", 9, b"1")
-    assert (born.headers, born.key, born.attempts_max) == ({"from": "here"}, b"k", 5)
-    assert before < born.time < datetime.now(UTC)
-    assert born.time_ns // 1_000 == round(born.time.timestamp() * 1_000_000)
-    claimed = seen["claimed", ids["won"]]
-    (owner,) = (item for item in seen.values() if item.kind == "owner")
-    assert claimed.owner == owner.owner != 0
-    assert (claimed.attempt, claimed.queue) == (1, "mail")
-    assert seen["succeeded", ids["won"]].result == b"done"
-    assert seen["dead", ids["lost"]].reason == "second try"
-    assert seen["dead", ids["lost"]].cause == "exhausted"
-    assert seen["enqueued", ids["lost"]].expires_ns > born.time_ns
-    assert seen["enqueued", ids["late"]].due_ns > born.time_ns
-
-
 # -- from where ------------------------------------------------------------------------------------
-
-
-async def test_a_stream_begins_at_any_time_or_lsn(log: TaskLog) -> None:
-    for _ in range(150):
-        await log.put(b"y" * 1_000)
-    whole = await read(log.stream(follow=False))
-    for number in (0, 1, 75, 149):
-        # Times are shown to the microsecond, and written to the nanosecond.
-        moment = whole[number].time
-        expected = [item for item in whole if item.time >= moment]
-        result = await read(log.stream(follow=False, from_time=moment))
-        assert result in (expected, whole[number:])
-        assert await read(log.stream(follow=False, from_lsn=number + 1)) == whole[number:]
-    long_ago = datetime(2000, 1, 1, tzinfo=UTC)
-    assert await read(log.stream(follow=False, from_time=long_ago)) == whole
-    soon = datetime.now(UTC) + timedelta(hours=1)
-    assert await read(log.stream(follow=False, from_time=soon)) == []
-    assert await read(log.stream(follow=False, from_lsn=151)) == []
-    with pytest.raises(UsageError, match=r"lsn 152 is still to come: the next one is 151"):
-        await read(log.stream(follow=False, from_lsn=152))
 
 
 async def test_a_stream_from_a_time_to_come_passes_over_what_is_before(log: TaskLog) -> None:
@@ -105,41 +51,6 @@ async def test_a_stream_from_a_time_to_come_passes_over_what_is_before(log: Task
 
 
 # -- which -----------------------------------------------------------------------------------------
-
-
-async def test_filters_choose_by_kind_queue_and_task(tmp_path: Path) -> None:
-    async with TaskQ(tmp_path / "data") as app, TaskLog.open(tmp_path / "data") as log:
-        mail = await app.enqueue(app.call_by_name("mail.send", 1).options(queue="mail"))
-        await app.enqueue(app.call_by_name("mail.send", 2))
-        await app.enqueue(app.call_by_name("pay", 3).options(queue="mail"))
-        for delivery in await log.claim(3):
-            await log.ack(delivery)
-
-        async def count(**choice: Any) -> int:
-            return len(await read(log.stream(follow=False, **choice)))
-
-        assert await count(queues=["mail"]) == 6
-        assert await count(tasks=["mail.send"]) == 6
-        assert await count(queues=["mail"], tasks=["mail.send"]) == 3
-        assert await count(queues=["mail", "default"], kinds=["succeeded"]) == 3
-        assert await count(queues=[]) == 0
-        result = await read(app.stream(follow=False, queues=["mail"], tasks=["mail.send"]))
-        assert {item.job_id for item in result} == {mail.id}
-
-
-async def test_a_filter_knows_jobs_that_began_before_the_stream(log: TaskLog) -> None:
-    await log.put_many([Put(payload=b"x" * 5_000, queue=f"q{n % 2}") for n in range(100)])
-    claimed = await log.claim(100)
-    for delivery in claimed:
-        await log.ack(delivery, b"r" * 2_000)
-    ends = await read(log.stream(follow=False, kinds=["succeeded"]))
-    start = ends[0].lsn
-    result = await read(log.stream(follow=False, from_lsn=start, queues=["q1"]))
-    assert [item.job_id for item in result] == [d.job_id for d in claimed if d.queue == "q1"]
-    assert {item.queue for item in result} == {"q1"}
-    # Without a filter nothing is looked up: not known is "".
-    whole = await read(log.stream(follow=False, from_lsn=start))
-    assert {item.queue for item in whole} == {""}
 
 
 async def test_a_job_that_nothing_is_known_of_passes_every_filter(log: TaskLog) -> None:
@@ -303,89 +214,6 @@ async def test_a_stream_of_a_log_whose_fsync_fails_ends_with_an_error(
     async with log:
         result = await read(log.stream(reader="billing", kinds=["enqueued"], follow=False))
         assert [item.payload for item in result] == [b"2"]
-
-
-# -- stream compacted ------------------------------------------------------------------------------
-
-
-async def dead_letters(log: TaskLog, count: int) -> list[str]:
-    ids = await log.put_many(
-        [
-            Put(payload=b"%d" % n * 300, queue="mail", attempts=1, headers={"n": str(n)})
-            for n in range(count)
-        ]
-    )
-    for delivery in await log.claim(count):
-        await log.nack(delivery, "no such address")
-    return ids
-
-
-async def fill(log: TaskLog) -> None:
-    await log.put_many([Put(payload=b"x" * 9_000)] * 40)
-    await asyncio.gather(*(log.ack(delivery) for delivery in await log.claim(40)))
-    await log.put(b"the segment that is written to stays")
-
-
-async def test_a_stream_includes_rewritten_jobs(log: TaskLog) -> None:
-    ids = await dead_letters(log, 3)
-    scheduled = await log.put(b"later", queue="mail", delay="1h", headers={"a": "b"})
-    await fill(log)
-    report = await log.compact(keep=0.000_001)
-    assert report.carried >= 4
-    result = await read(log.stream(follow=False, kinds=["carried"], queues=["mail"]))
-    assert [(item.job_id, item.state) for item in result] == [
-        *((job, "dead") for job in ids),
-        (scheduled, "scheduled"),
-    ]
-    dead, *_, late = result
-    assert (dead.payload, dead.reason, dead.attempt) == (b"0" * 300, "no such address", 1)
-    assert (dead.headers, dead.queue, dead.attempts_max) == ({"n": "0"}, "mail", 1)
-    assert (late.payload, late.headers) == (b"later", {"a": "b"})
-    assert late.due_ns > late.time_ns
-
-
-async def test_jobs_are_replayed_that_began_in_segments_which_are_gone(log: TaskLog) -> None:
-    ids = await dead_letters(log, 5)
-    await fill(log)
-    await log.compact(keep=0.000_001)
-    await log.dead.purge(ids[1])
-    await log.dead.requeue(ids[2])
-    report = await log.replay(state="dead")
-    assert [job.job_id for job in report.jobs] == [ids[0], ids[3], ids[4]]
-    for number, job in zip((0, 3, 4), report.jobs, strict=True):
-        new = await log.get(job.new_id)
-        assert (new.payload, new.queue) == (b"%d" % number * 300, "mail")
-        assert (new.attempts_max, new.state) == (1, State.READY)
-        assert new.headers == {"n": str(number), REPLAY_HEADER: job.job_id}
-
-
-async def test_compaction_keeps_what_a_named_reader_has_not_read(log: TaskLog) -> None:
-    await log.seek("billing", "start")
-    await fill(log)
-    report = await log.compact(keep=0.000_001)
-    assert [segment.removed for segment in report.segments] == [False]
-    assert "the reader 'billing' has not read it" in report.segments[0].reason
-    read_all = await read(log.stream(reader="billing", follow=False))
-    assert read_all[0].lsn == 1
-    report = await log.compact(keep=0.000_001)
-    assert all(segment.removed for segment in report.segments)
-    assert report.segments
-    (view,) = await log.readers()
-    assert view.problem == ""
-    rest = await read(log.stream(reader="billing", follow=False))
-    assert rest[0].lsn == read_all[-1].lsn + 1
-
-
-async def test_a_reader_that_lags_beyond_the_policy_gets_an_error(tmp_path: Path) -> None:
-    log = TaskLog.open(tmp_path / "log", segment_bytes=SEGMENT_BYTES_MIN, reader_lag_bytes=100_000)
-    async with log:
-        await log.seek("billing", "start")
-        await fill(log)
-        await log.compact(keep=0.000_001)
-        with pytest.raises(ReaderFellBehind, match="reader 'billing' was to go on at lsn 1"):
-            await read(log.stream(reader="billing", follow=False))
-        await log.seek("billing", "start")
-        assert await read(log.stream(reader="billing", follow=False))
 
 
 # -- stream property -------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import os
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -75,23 +74,6 @@ async def test_a_stream_left_by_an_error_keeps_no_name(log: TaskLog) -> None:
         gc.enable()
 
 
-async def test_the_last_record_is_handled_only_once_the_next_is_asked_for(log: TaskLog) -> None:
-    await put(log, 3)
-    async for record in log.stream(reader="billing"):
-        if record.lsn == 2:
-            break
-    assert await lsns(log.stream(reader="billing"), 1) == [2]
-    assert await lsns(log.stream(reader="billing", follow=False)) == [3]
-    assert await lsns(log.stream(reader="billing", follow=False)) == []
-
-
-async def test_what_no_filter_wanted_is_not_read_again(log: TaskLog) -> None:
-    await put(log, 50)
-    assert await lsns(log.stream(reader="billing", follow=False, kinds=["dead"])) == []
-    (view,) = await log.readers()
-    assert (view.lsn, view.lag_records, view.lag_bytes) == (51, 0, 0)
-
-
 async def test_a_position_is_saved_while_the_stream_waits(log: TaskLog) -> None:
     await put(log, 5)
     stream = log.stream(reader="billing")
@@ -154,25 +136,6 @@ async def test_a_position_that_cannot_be_saved_stops_the_stream(
     assert await lsns(log.stream(reader="billing", follow=False)) == [1, 2, 3, 4, 5]
 
 
-# -- one at a time ---------------------------------------------------------------------------------
-
-
-async def test_a_second_reader_of_a_name_is_refused_by_the_pid_of_the_first(log: TaskLog) -> None:
-    await put(log, 3)
-    async with log.stream(reader="billing") as first, log.stream(reader="other") as other:
-        await anext(first)
-        await anext(other)
-        with pytest.raises(errors.ReaderBusy, match=f"process {os.getpid()} reads under the name"):
-            await anext(log.stream(reader="billing"))
-        with pytest.raises(errors.ReaderBusy):
-            await log.seek("billing", "start")
-        with pytest.raises(errors.ReaderBusy):
-            await log.forget_reader("billing")
-        assert [view.alive for view in await log.readers()] == [True, True]
-    assert [view.alive for view in await log.readers()] == [False, False]
-    assert await lsns(log.stream(reader="billing"), 1) == [1]
-
-
 # -- knowing and moving ----------------------------------------------------------------------------
 
 
@@ -190,39 +153,6 @@ async def test_the_lag_counts_records_and_not_the_lsns_that_a_crash_left_out(
         result = await lsns(log.stream(reader="billing", follow=False))
     assert result[:5] == [3, 4, 5, 6, 7]
     assert result[5] > 2**20
-
-
-async def test_seek_moves_a_reader_anywhere(log: TaskLog) -> None:
-    for _ in range(40):
-        await put(log, 5, 1_000)
-    records = [record async for record in log.stream(follow=False)]
-
-    async def following() -> list[int]:
-        return await lsns(log.stream(reader="billing", follow=False))
-
-    assert await log.seek("billing", "end") == 201
-    assert await following() == []
-    assert await log.seek("billing", "start") == 1
-    assert await following() == list(range(1, 201))
-    for lsn in (1, 77, 78, 200, 201):
-        assert await log.seek("billing", lsn=lsn) == lsn
-        assert await following() == list(range(lsn, 201))
-    moment = records[123].time
-    first = await log.seek("billing", time=moment)
-    assert records[first - 1].time >= moment
-    assert await following() == list(range(first, 201))
-    assert await log.seek("billing", time=datetime.now(UTC)) == 201
-
-
-async def test_a_forgotten_reader_begins_anew(log: TaskLog) -> None:
-    await put(log, 3)
-    await lsns(log.stream(reader="billing"), 2)
-    await log.forget_reader("billing")
-    assert await log.readers() == []
-    assert list((log.data_dir / "readers").iterdir()) == []
-    with pytest.raises(errors.UsageError, match="has no reader 'billing'; it has none"):
-        await log.forget_reader("billing")
-    assert await lsns(log.stream(reader="billing", follow=False)) == [1, 2, 3]
 
 
 # -- the log changed -------------------------------------------------------------------------------

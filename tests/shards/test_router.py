@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from taskq import Shards, TaskQ, chain, current_job, group
-from taskq.errors import DuplicateKey, UsageError
+from taskq.errors import UsageError
 from taskq.shards import FILE
 from tests.effort import grows, some, within
 
@@ -89,24 +89,6 @@ async def test_a_wrong_number_of_shards_is_refused_and_says_what_to_write(tmp_pa
             await TaskQ(tmp_path).open()
     with pytest.raises(UsageError, match=r"write Shards\(..., prefix='jobs', bits=2\)"):
         await other.open()
-
-
-async def test_a_key_is_held_over_all_shards(tmp_path: Path) -> None:
-    app, other = sharded(tmp_path), sharded(tmp_path)
-
-    async def note(text: str) -> None: ...
-
-    first, second = app.task(name="note")(note), other.task(name="note")(note)
-    homes = set()
-    async with app, other:
-        for number in range(20):
-            first_job = await first.options(key=f"k{number}").enqueue("a")
-            two = await second.options(key=f"k{number}").enqueue("b")
-            assert (first_job.duplicate, two.duplicate, two.id) == (False, True, first_job.id)
-            homes.add(first_job.id.partition("-")[0])
-            with pytest.raises(DuplicateKey):
-                await second.options(key=f"k{number}", on_conflict="raise").enqueue("c")
-    assert len(homes) == 4
 
 
 async def test_calls_of_several_shards_are_no_transaction(tmp_path: Path) -> None:
