@@ -170,6 +170,15 @@ def lasts(path: str) -> None:
     threading.Event().wait()
 
 
+@app.task(runs_in="process", retry=1)
+def leaves_one(path: str) -> None:
+    """Dies; a process that it forked keeps all open that it had."""
+    if pid := os.fork():
+        Path(path).write_text(str(pid), encoding="ascii")
+        os._exit(1)
+    threading.Event().wait()
+
+
 @app.task(runs_in="process", timeout=0.3, retry=1)
 def hangs(path: str) -> None:
     Path(path).write_text(str(os.getpid()), encoding="ascii")

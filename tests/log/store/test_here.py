@@ -111,7 +111,7 @@ def asleep(store: Store) -> None:
 def test_a_thread_that_blocks_commits_for_itself(
     stores: Callable[[LogConfig], Store], committers: list[int], durability: Durability
 ) -> None:
-    store = stores(LogConfig(durability=durability))
+    store = stores(LogConfig(durability=durability, interval_seconds=2 * SECONDS))
     asleep(store)
     committers.clear()
 

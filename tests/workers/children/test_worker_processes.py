@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import random
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -191,6 +192,23 @@ async def test_a_child_that_dies_costs_its_job_one_attempt_and_another_nothing(
         assert "ChildDied: its child process" in (view.attempts[0].reason or "")
     go.touch()
     assert await other.result(SECONDS)
+
+
+@pytest.mark.posix("forks")
+@pytest.mark.parametrize("waits_on_threads", [False, True])
+@pytest.mark.usefixtures("at_work")
+async def test_a_childs_end_is_seen_though_another_process_has_its_channel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits_on_threads: bool
+) -> None:
+    if waits_on_threads:  # as on Windows
+        monkeypatch.setattr("taskq_workers.runs.system.LOOPS_READ", False)
+        monkeypatch.delattr(os, "pidfd_open")
+    path = tmp_path / "pid"
+    job = await afar_jobs.leaves_one.enqueue(str(path))
+    try:
+        assert "exited with 1" in await failure(job)
+    finally:
+        os.kill(await pid_in(path), signal.SIGKILL)
 
 
 @pytest.mark.usefixtures("at_work")

@@ -213,6 +213,8 @@ def afar(tmp_path: Path) -> Iterator[TaskQ]:
 
 async def end_of(afar: TaskQ, task: Any) -> str:
     async with afar, afar.worker(concurrency=1):
+        if "child" in task.name:  # to import the tasks may take longer than their timeout
+            await (await afar_jobs.where.enqueue("there")).result(timeout=SECONDS)
         job = await task.options(headers={"hangs": "yes"}).enqueue()
         with pytest.raises(JobFailed) as failed:
             await job.result(timeout=SECONDS)

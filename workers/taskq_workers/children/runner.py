@@ -92,12 +92,15 @@ class Child:
             theirs.close()
             os.close(life_read)
         self._pidfd = -1
+        self._reader: threading.Thread | None = None
         if system.LOOPS_READ:
             self._channel.setblocking(False)
             loop.add_reader(self._channel, self._on_readable)
-            self._watch_exit()
         else:
-            threading.Thread(target=self._read_to_the_end, name="taskq-wait", daemon=True).start()
+            read = self._read_to_the_end
+            self._reader = threading.Thread(target=read, name="taskq-read", daemon=True)
+            self._reader.start()
+        self._watch_exit()
         if programs.is_frozen():
             self._killer = loop.call_later(FROZEN_START_SECONDS, self._give_up)
         self._send(wire.pack(outfit))
@@ -160,11 +163,9 @@ class Child:
         self._take_piece(piece)
 
     def _read_to_the_end(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            with contextlib.suppress(OSError):
-                while piece := self._channel.recv(_READ_BYTES):
-                    self._loop.call_soon_threadsafe(self._take_piece, piece)
-            self._wait()
+        with contextlib.suppress(OSError, RuntimeError):  # the loop is closed
+            while piece := self._channel.recv(_READ_BYTES):
+                self._loop.call_soon_threadsafe(self._take_piece, piece)
 
     def _take_piece(self, piece: bytes) -> None:
         try:
@@ -239,6 +240,8 @@ class Child:
 
     def _wait(self) -> None:
         self._process.wait()
+        if self._reader is not None:  # it has what was sent, or waits for a process like those
+            self._reader.join(KILL_SECONDS)
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._on_exit)
 
