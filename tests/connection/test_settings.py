@@ -315,7 +315,9 @@ def test_another_users_file_in_the_logs_directory_names_no_hub(tmp_path: Path) -
         ("[tool.taskq]\nname = 'x'\nsegment_bytes = 'many'\n", "segment_bytes"),
     ],
 )
-def test_another_programs_pyproject_stops_nobody(text: str, message: str, tmp_path: Path) -> None:
+def test_a_faulty_pyproject_of_another_program_stops_no_app(
+    text: str, message: str, tmp_path: Path
+) -> None:
     (tmp_path / "pyproject.toml").write_text(text, encoding="latin-1")
     if not message:
         assert TaskQ().name == ""

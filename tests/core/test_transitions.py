@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq.core import schedules, views
+from taskq.core import views
 from taskq.core.kinds import BY_TIME, TRANSITIONS, diagram, legal
 from taskq.core.model import LIVE_STATES, TIME_NS_MAX, State
 from taskq.core.records import Kind
@@ -225,4 +225,3 @@ def test_jitter_reaches_both_of_its_ends_and_differs_by_name_and_moment() -> Non
     assert {jitter_ns("a", moment, 1) for moment in range(50)} == {0, 1}
     assert {jitter_ns("a", moment, 4) for moment in range(200)} == set(range(5))
     assert jitter_ns("a", 1, 2**60) != jitter_ns("b", 1, 2**60) != jitter_ns("b", 2, 2**60)
-    assert schedules._HASH_RANGE == 2**64

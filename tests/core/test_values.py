@@ -432,7 +432,7 @@ def test_what_is_no_id_is_refused_with_one_that_is(text: object) -> None:
         split_id(text, "x-9")
 
 
-def test_the_name_that_was_meant_is_the_one_that_is_known_here() -> None:
+def test_a_wrong_name_gets_the_nearest_known_name() -> None:
     assert same("max_retries", ["attempts", "delay"]) == "attempts"
     assert same("max_retries", ["attempts", "retry"]) == "retry"
     assert same("max_retries", ["delay"]) == same("delay", ["delay"]) == ""

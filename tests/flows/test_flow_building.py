@@ -115,6 +115,14 @@ FLOWS: dict[str, tuple[Callable[[Parts], Any], Any]] = {
 }
 
 
+@pytest.mark.parametrize(("count", "more"), [(5, ""), (6, " …")])
+def test_a_flow_shows_the_names_of_its_first_five_parts(
+    parts: Parts, count: int, more: str
+) -> None:
+    shown = " → ".join([parts.one.name] * 5)
+    assert repr(chain(*[parts.one.call(1)] * count)) == f"<Flow {shown}{more}>"
+
+
 @pytest.mark.parametrize("name", FLOWS)
 async def test_a_flow_hands_each_result_on(parts: Parts, name: str) -> None:
     make, expected = FLOWS[name]

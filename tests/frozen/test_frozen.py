@@ -91,10 +91,13 @@ def test_several_workers_are_started_by_their_command(stand_in: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("options", [["-"], ["-c"]])
-def test_a_task_of_a_program_that_is_no_file_is_refused(options: list[str], tmp_path: Path) -> None:
+def test_a_process_task_of_a_program_without_a_file_is_refused(
+    options: list[str], tmp_path: Path
+) -> None:
     text = 'from taskq import TaskQ\n@TaskQ("data").task(runs_in="process")\ndef work(): ...\n'
     given = [*options, text] if options == ["-c"] else options
     done = run_python(*given, input=text, cwd=tmp_path)
+    assert done.returncode == 1
     assert "cannot import work, which stands in no file" in done.stderr
 
 

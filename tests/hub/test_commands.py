@@ -156,7 +156,7 @@ def test_a_job_is_found_by_its_id_on_whichever_device_it_is(place: Place) -> Non
     assert "no device of" in result.stderr
 
 
-def test_a_full_disk_is_named_and_not_the_rights(
+def test_a_full_disk_is_reported_instead_of_missing_permissions(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Registry(place.hub).enroll(_DEVICE)
@@ -294,7 +294,7 @@ def test_there_are_messages_that_name_commands() -> None:
 
 
 @pytest.mark.parametrize("said", _said())
-def test_each_command_that_a_message_names_is_one(said: str) -> None:
+def test_each_command_in_a_message_exists(said: str) -> None:
     command: click.Command = main
     words = said.split()
     while words and isinstance(command, click.Group):

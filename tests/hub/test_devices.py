@@ -213,7 +213,7 @@ async def test_no_route_reaches_another_devices_log(place: Place, route: str) ->
 # -- back to a device, and by hand ----------------------------------------------------------------
 
 
-async def test_a_lost_device_is_made_again_of_what_its_hub_has_and_goes_on(place: Place) -> None:
+async def test_a_lost_device_is_rebuilt_from_its_hub_and_goes_on(place: Place) -> None:
     async with TaskLog.open(place.log) as log:
         jobs = [await log.put(b"%d" % number + bytes(3_000)) for number in range(60)]
         jobs.append(await log.put(os.urandom(_LARGE)))

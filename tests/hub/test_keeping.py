@@ -220,7 +220,7 @@ async def test_features_that_a_log_says_it_has_come_to_an_end(place: Place) -> N
     assert len(json.loads(identity.read_text())["features"]["incompat"]) == 32
 
 
-async def test_what_is_thrown_out_since_its_hash_is_wrong_counts(place: Place) -> None:
+async def test_segments_with_a_wrong_hash_count_toward_the_quota(place: Place) -> None:
     await place.write(2, 50_000)
     await place.sync()
     log = DurableLog(LocalDisk(), str(place.log))

@@ -188,10 +188,11 @@ async def _grown(place: Place) -> None:
     await place.sync()
 
 
-async def test_what_is_erased_is_gone_and_its_token_holds_no_more(place: Place) -> None:
+async def test_an_erased_device_is_gone_and_its_token_is_refused(place: Place) -> None:
     await _work(place, 3)
     await place.sync()
     assert _run("hub", "erase", place.hub, _DEVICE).exit_code == 2
+    assert place.copies()
     assert _run("hub", "erase", place.hub, _DEVICE, "--yes").exit_code == 0
     assert not [
         path for path in place.hub.rglob("*") if _DEVICE in str(path.relative_to(place.hub))

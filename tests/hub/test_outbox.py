@@ -220,7 +220,7 @@ async def test_a_job_that_no_device_took_in_time_expires(place: Fleet) -> None:
     assert await late.status() is State.EXPIRED
 
 
-async def test_a_worker_that_syncs_takes_and_runs_jobs_however_its_app_has_the_log_open(
+async def test_a_syncing_worker_runs_jobs_of_its_hub_while_its_app_has_the_log_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = HubProcess(tmp_path / "hub")

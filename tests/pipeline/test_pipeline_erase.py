@@ -209,7 +209,7 @@ def erased_at_each_moment(tmp_path: Path, refresh: Callable[[LakeWriter], None])
         assert all(sum(item) == 0 for item in (erased[1:] for erased in count_rows(lake, ids)))
 
 
-def test_it_says_what_it_would_do_and_does_nothing_unasked(lake: Lake) -> None:
+def test_an_erase_without_consent_reports_and_changes_nothing(lake: Lake) -> None:
     before = lake.holdings()
     shown = taskq_json("pipeline", "erase", "--lake", lake.path, "--where", "state = 'dead'")
     assert (shown["dry_run"], shown["jobs"]) == (True, 1)

@@ -48,7 +48,7 @@ def fsynced(folder: Path) -> list[Call]:
     return record(folder, "answered.py", "fsync", ROUNDS)
 
 
-def test_the_record_leaves_nothing_out(folder: Path, fsynced: list[Call]) -> None:
+def test_a_replayed_recording_leaves_the_same_files(folder: Path, fsynced: list[Call]) -> None:
     machine = replayed(fsynced)
     files = [path for path in Path(f"{folder}{PATH}").rglob("*") if path.is_file()]
     assert files

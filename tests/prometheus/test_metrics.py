@@ -11,12 +11,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import taskq_plugins.prometheus
 from taskq import Shards, TaskQ, retry
+from taskq_plugins.prometheus import command
 from taskq_plugins.prometheus.serving import registry_of, text_of, worker_metrics
 from taskq_plugins.scrapes import serve
 from taskq_workers import JobFinished
@@ -172,6 +174,23 @@ def test_a_port_alone_is_of_this_machine_and_is_named_when_it_is_taken(tmp_path:
         result = taskq("metrics", "-d", tmp_path, "--serve", port)
     assert result.exit_code == 1
     assert f"cannot listen at 127.0.0.1:{port}: Address already" in result.stderr
+
+
+def test_the_command_serves_metrics_until_it_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    TaskQ(tmp_path).store().close()
+    address = f"127.0.0.1:{free_port()}"
+
+    def interrupted() -> None:
+        assert scraped(f"http://{address}/metrics")["taskq_log_readable",] == 1
+        raise KeyboardInterrupt
+
+    forever = Mock(side_effect=interrupted)
+    monkeypatch.setattr(command, "threading", Mock(**{"Event.return_value.wait": forever}))
+    result = taskq("metrics", "-d", tmp_path, "--serve", address)
+    assert (result.exit_code, result.stdout) == (0, f"metrics at http://{address}/metrics\n")
+    forever.assert_called_once()
 
 
 @pytest.mark.parametrize("name", ["alerts.yml", "dashboard.json"])

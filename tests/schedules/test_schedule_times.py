@@ -281,6 +281,7 @@ def test_with_jitter_each_tick_comes_once_in_order_and_in_its_time(
         result = due_ticks("s", every, "all", most_ns, done, now)
         assert following is not None
         assert bool(result.moments) == (following <= now)
+        assert due_ticks("s", every, "all", most_ns, done, following).moments
         for moment in result.moments:
             assert moment + jitter_ns("s", moment, most_ns) <= now
         ticks += result.moments

@@ -304,6 +304,7 @@ def test_no_line_is_wider_than_the_terminal_and_none_too_many(path: Path, width:
         lines = text_of(picture, Screen(), width, height).splitlines()
         assert len(lines) <= height
         assert max(map(len, lines)) <= width
+    assert any("1 scheduled" in line for line in lines) is (width >= 80)
 
 
 def test_an_idle_log_is_hardly_looked_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq import TaskQ, durable, retry
+from taskq import TaskQ, chain, durable, retry
+from taskq.log.read.reader import LogReader
 from taskq.views import Minute
-from taskq_plugins.looks.reading import Chart, Life, chart_of, lay_out
+from taskq_plugins.looks.reading import Chart, Life, chart_of, graph_of, lay_out
 from tests.web.browser import browser, program
 from tests.web.test_web_api import get
 from tests.web.test_web_pages import shown
@@ -58,6 +59,18 @@ def test_a_line_over_three_columns_keeps_clear_of_the_boxes_between() -> None:
     assert ((1, 1), (1, 1)) in steps
     assert ((1, 1), (2, 1)) in steps
     assert ((2, 1), (3, 0)) in steps
+
+
+def test_a_line_joins_the_right_edge_of_a_box_to_the_left_edge_of_the_next(tmp_path: Path) -> None:
+    app = TaskQ(tmp_path, durability="os")
+    flow = chain(app.call_by_name("pack"), app.call_by_name("send"))
+    job = app.enqueue_flow_sync(flow).id
+    app.close_sync()
+    with LogReader.open(str(tmp_path)) as reader:
+        graph = graph_of(reader, reader.parse_id(job))
+    assert graph is not None
+    (first, second), (line,) = sorted(graph.nodes, key=lambda node: node.x), graph.lines
+    assert line[::2] == (first.x + 200, second.x)
 
 
 def test_a_bar_is_seen_however_short_and_stands_within_the_life() -> None:

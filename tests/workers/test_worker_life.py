@@ -74,7 +74,7 @@ async def test_a_worker_starts_once_and_stops_at_any_time(fake: FakeApp) -> None
     assert [settlement.kind for settlement in fake.fake.settled] == [Kind.SUCCEEDED]
 
 
-async def test_a_worker_with_tasks_that_could_store_nothing_refuses_to_start(app: TaskQ) -> None:
+async def test_a_worker_with_unresolvable_annotations_refuses_to_start(app: TaskQ) -> None:
     effects: list[int] = []
 
     @app.task

@@ -220,9 +220,7 @@ class Stranded:
         left = [delivery for delivery, _ in runner.held() if delivery.tag == tag]
         self._left += runner.settler.surrender()
         self._left += [outcomes.release(delivery) for delivery in left + runner.feed.surrender()]
-        mine = [end for end in self._left if end.delivery.tag == tag]
-        self._left = [end for end in self._left if end.delivery.tag != tag]
-        return mine
+        return [end for end in self._left if end.delivery.tag == tag]
 
 
 def surrender(slots: slots.Slots, parts: Iterable[LogPart]) -> None:

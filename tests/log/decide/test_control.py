@@ -155,7 +155,7 @@ def test_a_request_wakes_the_sleepers_that_it_concerns_and_no_others(process: Pr
         assert seen == interest, op
 
 
-def test_a_resume_answers_claims_that_wait_here(process: Process) -> None:
+def test_a_resume_answers_waiting_claims(process: Process) -> None:
     process.ask(Op.PAUSE, "mail")
     job = process.enqueue(spec=SEND)
     claim = process.send(Op.CLAIM, ClaimRequest(1))

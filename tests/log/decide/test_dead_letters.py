@@ -87,7 +87,7 @@ def test_a_requeued_job_keeps_its_id_and_counts_its_attempts_anew(
     assert view.attempts[0].reason == "first reason"
 
 
-def test_a_second_requeue_of_the_same_is_refused_naming_its_state(process: Process) -> None:
+def test_a_second_requeue_is_refused_with_the_state_of_the_job(process: Process) -> None:
     job = dead_letter(process)
     result = letters(process.committer.sight, [job]).items
     assert process.ask(Op.REQUEUE, result) == [None]

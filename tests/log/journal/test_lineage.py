@@ -412,7 +412,9 @@ def _content(path: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-def test_cp_makes_a_child_at_the_first_writing_and_mv_does_not(tmp_path: Path) -> None:
+def test_a_copied_log_becomes_a_child_at_its_first_write_and_a_moved_log_does_not(
+    tmp_path: Path,
+) -> None:
     data, copy, moved = tmp_path / "data", tmp_path / "copy", tmp_path / "moved"
     shared = _put(data, 3)
     subprocess.run(["cp", "-a", data, copy], check=True)

@@ -85,7 +85,9 @@ def test_a_failed_sync_gives_other_processes_with_unsynced_frames_outcome_unknow
 
 @pytest.mark.parametrize("before", [0, 3])
 @pytest.mark.parametrize("others_live", [True, False])
-def test_the_next_open_writes_again_what_reads_back(before: int, *, others_live: bool) -> None:
+def test_the_open_after_a_failed_fsync_writes_readable_frames_again(
+    before: int, *, others_live: bool
+) -> None:
     for seed in range(some(3, 10)):
         failed = Failed(seed, before)
         if not others_live:

@@ -266,7 +266,7 @@ def test_room_that_was_set_aside_is_the_files_own_and_keeps_what_is_in_it(
 
 @pytest.mark.disk
 @pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EINVAL, None])
-def test_where_the_system_sets_nothing_aside_it_is_written(
+def test_a_disk_without_fallocate_gets_incompressible_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None
 ) -> None:
     def refuse(*_: int) -> None:

@@ -215,12 +215,15 @@ def test_a_process_that_cannot_announce_its_sleep_sleeps_briefly(
 
 
 @pytest.mark.parametrize("cut", [17, 31, 5])
-def test_a_board_of_any_size_wakes_whom_it_still_names(
+def test_a_truncated_board_wakes_the_processes_on_it(
     tmp_path: Path, two: tuple[LocalPeers, LocalPeers], cut: int
 ) -> None:
     first, second = two
-    second.announce(INTEREST_READY)
+    for owner in two:
+        owner.announce(INTEREST_READY)
     _cut(tmp_path, cut)
+    second.wake(INTEREST_READY)
+    assert _is_woken(first) is (cut >= 16)
     first.wake(INTEREST_READY)
     assert not _is_woken(second)
     second.announce(INTEREST_READY)

@@ -262,7 +262,7 @@ def test_a_list_of_the_newest_jobs_reads_no_more_segments_than_it_needs(
 
 
 @pytest.mark.parametrize("at", [None, Moment(lsn=4)])
-def test_what_compaction_took_meanwhile_is_not_missing_from_an_answer(
+def test_a_reader_starts_again_if_compaction_removes_a_segment(
     long_log: str, at: Moment | None
 ) -> None:
     seen: list[tuple[int, ...]] = []
@@ -331,7 +331,7 @@ def test_only_what_is_on_disk_may_be_read(durability: Durability) -> None:
     assert not process.committer.waiters.growth
 
 
-def test_a_stream_sees_what_another_process_wrote_and_syncs_it_itself() -> None:
+def test_a_stream_syncs_and_sees_frames_of_another_process() -> None:
     world = World()
     writer, reader = world.process(), world.process()
     writer.enqueue()

@@ -70,7 +70,7 @@ def _use_up(place: Path) -> None:
 
 
 @pytest.mark.parametrize("opened_again", [False, True])
-def test_enqueues_are_refused_first_and_what_was_enqueued_is_settled_on_the_full_disk(
+def test_a_full_disk_refuses_enqueues_and_still_settles_enqueued_jobs(
     small_disk: Path, *, opened_again: bool
 ) -> None:
     """With the limits that a log has by itself; also by a worker that is started only then.

@@ -829,7 +829,7 @@ def test_a_run_holds_no_more_than_a_batch_but_for_its_last_job(
     assert sizes == [3, 3, 3, 1]
 
 
-def test_each_job_of_a_line_counts_for_the_limit_of_the_mailbox(port: LoopPort) -> None:
+def test_each_job_of_a_run_counts_toward_the_limit_of_the_mailbox(port: LoopPort) -> None:
     for _ in range(MAILBOX_MAX - 2):  # the request for all of them counts, too
         port.enqueue(MAIL, b"", None)
     assert not port.full

@@ -310,7 +310,7 @@ def test_a_segment_that_is_read_in_the_midst_of_many_others_is_no_damaged_one(
     assert meaning(world.fold(), world.clock.wall_ns()) == before
 
 
-def test_what_nobody_thought_of_does_not_end_the_process(
+def test_an_unexpected_error_in_upkeep_does_not_end_the_process(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(config=SMALL)

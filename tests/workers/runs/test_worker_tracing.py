@@ -167,10 +167,12 @@ async def test_each_attempt_is_a_span_with_its_outcome_and_its_exception(
     async def fail() -> None:
         raise OSError("down")
 
-    async with app, app.worker():
+    later: list[trace.Span] = []
+    async with app, app.worker(on_event=lambda _: later.append(trace.get_current_span())):
         job = await fail.enqueue()
         with pytest.raises(JobFailed):
             await job.result(timeout=20)
+    assert later == [trace.INVALID_SPAN] * 2
     first, second = traces.named("process default")
     assert parent_of(first) == parent_of(second) == id_of(traces.one("send default"))
     output = [

@@ -221,7 +221,7 @@ async def test_jitter_moves_ticks_but_not_what_they_stand_for(app: TaskQ, clock:
     assert len(set(late)) >= 5  # minutes
 
 
-async def test_with_overlap_skip_a_tick_waits_for_no_job_and_makes_none(
+async def test_overlap_skip_makes_no_job_while_another_is_open(
     app: TaskQ, clock: FakeClock
 ) -> None:
     @app.every("10m", name="often", overlap="skip")
@@ -331,7 +331,7 @@ async def test_a_burst_ticks_nothing(app: TaskQ) -> None:
     assert await app.schedules.list() == []
 
 
-async def test_schedules_are_listed_with_what_their_worker_said(
+async def test_a_list_of_schedules_has_rules_queues_and_next_ticks(
     app: TaskQ, clock: FakeClock
 ) -> None:
     @app.cron("30 2 * * *", tz="Europe/Berlin", name="nightly", jitter="30s", catch_up="skip")

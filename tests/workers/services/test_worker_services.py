@@ -19,7 +19,7 @@ from taskq.cli.main import main
 from taskq.core.errors import LogError
 from taskq.core.records import Cause, Kind
 from taskq.engine import LogReader
-from taskq.errors import JobNotFound, TaskqError
+from taskq.errors import JobNotFound, TaskqError, UsageError
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.journal.recovery import FAILED_FILE
 from taskq.log.requests import EnqueueSpec, Op, Settlement
@@ -112,8 +112,8 @@ async def test_a_part_that_cannot_begin_stops_its_worker(app: TaskQ) -> None:
     assert said == ["one begins", "one ends"]
 
 
-def test_a_worker_says_at_once_that_it_needs_a_loop_of_asyncio(app: TaskQ) -> None:
-    with pytest.raises(Exception, match="none runs here: under trio use") as caught:
+def test_a_worker_without_an_asyncio_loop_fails_at_once(app: TaskQ) -> None:
+    with pytest.raises(UsageError, match="none runs here: under trio use") as caught:
         Worker(app).start().send(None)
     assert "\n" not in str(caught.value)
 

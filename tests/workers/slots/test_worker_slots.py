@@ -9,7 +9,8 @@ import itertools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import Mock
 
 import pytest
 from anyio.lowlevel import checkpoint
@@ -17,7 +18,7 @@ from anyio.lowlevel import checkpoint
 from taskq import Discard, Retry, Snooze, retry
 from taskq.core.errors import StaleDelivery
 from taskq.core.records import Cause, Kind
-from taskq.log.requests import Settlement
+from taskq.log.requests import EnqueueSpec, Settlement
 from taskq_workers import JobFinished, Worker
 from taskq_workers.slots import slots
 from taskq_workers.slots.feed import (
@@ -27,11 +28,16 @@ from taskq_workers.slots.feed import (
     PAUSE_SECONDS_FIRST,
     PAUSE_SECONDS_MAX,
     ClaimPace,
+    Feed,
     Pause,
+    Quota,
 )
 from tests.effort import grows, some
-from tests.workers.fakes import FakeApp
+from tests.workers.fakes import FakeApp, FakePort, make_delivery
 from tests.workers.slots.resting import Schedule, make_deterministic, run_seeds
+
+if TYPE_CHECKING:
+    from taskq.log.store.port import LoopPort
 
 
 @dataclass
@@ -288,6 +294,29 @@ async def test_an_end_that_the_log_refused_is_logged_with_the_reason(
     )
     assert [settlement.delivery for settlement in fake.fake.settled] == [kept]
     assert sum(worker.ended.values()) == 1
+
+
+@pytest.mark.parametrize("claim", ["waits", "answered", "cancelled", "failed"])
+async def test_a_blocked_loop_gives_up_its_jobs_and_their_place_in_the_quota(claim: str) -> None:
+    first, second = (make_delivery(EnqueueSpec(), b"", job=job) for job in (1, 2))
+    host, port = Mock(**{"free.return_value": 2}), FakePort()
+    fed = Feed(
+        asyncio.get_running_loop(), cast("LoopPort", port), host,
+        concurrency=2, queues=None, tasks=frozenset, quota=Quota(3),
+    )  # fmt: skip
+    fed.refill()
+    ((_, future),) = port.claims
+    fed.add([first])
+    match claim:
+        case "answered":
+            future.set_result([second])
+        case "cancelled":
+            future.cancel()
+        case "failed":
+            future.set_exception(StaleDelivery("taken back"))
+    assert fed.surrender() == [first, *[second][: claim == "answered"]]
+    assert not fed.buffer
+    assert fed.allowed(9) == 3
 
 
 def grown(concurrency: int, batches: int) -> ClaimPace:
