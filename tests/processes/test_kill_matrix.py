@@ -19,9 +19,11 @@ import pytest
 from taskq import JobHandle, TaskQ
 from taskq.core.model import State
 from taskq.core.views import JobView
+from taskq.log.machine.system import system
 from taskq.log.read.reader import LogReader
 from tests.effort import at_most, grows
 from tests.processes.harness import Child, eventually, start_worker
+from tests.processes.striker import KILLED
 
 #: A dead worker's job is taken over within this time of its death, or of the next worker's start.
 TAKEOVER_SECONDS = 1.0
@@ -51,7 +53,7 @@ def test_a_job_that_kills_its_worker_each_time_ends_as_a_dead_letter(
     for number in range(1, attempts + 1):
         with start_worker(tmp_path) as worker:
             assert next_attempt(worker)[0] == number
-            assert worker.wait() == -signal.SIGKILL
+            assert worker.wait() == KILLED
     other = enqueue(tmp_path, "jobs.quick", 7)
     with start_worker(tmp_path):
         eventually(lambda: view(tmp_path, other).state is State.SUCCEEDED)
@@ -76,10 +78,13 @@ MATRIX = [
     for moment in ("before", "mid", "after")
     for cell in ((executor, moment, "restarted"), (executor, moment, "other"))
 ] + [
-    ("multiprocessing", "mid", "other"),
-    ("multiprocessing", "mid", "restarted"),
-    ("fork", "mid", "other"),
-    pytest.param("fork", "mid", "restarted", marks=pytest.mark.slow),
+    pytest.param(*cell, marks=[pytest.mark.posix("forks"), *marks])
+    for cell, marks in [
+        (("multiprocessing", "mid", "other"), []),
+        (("multiprocessing", "mid", "restarted"), []),
+        (("fork", "mid", "other"), []),
+        (("fork", "mid", "restarted"), [pytest.mark.slow]),
+    ]
 ]
 #: Time for a stopped worker to end after its grace for running jobs.
 STOP_SECONDS = 5.0
@@ -87,10 +92,6 @@ DRAIN_SECONDS = 0.3
 
 
 start_matrix = functools.partial(start_worker, app="matrix:app")
-
-
-def is_there(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 def next_attempt(worker: Child) -> tuple[int, float, int]:
@@ -115,7 +116,7 @@ def kill(worker: Child, task: str, moment: str) -> tuple[float, int]:
         worker.kill()
     else:
         killed = float(worker.expect("strike"))
-        assert worker.wait() == -signal.SIGKILL
+        assert worker.wait() == KILLED
     return killed, pid
 
 
@@ -127,7 +128,7 @@ def test_a_killed_workers_job_runs_again_within_a_second_and_the_attempt_counts(
     run = run_again_by_another if successor == "other" else run_again_after_a_restart
     pid = run(tmp_path, f"matrix.in_{executor}", moment)
     if executor == "process":
-        eventually(lambda: not is_there(pid))
+        eventually(lambda: not system.lives(pid))
 
 
 def run_again_after_a_restart(path: Path, task: str, moment: str) -> int:
@@ -176,7 +177,7 @@ def ending_orphan(task: str, pid: int) -> Iterator[None]:
         return
     try:
         yield
-        assert is_there(pid), "the orphan was to outlive its worker"
+        assert system.lives(pid), "the orphan was to outlive its worker"
     finally:
         os.kill(pid, signal.SIGKILL)
 
@@ -210,7 +211,7 @@ def test_a_job_shorter_than_the_grace_period_finishes(tmp_path: Path, executor: 
         assert time.monotonic() - finished < at_most(STOP_SECONDS)
     answer = view(tmp_path / "data", job)
     assert (answer.state, answer.attempt, answer.result) == (State.SUCCEEDED, 1, b'"done"')
-    assert not is_there(pid)
+    assert not system.lives(pid)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +245,7 @@ def test_a_job_longer_than_the_grace_period_goes_back_with_no_attempt_burnt(
     assert seconds < DRAIN_SECONDS + at_most(STOP_SECONDS)
     answer = view(tmp_path / "data", job)
     assert (answer.state, answer.attempt) == (State.READY, 0)
-    assert not is_there(pid)
+    assert not system.lives(pid)
 
 
 def test_a_signal_to_the_whole_group_ends_no_child_before_its_job(tmp_path: Path) -> None:

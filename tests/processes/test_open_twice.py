@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import signal
 import sys
 import threading
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from taskq.log.store import thread as storage
 from taskq.log.store.store import open_store
 from tests.effort import at_most, ended, every, grows
 from tests.processes.harness import Child, Pause, log_records, of_kind, open_here, put
+from tests.processes.striker import KILLED
 
 SPEC = EnqueueSpec()
 
@@ -89,7 +89,7 @@ def test_a_process_may_be_killed_at_any_step_of_its_life(tmp_path: Path, how: st
             acknowledged += map(int, child.rest())
             if not child.wait():
                 break
-            assert child.wait() == -signal.SIGKILL
+            assert child.wait() == KILLED
         store = open_here(path, Durability.FSYNC)
         acknowledged.append(put(store, b"x"))
         store.close()

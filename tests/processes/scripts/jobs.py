@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from taskq import Inject, TaskQ, current_job, injected
+from tests.processes import striker
 
 app = TaskQ("unused", durability="os")
 
@@ -69,7 +70,7 @@ def terminates_a_child() -> int:
 @app.task
 async def kills_its_worker() -> None:
     told_attempt()
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), striker.SIGKILL)
 
 
 @app.task
