@@ -15,7 +15,7 @@ from taskq import engine
 from taskq.arrow import arrays, frames, problems
 from taskq.arrow.rows import RecordOptions, RecordRows, headers_of
 from taskq.arrow.schema import AS_BYTES, DAMAGED, DETAILS, ROWS_MAX, UNKNOWN, Corrupt, Piece
-from taskq.arrow.values import UNLIMITED, UNPACKED_BYTES_MAX, Bodies, Values, unpacked_sizes
+from taskq.arrow.values import UNLIMITED, UNPACKED_BYTES_MAX, Values, unpacked_sizes
 from taskq.core import errors, model, parsing
 from taskq.core.folds.steps import Form
 from taskq.log.format import codec
@@ -327,8 +327,7 @@ def decode(
         SegmentDamaged: some bytes are no whole frame, and ``corrupt`` is FAIL.
         FormatError: a newer taskq wrote it.
     """
-    bodies = Bodies(piece.path, body_bytes_max)
-    return _Decoder(piece, schema, corrupt, bodies, payload=payload).batches()
+    return _Decoder(piece, schema, corrupt, body_bytes_max, payload=payload).batches()
 
 
 class _Decoder:
@@ -339,7 +338,7 @@ class _Decoder:
         piece: Piece,
         schema: pa.Schema,
         corrupt: Corrupt,
-        bodies: Bodies,
+        body_bytes_max: int,
         *,
         payload: bool,
     ) -> None:
@@ -352,7 +351,7 @@ class _Decoder:
         self._schema = schema
         self._corrupt = Corrupt(corrupt)
         self._payload = payload
-        self._bodies = bodies
+        self._body_bytes_max = body_bytes_max
         self._constants: dict[str, pa.Array] = {}
         self._has_values = not _VALUES.isdisjoint(schema.names)
 
@@ -382,7 +381,7 @@ class _Decoder:
         step = -(-count // -(-count // ROWS_MAX)) if count else 1
         for first in range(0, count, step):
             rows = RecordRows(self._piece, records, first, min(first + step, count))
-            sizes = unpacked_sizes(rows, self._bodies) if self._has_values else None
+            sizes = unpacked_sizes(rows) if self._has_values else None
             if sizes is None:
                 yield self._batch(rows)
                 continue
@@ -390,7 +389,7 @@ class _Decoder:
                 yield self._batch(RecordRows(self._piece, records, first + begin, first + end))
 
     def _batch(self, rows: RecordRows) -> pa.RecordBatch:
-        values = Values(rows, self._bodies, payload=self._payload)
+        values = Values(rows, self._body_bytes_max, payload=self._payload)
         columns = [self._column(field, rows, values) for field in self._schema]
         return _assembled(columns, self._schema, len(rows))
 
@@ -467,9 +466,8 @@ def decode_together(
     """
     if body_bytes_max < SMALL_BYTES_MAX:
         return None
-    bodies = Bodies(pieces[0].path, body_bytes_max)
     try:
-        return _Together(pieces, schema, bodies, payload=payload).batch()
+        return _Together(pieces, schema, body_bytes_max, payload=payload).batch()
     except errors.LogError:
         return None
 
@@ -478,9 +476,9 @@ class _Together(_Decoder):
     """Small pieces on their way into one batch."""
 
     def __init__(
-        self, pieces: Sequence[Piece], schema: pa.Schema, bodies: Bodies, *, payload: bool
+        self, pieces: Sequence[Piece], schema: pa.Schema, body_bytes_max: int, *, payload: bool
     ) -> None:
-        super().__init__(pieces[0], schema, Corrupt.FAIL, bodies, payload=payload)
+        super().__init__(pieces[0], schema, Corrupt.FAIL, body_bytes_max, payload=payload)
         self._pieces = pieces
 
     def batch(self) -> pa.RecordBatch | None:
@@ -495,7 +493,7 @@ class _Together(_Decoder):
             stretches.append(items[0])
             counts.append(len(items[0].at))
         rows = RecordRows(self._piece, frames.joined(stretches), 0, sum(counts))
-        if self._has_values and unpacked_sizes(rows, self._bodies) is not None:
+        if self._has_values and unpacked_sizes(rows) is not None:
             return None
         self._of = pa.array(np.repeat(np.arange(len(counts)), counts))
         return self._batch(rows)

@@ -15,14 +15,13 @@ from taskq.arrow import arrays, problems
 from taskq.core import errors, views
 from taskq.engine import LogConfig
 from taskq.log.format import bodies, carried
-from taskq.log.segments.bodystore import BodyStore
 
 if TYPE_CHECKING:
     from taskq.arrow import rows
 
 #: A batch is ended before its compressed bodies would come to more, but for its first.
 UNPACKED_BYTES_MAX: Final = 64 * 1024 * 1024
-_CONFIG: Final = LogConfig()
+_BYTES_MAX: Final = LogConfig().decompressed_bytes_max
 #: No body is as large.
 UNLIMITED: Final = 2**62
 #: Start of a body that stands for a body that was left out.
@@ -31,38 +30,13 @@ LEFT_OUT: Final = b'{"left out":'
 _SIZE_BYTES: Final = 8
 
 
-def home_of(segment_path: str) -> str:
-    """Return the directory of a segment's log, be it set aside by a hub; its bodies are there."""
-    directory = segment_path.rpartition("/log/")[0]
-    home, old, _ = directory.rpartition("/old/")
-    return home if old else directory
-
-
-class Bodies:
-    """Unpack the bodies of a log that a segment file belongs to.
-
-    Args:
-        segment_path: of the file.
-        bytes_max: of a body; of a larger one hash and size are given.
-    """
-
-    def __init__(self, segment_path: str, bytes_max: int) -> None:
-        self._store = BodyStore(home_of(segment_path), _CONFIG)
-        self.bytes_max = bytes_max
-
-    def unpack(self, stored: bytes, flags: int, what: str) -> tuple[bytes | None, str]:
-        """Return (the body or None, why it is missing)."""
-        try:
-            body = self._store.unpack(stored, flags, what) if flags else stored
-        except errors.TaskqError as error:
-            return None, problems.shown(str(error))
-        if len(body) > self.bytes_max:
-            return left_out(sha256(body).digest(), len(body)), ""
-        return body, ""
-
-    def size(self, stored: bytes, flags: int) -> int:
-        """Return bytes that a body may take, unpacked, in a batch."""
-        return min(bodies.original_size(stored, flags), _CONFIG.decompressed_bytes_max)
+def _unpacked(stored: bytes, flags: int, what: str, bytes_max: int) -> tuple[bytes | None, str]:
+    """Return (the body, or what stands for a larger one, or None; why it is missing)."""
+    try:
+        body = bodies.decompress(stored, flags, _BYTES_MAX, what) if flags else stored
+    except errors.TaskqError as error:
+        return None, problems.shown(str(error))
+    return (body if len(body) <= bytes_max else left_out(sha256(body).digest(), len(body))), ""
 
 
 def left_out(digest: bytes, size: int) -> bytes:
@@ -75,13 +49,13 @@ class Values:
 
     Args:
         rows: the records.
-        bodies: of the log.
+        bytes_max: of a body; of a larger one hash and size are given.
         payload: whether payloads are given; else they are null.
     """
 
-    def __init__(self, rows: rows.RecordRows, bodies: Bodies, *, payload: bool) -> None:
+    def __init__(self, rows: rows.RecordRows, bytes_max: int, *, payload: bool) -> None:
         self._rows = rows
-        self._bodies = bodies
+        self._bytes_max = bytes_max
         self._payload = payload
 
     def column(self, name: str, *, is_text: bool) -> pa.Array:
@@ -134,23 +108,23 @@ class Values:
 
     def _built(self, slices: rows.Slices, packing: arrays.Ints) -> tuple[pa.Array, dict[int, str]]:
         rows, (start, end, valid) = self._rows, slices
-        is_large = end - start > self._bodies.bytes_max
+        is_large = end - start > self._bytes_max
         packed = np.flatnonzero(valid & ((packing != 0) | is_large))
         if not len(packed):
             return arrays.slices(rows.data, start, end, valid), {}
         whole = valid.copy()
         whole[packed] = False
-        bodies: list[bytes | None] = []
+        unpacked: list[bytes | None] = []
         problems: dict[int, str] = {}
         for row in packed.tolist():
             stored = rows.data[start[row] : end[row]].tobytes()
             what = f"what lsn {rows.lsn[row]} holds of {rows.piece.tag.id(rows.job[row])}"
-            body, problem = self._bodies.unpack(stored, int(packing[row]), what)
-            bodies.append(body)
+            body, problem = _unpacked(stored, int(packing[row]), what, self._bytes_max)
+            unpacked.append(body)
             if body is None:
                 problems[row] = problem
         values = arrays.slices(rows.data, start, end, whole)
-        return arrays.patched(values, packed, bodies), problems
+        return arrays.patched(values, packed, unpacked), problems
 
 
 def _parted(values: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -177,7 +151,7 @@ def without_reasons(history: bytes) -> bytes:
     )
 
 
-def unpacked_sizes(rows: rows.RecordRows, bodies: Bodies) -> arrays.Ints | None:
+def unpacked_sizes(rows: rows.RecordRows) -> arrays.Ints | None:
     """Return bytes that the packed bodies of each row come to, None if there are none."""
     sizes = np.zeros(len(rows), np.int64)
     any_packed = False
@@ -188,5 +162,5 @@ def unpacked_sizes(rows: rows.RecordRows, bodies: Bodies) -> arrays.Ints | None:
         for row in np.flatnonzero(valid & (packing != 0)).tolist():
             any_packed = True
             stored = rows.data[start[row] : min(end[row], start[row] + _SIZE_BYTES)].tobytes()
-            sizes[row] += bodies.size(stored, int(packing[row]))
+            sizes[row] += min(bodies.original_size(stored, int(packing[row])), _BYTES_MAX)
     return sizes if any_packed else None

@@ -4,7 +4,7 @@
 
     TaskqError
     ├── SparkError                 Spark cannot be started or used as asked
-    │   └── JavaMissing            no Java, or too old for Spark
+    │   └── JavaMissing            no Java
     └── LakeError                  the lake cannot be used as asked
         ├── LakeDamaged, LakeBusy, LakeConflict, LakeDiskError
         └── PipelineFailed         Spark failed under the run
@@ -33,7 +33,7 @@ class SparkError(TaskqError):
 
 
 class JavaMissing(SparkError):
-    """No Java on this machine, or only one below Java 17."""
+    """No Java on this machine."""
 
 
 def missing_package(error: ImportError, what: str) -> str | None:

