@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from taskq._lazy import lazily
 
 if TYPE_CHECKING:
-    from taskq.arrow.decoder import decode, decode_together, is_small
+    from taskq.arrow.decoder import break_row, decode, decode_together, is_small
     from taskq.arrow.problems import SegmentDamaged, SegmentMissing, WrongSegment
     from taskq.arrow.schema import (
         AS_BYTES,
@@ -43,6 +43,7 @@ __all__ = [
     "WrongSegment",
     "as_bytes",
     "attempts_in",
+    "break_row",
     "decode",
     "decode_together",
     "is_small",
@@ -50,7 +51,7 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "taskq.arrow.decoder": "decode decode_together is_small",
+    "taskq.arrow.decoder": "break_row decode decode_together is_small",
     "taskq.arrow.problems": "SegmentDamaged SegmentMissing WrongSegment",
     "taskq.arrow.schema": "AS_BYTES BREAK DETAILS ROWS_MAX SCHEMA Break Corrupt Piece as_bytes",
     "taskq.arrow.values": "LEFT_OUT UNLIMITED attempts_in without_reasons",

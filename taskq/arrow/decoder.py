@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,17 @@ import pyarrow.compute as pc
 from taskq import engine
 from taskq.arrow import arrays, frames, problems
 from taskq.arrow.rows import RecordOptions, RecordRows, headers_of
-from taskq.arrow.schema import AS_BYTES, DAMAGED, DETAILS, ROWS_MAX, UNKNOWN, Corrupt, Piece
+from taskq.arrow.schema import (
+    AS_BYTES,
+    BREAK,
+    DAMAGED,
+    DETAILS,
+    ROWS_MAX,
+    UNKNOWN,
+    Break,
+    Corrupt,
+    Piece,
+)
 from taskq.arrow.values import UNLIMITED, UNPACKED_BYTES_MAX, Values, unpacked_sizes
 from taskq.core import errors, model, parsing
 from taskq.core.folds.steps import Form
@@ -292,10 +303,6 @@ BUILDERS: Final[dict[str, Callable[[RecordRows], pa.Array]]] = {
 }
 
 
-#: Bytes of a gap kept as a row; a damaged frame is never as long.
-QUARANTINED_BYTES_MAX: Final = 16 * 1024 * 1024
-#: The column of bytes that damage stands in, where there is one.
-_RAW: Final = pa.field("value", pa.binary())
 _VALUES: Final = frozenset({"value", "value_bytes", "result", "result_bytes", "problem"})
 
 
@@ -370,8 +377,10 @@ class _Decoder:
                 continue
             if self._corrupt is Corrupt.FAIL:
                 raise reader.error(item)
-            if self._corrupt is Corrupt.QUARANTINE:
-                yield self._damaged(item, reader.raw(item.gap, QUARANTINED_BYTES_MAX))
+            if self._corrupt is Corrupt.BREAK:
+                piece = self._piece._replace(start=item.gap.offset)
+                gone = Break(DAMAGED, item.gap.first_lsn, cause=item.what)
+                yield break_row(piece, self._schema, gone)
             if item.salvaged is not None:
                 yield from self._decoded(item.salvaged)
 
@@ -412,29 +421,14 @@ class _Decoder:
             array = self._constants[name] = CONSTANTS[name](self._piece, count)
         return array if len(array) == count else array[:count]
 
-    def _damaged(self, damage: frames.DamagedBytes, raw: bytes) -> pa.RecordBatch:
-        gap, piece = damage.gap, self._piece
-        problem = damage.what
-        if len(raw) < gap.size:
-            problem += f"; the first {len(raw)} of {gap.size} bytes"
-        row: dict[str, Any] = {
-            "device": piece.device,
-            "log_id": piece.log_id,
-            "segment": piece.segment,
-            "offset": gap.offset,
-            "lsn": gap.first_lsn,
-            "kind": DAMAGED,
-            "timestamp": damage.time_ns // 1_000,
-            "ts_ns": damage.time_ns,
-            "epoch": f"{damage.epoch:016x}",
-            "value_bytes": raw,
-            "problem": problem,
-        }
-        columns = [
-            pa.array([raw if field == _RAW else row.get(field.name)], field.type)
-            for field in self._schema
-        ]
-        return _assembled(columns, self._schema, 1)
+
+def break_row(piece: Piece, schema: pa.Schema, gone: Break) -> pa.RecordBatch:
+    """Return the row that stands for a break, at the start of a piece."""
+    known = {name: value for name, value in gone._asdict().items() if value is not None}
+    row = piece._asdict() | {"offset": piece.start, "kind": BREAK, "lsn": gone.lsn}
+    row["value"] = json.dumps(known)
+    columns = [pa.array([row.get(field.name)]).cast(field.type) for field in schema]
+    return _assembled(columns, schema, 1)
 
 
 #: Pieces of less bytes are decoded together: columns of a few rows cost as much as of thousands.

@@ -149,8 +149,6 @@ class DamagedBytes(NamedTuple):
     """A gap, and the records in it that are whole by their own CRC, if there are any."""
 
     gap: Gap
-    epoch: int
-    time_ns: int
     what: str
     salvaged: RecordStretch | None
 
@@ -348,7 +346,7 @@ class PieceReader:
             )
         else:
             return None
-        return DamagedBytes(Gap(0, _HEAD, segment, segment, torn=False), 0, 0, what, None)
+        return DamagedBytes(Gap(0, _HEAD, segment, segment, torn=False), what, None)
 
     def _opened(self) -> tuple[int, int]:
         """Return (epoch, time) from the segment's header, or else from its first frame."""
@@ -382,16 +380,13 @@ class PieceReader:
                 np.full(count, epoch, np.uint64).view(np.int64),
                 np.full(count, time_ns, np.int64),
             )
-        return DamagedBytes(gap, epoch, time_ns, what, salvaged)
+        return DamagedBytes(gap, what, salvaged)
 
     def error(self, damage: DamagedBytes) -> problems.SegmentDamaged:
         gap = damage.gap
         return problems.SegmentDamaged(
             self.piece.path, gap.offset, gap.end, gap.first_lsn, damage.what
         )
-
-    def raw(self, gap: Gap, size_max: int) -> bytes:
-        return self._read(min(gap.size, size_max), gap.offset)
 
 
 def _padded(data: bytes) -> arrays.Bytes:

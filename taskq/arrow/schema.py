@@ -19,12 +19,11 @@ SCHEMA: Final = pa.schema(
     [
         ("device", _TEXT),
         ("log_id", _TEXT),
-        # counts how often the log was found restored from a backup, and to have gone on otherwise
         # the first lsn of the segment, and where the record starts in its file
         ("segment", _LONG),
         ("offset", _LONG),
         ("lsn", _LONG),
-        # as taskq.core.records.Kind, in lower case; "damaged", "unknown", "break"
+        # as taskq.core.records.Kind, in lower case; "unknown", "break"
         ("kind", _TEXT),
         ("job_id", _TEXT),
         # only in records that name them
@@ -104,10 +103,10 @@ def as_bytes(schema: pa.Schema) -> pa.Schema:
 ROWS_MAX: Final = 8_192
 #: ``kind`` of records of unknown skippable types ...
 UNKNOWN: Final = "unknown"
-#: ... of bytes that are no whole frame ...
-DAMAGED: Final = "damaged"
 #: ... and of a row that says what is missing before the records after it.
 BREAK: Final = "break"
+#: A break where bytes are no whole frame.
+DAMAGED: Final = "damaged"
 
 
 class Break(NamedTuple):
@@ -158,5 +157,5 @@ class Corrupt(StrEnum):
     FAIL = "fail"
     #: give the records that are whole by their own CRC, as every reader of a log does
     SKIP = "skip"
-    #: likewise, and the bytes as a row of kind "damaged"
-    QUARANTINE = "quarantine"
+    #: likewise, and a row of kind "break" in place of the others
+    BREAK = "break"

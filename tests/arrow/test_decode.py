@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import pickle
 import random
@@ -51,7 +52,6 @@ from taskq.log.format.notes import encode_moved, encode_rated, encode_ticked
 from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces
 from taskq.log.machine import posix
 from tests.arrow.rows_of_log import (
-    EPOCH,
     Row,
     Segments,
     claimed,
@@ -124,32 +124,21 @@ def test_damage_is_an_error_passed_over_or_kept(
     assert _values(rows) == left
     decoded, expected = rows_of_directory(three.segments.path)
     assert decoded == expected == rows
-    every = decoded_rows([three.segments.piece()], Corrupt.QUARANTINE)
-    (damaged,) = (row for row in every if row["kind"] == "damaged")
-    assert [row for row in every if row is not damaged] == rows
-    assert every.index(damaged) == lsn - 1
-    kept = (damaged["offset"], damaged["lsn"], damaged["segment"], damaged["problem"])
-    assert kept == (begin, lsn, 1, what)
-    assert damaged["value_bytes"] == three.path.read_bytes()[begin:end]
-    if not is_header:
-        assert (damaged["epoch"], damaged["ts_ns"]) == (f"{EPOCH:016x}", rows[2]["ts_ns"])
+    every = decoded_rows([three.segments.piece()], Corrupt.BREAK)
+    (gone,) = (row for row in every if row["kind"] == "break")
+    assert [row for row in every if row is not gone] == rows
+    assert every.index(gone) == lsn - 1
+    assert (gone["offset"], gone["lsn"], gone["segment"]) == (begin, lsn, 1)
+    assert json.loads(gone["value"]) == {"what": "damaged", "lsn": lsn, "cause": what}
 
 
 def test_a_piece_that_starts_with_damage_finds_out_its_lsns(three: _Three) -> None:
     segments = three.segments
     three.flip(three.second + 9)
-    rows = decoded_rows([segments.piece(three.second)], Corrupt.QUARANTINE)
+    rows = decoded_rows([segments.piece(three.second)], Corrupt.BREAK)
     assert [row["lsn"] for row in rows] == [3, 3, 5, 6]
-    whole = decoded_rows([segments.piece()], Corrupt.QUARANTINE)
+    whole = decoded_rows([segments.piece()], Corrupt.BREAK)
     assert rows == whole[2:]
-
-
-def test_long_gaps_are_cut(three: _Three, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskq.arrow.decoder.QUARANTINED_BYTES_MAX", 100)
-    three.flip(three.second + 9)
-    damaged = decoded_rows([three.segments.piece()], Corrupt.QUARANTINE)[2]
-    assert len(damaged["value_bytes"]) == 100
-    assert damaged["problem"].endswith(f"; the first 100 of {three.third - three.second} bytes")
 
 
 def test_a_frame_that_its_file_or_piece_cuts_in_two_is_damage(three: _Three) -> None:
@@ -160,9 +149,9 @@ def test_a_frame_that_its_file_or_piece_cuts_in_two_is_damage(three: _Three) -> 
     path.write_bytes(path.read_bytes()[: second + 70])
     with pytest.raises(SegmentDamaged, match=f"bytes {second} to {third}, from lsn 3"):
         decoded_rows([piece], Corrupt.FAIL)
-    rows = decoded_rows([piece], Corrupt.QUARANTINE)
+    rows = decoded_rows([piece], Corrupt.BREAK)
     assert _values(rows) == ["one", "two"]
-    assert [len(row["value_bytes"]) for row in rows[2:]] == [70, 0]
+    assert {row["kind"] for row in rows[2:]} == {"break"}
 
 
 @pytest.mark.parametrize("corrupt", Corrupt)

@@ -114,7 +114,7 @@ def fake_java(home: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("home", "path", "package", "chosen"),
-    [(1, 1, 1, "home"), (0, 1, 1, "shim"), (0, 0, 1, "shim"), (0, 1, 0, "")],
+    [(1, 1, 1, "home"), (0, 1, 1, "shim"), (0, 0, 1, "shim"), (0, 1, 0, "path")],
 )
 def test_java_of_the_user_goes_before_that_of_the_package_and_that_of_the_path(
     tmp_path: Path,
@@ -128,7 +128,10 @@ def test_java_of_the_user_goes_before_that_of_the_package_and_that_of_the_path(
     programs = {name: str(fake_java(tmp_path / name)) for name, is_one in there.items() if is_one}
     monkeypatch.setattr(session, "_packaged", lambda: programs.get("package"))
     given = {"PATH": f"{tmp_path}/path/bin", "JAVA_HOME": f"{tmp_path}/home"}
-    assert java_home(tmp_path / "shim", given) == (chosen and str(tmp_path / chosen))
+    assert java_home(tmp_path / "shim", given) == str(tmp_path / chosen)
+    if chosen == "path":
+        del given["JAVA_HOME"]
+        assert not java_home(tmp_path / "shim", given), "Spark finds it"
 
 
 def test_without_any_java_the_error_says_what_to_install(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from taskq_plugins.fleet.places import (
     SegmentFile,
     SegmentPlace,
     facts_of,
+    fail,
 )
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ SEGMENTS_MAX: Final = 2_000_000
 _epochs: Final[Memory[tuple[str, int, int], int]] = Memory()
 
 
-def segments(log: LogPlace, *, on_problem: OnSegment | None = None) -> list[SegmentPlace]:
+def segments(log: LogPlace, *, on_problem: OnSegment = fail) -> list[SegmentPlace]:
     """Return the log's segments, oldest first; none when the log has none yet or is gone.
 
     Of a hub's copy also those from before each gap, which it set aside.
@@ -215,8 +216,7 @@ def segments(log: LogPlace, *, on_problem: OnSegment | None = None) -> list[Segm
 
     Args:
         log: whose.
-        on_problem: hears of a segment that cannot be used, and of its first lsn; without it the
-            problem is raised.
+        on_problem: hears of a segment that cannot be used, and of its first lsn; by default raises.
 
     Raises:
         SegmentUnreadable: a file cannot be opened.
@@ -230,8 +230,6 @@ def segments(log: LogPlace, *, on_problem: OnSegment | None = None) -> list[Segm
         except FileNotFoundError:
             continue  # compaction took it meanwhile
         except LogError as error:
-            if on_problem is None:
-                raise
             on_problem(error, lsn)
             continue
         if place is not None:
@@ -351,7 +349,7 @@ def segment_rows(
     places: Iterable[SegmentPlace],
     end: DurableEnd,
     *,
-    on_problem: OnSegment | None = None,
+    on_problem: OnSegment = fail,
 ) -> Iterator[SegmentRow]:
     """Yield a row for each segment of a log that ends there.
 
@@ -365,8 +363,6 @@ def segment_rows(
         except FileNotFoundError:
             continue
         except LogError as error:
-            if on_problem is None:
-                raise
             on_problem(error, place.first_lsn)
             before = None
             continue

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self, TypeAlias, TypeVar
 from uuid import UUID
 
 from taskq.arrow.problems import SegmentUnreadable, shown
@@ -38,21 +38,14 @@ V = TypeVar("V")
 ENTRIES_MAX: Final = 200_000
 
 
-class Memory(Generic[K, V]):
+class Memory(OrderedDict[K, V]):
     """Map keys to values, and forget what was put in longest ago."""
 
-    def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
-        self._entries: OrderedDict[K, V] = OrderedDict()
-        self._entries_max = entries_max
-
-    def get(self, key: K) -> V | None:
-        return self._entries.get(key)
-
     def __setitem__(self, key: K, value: V) -> None:
-        self._entries[key] = value
-        self._entries.move_to_end(key)
-        if len(self._entries) > self._entries_max:
-            self._entries.popitem(last=False)
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > ENTRIES_MAX:
+            self.popitem(last=False)
 
 
 _log: Final = logging.getLogger("taskq")
@@ -82,6 +75,11 @@ class LogTwice(FleetError):
 #: Hears of a log or segment that cannot be used, and of which device or first lsn it is.
 OnLog: TypeAlias = Callable[[LogError, str], None]
 OnSegment: TypeAlias = Callable[[LogError, int], None]
+
+
+def fail(error: LogError, _about: object) -> NoReturn:
+    """Raise a problem in place of leaving its log or segment out."""
+    raise error
 
 
 def log_problem(error: LogError, about: object = None) -> None:
@@ -229,7 +227,7 @@ def find_logs(
     root: Path,
     devices: frozenset[str] | None = None,
     *,
-    on_problem: OnLog | None = None,
+    on_problem: OnLog = fail,
 ) -> list[LogPlace]:
     """Return the logs in a directory, by device and age.
 
@@ -242,8 +240,7 @@ def find_logs(
     Args:
         root: where to look.
         devices: names of devices, or log ids; None for all.
-        on_problem: hears of a log that cannot be used, and of its device; without it the problem is
-            raised.
+        on_problem: hears of a log that cannot be used, and of its device; by default raises.
 
     Raises:
         FleetError: there is no such directory, or it cannot be read or holds too many logs.
@@ -262,8 +259,6 @@ def find_logs(
             place = _look(disk, device, path, facts)
         except LogError as error:
             if devices is None or device in devices:
-                if on_problem is None:
-                    raise
                 on_problem(error, device)
             continue
         if place is None or not (devices is None or _names(place) & devices):
@@ -282,7 +277,7 @@ def _names(log: LogPlace) -> set[str]:
     return {log.device, log.log_id, *(str(parent.log_id) for parent in log.identity.parents)}
 
 
-def _longest(copies: list[LogPlace], on_problem: OnLog | None) -> LogPlace | None:
+def _longest(copies: list[LogPlace], on_problem: OnLog) -> LogPlace | None:
     first = copies[0]
     if len(copies) == 1:
         return first
@@ -298,8 +293,6 @@ def _longest(copies: list[LogPlace], on_problem: OnLog | None) -> LogPlace | Non
         if not odd:
             return longest._replace(copies=tuple(copy.path for copy in others))
         problem = LogTwice(first.log_id, odd[0].path, longest.path)
-    if on_problem is None:
-        raise problem
     on_problem(problem, first.device)
     return None
 
@@ -356,11 +349,11 @@ def _differ(lsn: int, size: int, short: LogPlace, long: LogPlace) -> bool:
     return False
 
 
-def _candidates(top: str, on_problem: OnLog | None) -> Iterator[tuple[str, str, FileFacts]]:
+def _candidates(top: str, on_problem: OnLog) -> Iterator[tuple[str, str, FileFacts]]:
     if facts := _facts_of_log(top):
         yield shown(Path(top).name) or top, top, facts
         return
-    for name in _directories(top, None):
+    for name in _directories(top, fail):
         path = f"{top.rstrip('/')}/{name}"
         device = shown(name)
         if facts := _facts_of_log(path):
@@ -401,7 +394,7 @@ def facts_of(path: str) -> FileFacts | None:
     return FileFacts(at.st_mode, at.st_ino, at.st_size, at.st_ctime_ns)
 
 
-def _directories(path: str, on_problem: OnLog | None) -> list[str]:
+def _directories(path: str, on_problem: OnLog) -> list[str]:
     names: list[str] = []
     try:
         with os.scandir(path) as entries:
@@ -415,10 +408,7 @@ def _directories(path: str, on_problem: OnLog | None) -> list[str]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        problem = _refused(error)
-        if on_problem is None:
-            raise problem from error
-        on_problem(problem, shown(Path(path).name))
+        on_problem(_refused(error), shown(Path(path).name))
     return sorted(names)
 
 

@@ -272,9 +272,11 @@ class Outbox(TaskQ):
         for job in jobs:
             record = await port.look(partial(LogView.brought, job=job))
             begins = await off_loop(outbox.begins, other.hub, other.device)
-            item = outbox.item_of(self.connection.tag.id(job), record, begins)
-            await other.connection.send_many([item])  # once: its key is its id
-            await off_loop(outbox.note_moved, self.path, other.device)
+            moved = outbox.hub_job(self.connection.tag.id(job), record, time.time_ns())
+            if moved is not None:
+                moved = replace(moved, headers=moved.headers | {outbox.FROM: begins})
+                await other.connection.send_many([outbox.item_of(moved)])
+                await off_loop(outbox.note_moved, self.path, other.device)
             await port.cancel(job)
         await off_loop(outbox.ring, self.hub)
         return len(jobs)

@@ -104,12 +104,8 @@ def retire(directory: Path, device: str, other: str | None) -> None:
 @hub.command()
 @click.argument("directory", metavar="HUB", type=_FOLDER)
 @click.option(
-    "--bind", metavar="HOST[:PORT]", default="127.0.0.1", show_default=True,
+    "--bind", metavar="HOST[:PORT]", default=f"127.0.0.1:{_PORT_DEFAULT}", show_default=True,
     help="Listen there. Tokens go in clear text without a certificate, or a proxy with TLS.",
-)  # fmt: skip
-@click.option(
-    "--port", type=click.IntRange(0, _PORTS - 1), default=_PORT_DEFAULT, show_default=True,
-    help="The port, unless --bind names it.",
 )  # fmt: skip
 @click.option(
     "--keep", metavar="SPAN", default=_KEEP_DEFAULT, show_default=True,
@@ -119,7 +115,7 @@ def retire(directory: Path, device: str, other: str | None) -> None:
 @click.option("--keyfile", metavar="FILE", help="Its key, unless that is in the same file.")
 @click.option("--metrics-port", type=click.IntRange(0, _PORTS - 1), help="For Prometheus.")
 def serve(
-    directory: Path, bind: str, port: int, keep: str, metrics_port: int | None, **tls: str | None
+    directory: Path, bind: str, keep: str, metrics_port: int | None, **tls: str | None
 ) -> None:
     """Answer the devices that were enrolled, until stopped; an empty directory becomes a hub.
 
@@ -133,7 +129,7 @@ def serve(
     place = re.fullmatch(r"(\[[^]]+\]|[^:\s]+)(?::([0-9]{1,5}))?", bind)
     if place is None or int(place[2] or 0) >= _PORTS:
         raise WrongUsage(f"--bind {bind!r} is no place to listen: write 127.0.0.1:{_PORT_DEFAULT}")
-    host, port = place[1], int(place[2] or port)
+    host, port = place[1], int(place[2] or _PORT_DEFAULT)
     module.keep_memory()
     with _alone(directory):
         Registry(directory).open()

@@ -118,20 +118,14 @@ def begins(hub: str | Path, device: str, disk: Disk | None = None) -> str:
     return " ".join(f"{log_id.hex}:{lsns[-1]}" for log_id, lsns in ends if lsns)
 
 
-def item_of(job_id: str, record: Record, begins: str) -> Item:
-    """Return an outbox's job for the outbox of another device, where it keeps its id."""
-    extras = record.extras or Extras()
-    flags = record.body_flags | (0 if record.stores_result else Flag.DROP_RESULT)
-    spec = EnqueueSpec(
-        record.queue, record.task, record.priority or 0, record.attempts_max, int(flags)
-    )
-    headers = {JOB: job_id} | extras.headers | {FROM: begins}
-    due_ns, is_wall = record.due_ns, True
-    more = Extras(
-        due_ns=due_ns, due_is_wall=is_wall, expires_ns=record.expires_ns, expires_is_wall=True,
-        key=f"hub:{headers[JOB]}".encode(), headers=headers,
+def item_of(job: HubJob) -> Item:
+    """Return a job on its way down as its receiver enqueues it: once, since its key is its id."""
+    spec = EnqueueSpec(job.queue, job.task, job.priority, job.attempts, job.flags)
+    extras = Extras(
+        due_ns=job.due_ns, due_is_wall=job.due_is_wall, expires_ns=job.expires_ns,
+        key=_key(job.id), headers=job.headers,
     )  # fmt: skip
-    return spec, record.body or b"", more
+    return spec, job.payload, extras
 
 
 def note_moved(path: Path, device: str) -> None:
@@ -395,7 +389,7 @@ def given(
     def made(job: int) -> HubJob | None:
         birth = new.jobs[job]
         if job not in new.ended:
-            return _made(tag.id(job), birth, now_ns)
+            return hub_job(tag.id(job), birth, now_ns)
         view = end(tag, job, _name(birth))
         return None if view is None else _ended(job, _name(birth) or tag.id(job), view)
 
@@ -451,7 +445,7 @@ def _ended(number: int, name: str, its: JobView) -> HubJob:
     return HubJob(number, name, ENDED, "", 0, 1, int(flags), headers, 0, False, 1, body)
 
 
-def _made(job_id: str, record: Record, now_ns: int) -> HubJob | None:
+def hub_job(job_id: str, record: Record, now_ns: int) -> HubJob | None:
     """Return a job on its way down; None if it is too late for it."""
     extras, carried = record.extras, record.carried
     assert extras is not None
@@ -720,12 +714,7 @@ class DeviceOutbox:
             why = f"no task {job.task!r} is known there"
         try:
             if not why:
-                spec = EnqueueSpec(job.queue, job.task, job.priority, job.attempts, job.flags)
-                extras = Extras(
-                    due_ns=job.due_ns, due_is_wall=job.due_is_wall, expires_ns=job.expires_ns,
-                    key=_key(job.id), headers=job.headers,
-                )  # fmt: skip
-                return (spec, job.payload, extras), False
+                return item_of(job), False
         except (TaskqError, TypeError, ValueError, OverflowError) as error:
             why = f"it cannot be read there: {error}"
         headers = {JOB: job.id, REFUSED: why[:_WORDS_MAX]}

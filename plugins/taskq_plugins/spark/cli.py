@@ -31,16 +31,9 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 }
 
 
-class LakePlace(click.ParamType["Path | str"]):
-    """A lake's directory, or its address in object storage."""
-
-    name = "path"
-
-    def convert(
-        self, value: Path | str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Path | str:
-        del param, ctx
-        return value if "://" in str(value) else Path(value)
+def lake_place(value: str) -> Path | str:
+    """Return a lake's directory, or its address in object storage."""
+    return value if "://" in value else Path(value)
 
 
 class PipelineCommands(LazyGroup):
@@ -98,7 +91,8 @@ def lake_option(command: Callable[..., None]) -> Callable[..., None]:
         envvar="TASKQ_LAKE",
         show_envvar=True,
         required=True,
-        type=LakePlace(),
+        type=lake_place,
+        metavar="PATH",
         help="The directory of the tables, or their address: s3://bucket/lake.",
     )(command)
 

@@ -241,8 +241,9 @@ def _has_ended(context: SparkContext, seconds: float) -> bool:
 
 
 def _variables(master: str, folder: Path) -> dict[str, str]:
-    changes = {"JAVA_HOME": java_home(folder / "java", os.environ)}
-    changes["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    changes = {"PYSPARK_DRIVER_PYTHON": sys.executable}
+    if home := java_home(folder / "java", os.environ):
+        changes["JAVA_HOME"] = home
     if _is_local(master):
         changes["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
         changes["SPARK_LOCAL_IP"] = LOOPBACK
@@ -293,7 +294,7 @@ _KNOWN: Final = {
 
 
 def java_home(folder: Path, environment: Mapping[str, str]) -> str:
-    """Return the JAVA_HOME for Spark; "" for the Java in PATH.
+    """Return the JAVA_HOME for Spark; "" if none is needed for the Java in PATH.
 
     The user's own comes first, then the one that was installed for Spark.
     """
@@ -302,8 +303,8 @@ def java_home(folder: Path, environment: Mapping[str, str]) -> str:
         return home
     if (packaged := _packaged()) is not None:
         return str(write_shim(packaged, folder))
-    if shutil.which("java", path=environment.get("PATH", os.defpath)):
-        return ""
+    if found := shutil.which("java", path=environment.get("PATH", os.defpath)):
+        return str(Path(found).resolve().parents[1]) if home else ""
     raise JavaMissing(f"there is no Java in JAVA_HOME or PATH: {_JAVA_WANTED}")
 
 

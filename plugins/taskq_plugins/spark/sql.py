@@ -27,7 +27,7 @@ from taskq.cli import (
 )
 from taskq.extras import import_arrow, missing
 from taskq.text import flat, printable
-from taskq_plugins.spark.cli import LakePlace
+from taskq_plugins.spark.cli import lake_place
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,7 +39,13 @@ _PROBLEMS_SHOWN_MAX: Final = 20
 @click.command()
 @click.argument("query")
 @data_dir_option
-@click.option("--lake", "lake_path", type=LakePlace(), help="Ask the pipeline's tables instead.")
+@click.option(
+    "--lake",
+    "lake_path",
+    type=lake_place,
+    metavar="PATH",
+    help="Ask the pipeline's tables instead.",
+)
 @json_option
 @click.pass_context
 def sql(

@@ -6,6 +6,7 @@ position, which says why (``held``); the others go on.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,9 +17,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from taskq.arrow import DETAILS, Break, Corrupt, Piece, SegmentDamaged, SegmentMissing, decode
+from taskq.arrow import (
+    BREAK,
+    DETAILS,
+    Break,
+    Corrupt,
+    Piece,
+    SegmentDamaged,
+    SegmentMissing,
+    decode,
+)
 from taskq.arrow.problems import shown
-from taskq.arrow.schema import DAMAGED
 from taskq.engine import Kind, kinds, segment_name
 from taskq.errors import LogError
 from taskq_plugins.fleet.inventory import edges, follows
@@ -404,12 +413,13 @@ def _readable(stretch: Stretch) -> tuple[Stretch | None, str]:
 
 
 def _damage_in(stretch: Stretch) -> Iterator[str]:
-    columns = pa.schema([DETAILS.field(name) for name in ("kind", "lsn", "problem")])
+    columns = pa.schema([DETAILS.field(name) for name in ("kind", "value")])
     piece = stretch.piece(stretch.start, stretch.end)
     try:
-        for rows in decode(piece, columns, corrupt=Corrupt.QUARANTINE):
-            for row in rows.filter(pc.field("kind") == DAMAGED).to_pylist():
-                yield f"{shown(piece.path)}: {row['problem']}, from lsn {row['lsn']} on"
+        for rows in decode(piece, columns, corrupt=Corrupt.BREAK):
+            for row in rows.filter(pc.field("kind") == BREAK).to_pylist():
+                gone = Break(**json.loads(row["value"]))
+                yield f"{shown(piece.path)}: {gone.cause}, from lsn {gone.lsn} on"
     except LogError as error:
         yield str(error)
 

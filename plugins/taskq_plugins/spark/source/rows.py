@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -11,14 +10,13 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from taskq.arrow import (
-    BREAK,
-    DETAILS,
     ROWS_MAX,
     UNLIMITED,
     Break,
     Corrupt,
     Piece,
     SegmentMissing,
+    break_row,
     decode,
     decode_together,
     is_small,
@@ -72,7 +70,7 @@ def _rows_of(pieces: Sequence[Piece], reading: RowReader) -> Iterator[pa.RecordB
             return
     for piece in pieces:
         if piece.behind is not None:
-            yield _break_row(piece, reading.schema, piece.behind)
+            yield break_row(piece, reading.schema, piece.behind)
         if piece.start < piece.end:
             yield from _decoded(piece, reading)
 
@@ -80,56 +78,25 @@ def _rows_of(pieces: Sequence[Piece], reading: RowReader) -> Iterator[pa.RecordB
 def _decoded(piece: Piece, reading: RowReader) -> Iterator[pa.RecordBatch]:
     schema = reading.schema
     try:
-        if reading.skips_damage:
-            yield from _past_damage(piece, reading)
-        else:
-            yield from _batches(piece, schema, reading, Corrupt.FAIL)
+        yield from decode(
+            piece,
+            schema,
+            corrupt=Corrupt.BREAK if reading.skips_damage else Corrupt.FAIL,
+            payload=reading.payload,
+            body_bytes_max=reading.body_bytes_max,
+        )
     except SegmentMissing:
         where = f"{shown(piece.path)}, bytes {piece.start} to {piece.end}"
         loss = DataLoss(piece.device, where, piece.segment, "without it")
         if reading.fails_on_loss:
             raise loss from None
         _log.warning("failOnDataLoss=false: %s", loss)
-        yield _break_row(piece, schema, Break("gap", piece.segment, cause=str(loss)))
+        yield break_row(piece, schema, Break("gap", piece.segment, cause=str(loss)))
     except (SegmentUnreadable, FormatError) as error:
         if not reading.skips_damage:
             raise Unreadable(error) from error
         _log.warning("corruptMode=skip, left out: %s", error)
-        yield _break_row(piece, schema, Break(DAMAGED, piece.segment, cause=str(error)))
-
-
-def _batches(
-    piece: Piece, schema: pa.Schema, reading: RowReader, corrupt: Corrupt
-) -> Iterator[pa.RecordBatch]:
-    return decode(
-        piece,
-        schema,
-        corrupt=corrupt,
-        payload=reading.payload,
-        body_bytes_max=reading.body_bytes_max,
-    )
-
-
-def _past_damage(piece: Piece, reading: RowReader) -> Iterator[pa.RecordBatch]:
-    """Yield the records that are certain, and a break in place of the others."""
-    schema = reading.schema
-    missing = [name for name in ("kind", "lsn", "problem") if name not in schema.names]
-    more = pa.schema([*schema, *map(DETAILS.field, missing)])
-    for batch in _batches(piece, more, reading, Corrupt.QUARANTINE):
-        # Damage comes as a row of its own.
-        if batch.num_rows == 1 and batch.column("kind")[0].as_py() == DAMAGED:
-            row = batch.select(["lsn", "problem"]).to_pylist()[0]
-            yield _break_row(piece, schema, Break(DAMAGED, row["lsn"], cause=row["problem"]))
-        else:
-            yield batch.select(schema.names)
-
-
-def _break_row(piece: Piece, schema: pa.Schema, gone: Break) -> pa.RecordBatch:
-    known = {name: value for name, value in gone._asdict().items() if value is not None}
-    row = piece._asdict() | {"offset": piece.start, "kind": BREAK, "lsn": gone.lsn}
-    row["value"] = json.dumps(known)
-    columns = [pa.array([row.get(field.name)]).cast(field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+        yield break_row(piece, schema, Break(DAMAGED, piece.segment, cause=str(error)))
 
 
 def _joined(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
