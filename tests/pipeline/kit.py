@@ -20,7 +20,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
 from pyspark_taskq import DefaultSource
 from taskq import Put, TaskLog, TaskQ, durable
-from taskq.arrow import DETAILS, SCHEMA, Corrupt, Piece, as_bytes, decode
+from taskq.arrow import DETAILS, SCHEMA, Corrupt, as_bytes, decode
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
 from taskq.log.config import LogConfig
@@ -28,8 +28,6 @@ from taskq.log.read.jobs import JobFilter, each_job, entries
 from taskq.log.read.reader import open_journal
 from taskq.log.requests import EnqueueSpec
 from taskq.log.segments.bodystore import BodyStore
-from taskq_plugins.fleet.inventory import durable_end, segments
-from taskq_plugins.fleet.places import find_logs
 from taskq_plugins.spark.lake.store import (
     BATCH,
     FOLDED,
@@ -114,10 +112,10 @@ def fill(path: Path, rows: Iterable[dict[str, Any]]) -> Lake:
     return lake
 
 
-def fold_rows(lake: Lake, records: pa.Table) -> None:
-    """Add records as a batch, and fold it without Spark."""
-    add_records(lake, records)
-    fold_here(lake)
+def run_here(journals: Path, lake: Path | str, **options: Any) -> Summary:
+    """Run the pipeline without Spark."""
+    with no_spark():
+        return run(None, journals, lake, **options)
 
 
 def run(spark: SparkSession | None, journals: Path, lake: Path | str, **options: Any) -> Summary:
@@ -289,46 +287,28 @@ HOUR: Final = 3_600 * SECOND
 NOON: Final = 1_714_564_800 * SECOND
 
 
-def job(number: int, /, **shown: Any) -> dict[str, Any]:
-    """Return a row of ``jobs``: a job of device "d1" that was enqueued at noon and is ready."""
+def _shown(number: int, shown: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of a job of this number: of device "d1", unless something else is shown."""
     device = shown.get("device", "d1")
     log_id = shown.get("log_id", f"log-{device}")
-    plain = {
-        "device": device,
-        "log_id": log_id,
-        "job_id": f"{log_id}-{number}",
-        "job": number,
-        "queue": "default",
-        "task": "app.send",
-        "priority": 5,
-        "state": "ready",
-        "attempt": 0,
-        "enqueued_ns": NOON,
-        "enqueued_in": log_id,
-        "settled_in": log_id,
-        "is_over": shown.get("state") in {"succeeded", "cancelled", "expired"},
-        "attempts": [],
-    }
-    return plain | shown
+    names = {"job_id": f"{log_id}-{number}", "job": number, "queue": "default", "task": "app.send"}
+    return {"device": device, "log_id": log_id} | names | plain | shown
+
+
+def job(number: int, /, **shown: Any) -> dict[str, Any]:
+    """Return a row of ``jobs``: a job that was enqueued at noon and is ready."""
+    log_id = shown.get("log_id", f"log-{shown.get('device', 'd1')}")
+    is_over = shown.get("state") in {"succeeded", "cancelled", "expired"}
+    plain = {"priority": 5, "state": "ready", "attempt": 0, "enqueued_ns": NOON,
+             "enqueued_in": log_id, "settled_in": log_id, "is_over": is_over,
+             "attempts": []}  # fmt: skip
+    return _shown(number, shown, plain)
 
 
 def attempt(number: int, /, **shown: Any) -> dict[str, Any]:
     """Return a row of ``attempts``: of the job of this number, succeeded a second after noon."""
-    device = shown.get("device", "d1")
-    log_id = shown.get("log_id", f"log-{device}")
-    plain = {
-        "device": device,
-        "log_id": log_id,
-        "job_id": f"{log_id}-{number}",
-        "job": number,
-        "queue": "default",
-        "task": "app.send",
-        "number": 1,
-        "owner": f"{1:016x}",
-        "ended_ns": NOON + SECOND,
-        "outcome": "succeeded",
-    }
-    return plain | shown | {"owner": f"{shown.get('owner', 1):016x}"}
+    plain = {"number": 1, "ended_ns": NOON + SECOND, "outcome": "succeeded"}
+    return _shown(number, shown | {"owner": f"{shown.get('owner', 1):016x}"}, plain)
 
 
 def tried(outcome: str, owner: int, reason: str | None = None, **shown: Any) -> dict[str, Any]:
@@ -353,34 +333,6 @@ def tables(spark: SparkSession, **rows: Iterable[dict[str, Any]]) -> dict[str, D
 SEGMENT_BYTES = 64 * 1024
 #: Sources of the tables.
 COLUMNS = as_bytes(DETAILS)
-
-
-def records_of(root: Path, after: dict[str, int] | None = None) -> pa.Table:
-    batches: list[pa.RecordBatch] = []
-    for log in find_logs(root):
-        places = segments(log)
-        mark = durable_end(log, places).mark
-        for place in places:
-            end = mark.offset if place.first_lsn == mark.segment else place.size_bytes
-            piece = Piece(place.path, log.device, log.log_id, log.tag, place.first_lsn, 0, end)
-            batches.extend(decode(piece, COLUMNS, corrupt=Corrupt.FAIL))
-    table = pa.Table.from_batches(batches, COLUMNS)
-    for log_id, lsn in (after or {}).items():
-        is_old = pa.compute.and_(
-            pa.compute.equal(table["log_id"], log_id), pa.compute.less_equal(table["lsn"], lsn)
-        )
-        table = table.filter(pa.compute.invert(is_old))
-    return table
-
-
-def last_lsns(table: pa.Table) -> dict[str, int]:
-    result = table.group_by("log_id").aggregate([("lsn", "max")])
-    return dict(zip(result["log_id"].to_pylist(), result["lsn_max"].to_pylist(), strict=True))
-
-
-def cut(table: pa.Table, count: int) -> list[pa.Table]:
-    size = -(-table.num_rows // count)
-    return [table.slice(at, size) for at in range(0, table.num_rows, size)]
 
 
 async def live(path: Path, seed: int, turns: int, *, keep: str | None = None) -> None:
@@ -769,9 +721,8 @@ class Follower:
         self.problems: dict[str, str] = {}
 
     def step(self, max_bytes: int = planning.UNLIMITED) -> Plan:
-        sight = look(self.path)
-        self.parents |= {log_id: log.parents for log_id, log in sight.logs.items() if log.parents}
-        planned = planning.plan(self.options, self.at, max_bytes, sight)
+        planned = planning.plan(self.options, self.at, max_bytes)
+        self.parents |= {log_id: parents for log_id, parents in planned.parents.items() if parents}
         read = {piece.log_id for part in planned.pieces for piece in part}
         moved = {
             log_id for log_id, end in planned.ends.items()

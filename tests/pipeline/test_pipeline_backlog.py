@@ -332,7 +332,8 @@ def worker_of(fake: FakeApp, here: Here, **changes: Any) -> SparkWorker:
         "drain_timeout": 10.0,
         "on_event": None,
     }
-    return SparkWorker(fake, here, WorkerOrder(**(given | changes)), "here")
+    executors: Any = here
+    return SparkWorker(fake, executors, WorkerOrder(**(given | changes)), "here")
 
 
 def by_kind(settled: list[Settlement]) -> dict[Kind, int]:

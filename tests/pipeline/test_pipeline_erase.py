@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from tests.cli.helpers import taskq, taskq_json
 from tests.effort import grows, some
 from tests.fleet.made_logs import MadeLog, claimed, succeeded
 from tests.pipeline import kit
-from tests.pipeline.kit import cut, do_steps, fold_rows, last_lsns, live, records_of
+from tests.pipeline.kit import Follower, do_steps, live, run_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,14 +71,9 @@ def files_with(lake: Lake, text: str) -> list[str]:
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
-    made = Lake.open(tmp_path / "lake", create=True)
-    ids = asyncio.run(worked(tmp_path / "hub" / "edge-1"))
-    rows = records_of(tmp_path / "hub")
-    half = len(rows) // 2
-    fold_rows(made, rows.slice(0, half))
-    fold_rows(made, rows.slice(half))
-    (tmp_path / "ids.json").write_text(json.dumps(ids))
-    return made
+    asyncio.run(worked(tmp_path / "hub" / "edge-1"))
+    run_here(tmp_path / "hub", tmp_path / "lake", max_bytes=1_500)
+    return Lake.open(tmp_path / "lake")
 
 
 def erase(lake: Lake, *words: object) -> Any:
@@ -147,9 +143,8 @@ def test_what_was_erased_is_in_no_byte_of_lake_or_logs_whatever_comes(
 def test_an_erasure_that_is_cut_short_anywhere_is_whole_when_run_again(
     lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = last_lsns(records_of(tmp_path / "hub"))
     asyncio.run(worked(tmp_path / "hub" / "edge-2"))
-    fold_rows(lake, records_of(tmp_path / "hub", before))
+    run_here(tmp_path / "hub", lake.path)
     kit.put(lake, "duplicates", pa.table({"queue": ["q"], "key": [f"{CARD}-1".encode()]}))
     kind = {"pattern": [FailureKind.pattern_of(f"ValueError: {CARD} declined")]}
     kit.put(lake, "failures", pa.table(kind | {"example_reason": [CARD]}))
@@ -185,21 +180,21 @@ def test_nor_do_derived_tables(tmp_path: Path, spark: SparkSession) -> None:
 
 
 def erased_at_each_moment(tmp_path: Path, refresh: Callable[[LakeWriter], None]) -> None:
-    asyncio.run(do_steps(tmp_path / "hub" / "orders", 4))
-    asyncio.run(live(tmp_path / "hub" / "edge-1", 7, 20))
-    plain = records_of(tmp_path / "hub")
-    asyncio.run(live(tmp_path / "hub" / "edge-1", 8, 20, keep="0s"))
-    again = records_of(tmp_path / "hub", last_lsns(plain))
-    assert again["history"].null_count < len(again)
-    ids = sorted(set(plain["job_id"].drop_null().to_pylist()))[::2]
-    batches = [*cut(plain, 2), again, again.slice(0, 0)]
-    for moment in range(len(batches)):
+    early, late = tmp_path / "early" / "hub", tmp_path / "late" / "hub"
+    asyncio.run(do_steps(early / "orders", 4))
+    asyncio.run(live(early / "edge-1", 7, 20))
+    shutil.copytree(early, late)
+    asyncio.run(live(late / "edge-1", 8, 20, keep="0s"))
+    history = Follower(late).drain().records["history"]
+    assert history.null_count < len(history)
+    ids = sorted(set(Follower(early).drain().records["job_id"].drop_null().to_pylist()))[::2]
+    for moment in range(3):
         lake = Lake.open(tmp_path / str(moment), create=True)
-        for number, batch in enumerate(batches):
+        for number, hub in enumerate((early, late, late)):
             if number == moment:
                 with lake.writer() as writer:
                     erase_jobs(writer, ids)
-            fold_rows(lake, batch)
+            run_here(hub, lake.path, max_bytes=20_000)
             with lake.writer() as writer:
                 refresh(writer)
         names = [name for name in lake.tables() if name != "erased"]
@@ -249,15 +244,13 @@ def test_old_days_go_when_nothing_is_new(tmp_path: Path) -> None:
 
 
 def test_what_the_log_has_purged_is_erased_and_no_more(lake: Lake, tmp_path: Path) -> None:
-    before = last_lsns(records_of(tmp_path / "hub"))
-
     async def purge() -> None:
         async with TaskLog.open(tmp_path / "hub" / "edge-1", durability="os") as log:
             for item in await log.dead.list():
                 await log.dead.purge(item.job_id)
 
     asyncio.run(purge())
-    fold_rows(lake, records_of(tmp_path / "hub", before))
+    run_here(tmp_path / "hub", lake.path)
     records = lake.dataset("records").to_table().to_pylist()
     purged = {row["job_id"] for row in records if row["kind"] == "purged"}
     assert f"headers of {len(purged)} job" in erase(lake, "--purged").stdout

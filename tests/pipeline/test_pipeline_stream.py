@@ -7,7 +7,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
@@ -294,6 +294,23 @@ def test_a_segment_that_goes_before_it_was_read_is_data_loss(
     assert "device edge" in caplog.text
     made.enqueue(1)
     assert lsns(stream.step()) == [14]
+
+
+def test_a_segment_that_compaction_takes_just_after_a_look_is_no_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, really = MadeLog(tmp_path / "edge"), fleet_logs.look
+    made.enqueue(1)
+    made.rotate()
+    made.enqueue(2)
+
+    def look(*given: Any) -> fleet_logs.FleetSnapshot:
+        sight = really(*given)
+        made.frames[0].path.unlink(missing_ok=True)
+        return sight
+
+    monkeypatch.setattr(fleet_logs, "look", look)
+    assert lsns(Stream(tmp_path).step()) == [2, 3]
 
 
 def test_frames_that_a_recovery_moved_are_found_again(tmp_path: Path) -> None:

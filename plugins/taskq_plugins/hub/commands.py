@@ -138,13 +138,12 @@ def serve(
         # One process and one loop: each copy has one writer.
         server = module.Server(directory.absolute(), _seconds(keep))
         where = {"host": host.strip("[]"), "port": port}
-        site, figures = server.app, contextlib.nullcontext()
+        figures: Any = contextlib.nullcontext()
         if metrics_port is not None:
-            metrics = _package("metrics", "metrics")
-            site = metrics.Counting(site)
-            figures = metrics.told(Registry(directory), site, where["host"], metrics_port)
+            told = _package("metrics", "metrics").told
+            figures = told(Registry(directory), server.app, where["host"], metrics_port)
         with figures:
-            listener = module.Listener(server, (tls["certfile"], tls["keyfile"]), site, **where)
+            listener = module.Listener(server, (tls["certfile"], tls["keyfile"]), **where)
             listener.began = partial(render.echo, words, err=True)
             listener.run()
 

@@ -15,48 +15,19 @@ from taskq_plugins.scrapes import serve
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from taskq_plugins.hub.registry import Registry
+    from taskq_plugins.hub.server import Gate
 
-_REFUSED: Final = 400
 _HUB: Final = "taskq_hub_"
-
-
-class Counting:
-    """A site whose refusals are counted, and the bytes that came to it.
-
-    Attributes:
-        refused: by status.
-        received: bytes of bodies.
-    """
-
-    def __init__(self, site: ASGIApp) -> None:
-        self._site = site
-        self.refused: Counter[int] = Counter()
-        self.received = 0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def received() -> Message:
-            message = await receive()
-            self.received += len(message.get("body", b""))
-            return message
-
-        async def sent(message: Message) -> None:
-            status = message.get("status", 0)
-            if status >= _REFUSED:
-                self.refused[status] += 1
-            await send(message)
-
-        await self._site(scope, received, sent)
 
 
 class HubMetrics:
     """How a hub and its devices stand, at each scrape."""
 
-    def __init__(self, registry: Registry, counting: Counting) -> None:
+    def __init__(self, registry: Registry, gate: Gate) -> None:
         self._registry = registry
-        self._counting = counting
+        self._gate = gate
 
     def collect(self) -> Iterator[Metric]:
         known = list(self._registry.all_standing().values())
@@ -69,9 +40,9 @@ class HubMetrics:
         text = "Records that active devices have and the hub lacks"
         value = sum(each["behind"] for each in active)
         yield GaugeMetricFamily(f"{_HUB}behind_records", text, value=value)
-        text, refused = "Requests that were refused, by status", self._counting.refused
+        text, refused = "Requests that were refused, by status", self._gate.refused
         yield _each(CounterMetricFamily, "refusals", text, "status", refused)
-        text, received = "Bytes of bodies that came", self._counting.received
+        text, received = "Bytes of bodies that came", self._gate.received
         yield CounterMetricFamily(f"{_HUB}received_bytes", text, value=received)
 
 
@@ -84,8 +55,8 @@ def _each(kind: Any, name: str, text: str, label: str, counts: Mapping[Any, int]
 
 
 @contextlib.contextmanager
-def told(registry: Registry, counting: Counting, host: str, port: int) -> Iterator[None]:
+def told(registry: Registry, gate: Gate, host: str, port: int) -> Iterator[None]:
     collectors = CollectorRegistry()
-    collectors.register(HubMetrics(registry, counting))
+    collectors.register(HubMetrics(registry, gate))
     with serve(collectors, host, port):
         yield

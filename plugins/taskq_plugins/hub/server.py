@@ -17,6 +17,7 @@ import threading
 import time
 import zlib
 from asyncio import get_running_loop, timeout
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
@@ -61,6 +62,7 @@ _SLOW_BYTES: Final = 1_024
 _REQUESTS_MAX: Final = 256
 _OF_DEVICE_MAX: Final = 4
 _DIGITS_MAX: Final = 20
+_REFUSAL: Final = 400
 _TOO_LARGE: Final = 413
 _RETRY_SECONDS: Final = 5
 _AGAIN: Final = frozenset({408, 429, 503, 507})
@@ -87,6 +89,10 @@ class Gate:
         app: gets whole bodies.
         device_of: returns whose token it is, or None.
         asking: device of each request that waits for news, which takes no slot.
+
+    Attributes:
+        refused: number of refusals by status.
+        received: bytes of bodies.
     """
 
     def __init__(
@@ -99,14 +105,20 @@ class Gate:
         self._waiting: dict[str, int] = {}
         self._tries: dict[str, int] = {}
         self._tries_began = 0.0
+        self.refused, self.received = Counter[int](), 0
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, tell: Send) -> None:
+        async def send(message: Message) -> None:
+            if message.get("status", 0) >= _REFUSAL:
+                self.refused[message["status"]] += 1
+            await tell(message)
+
         if scope["type"] != "http" or scope["path"] in _OPEN:
             await self._app(scope, receive, send)
             return
         try:
             async with self._admitted(Request(scope)):
-                await self._app(scope, await _bounded(Request(scope), receive), send)
+                await self._app(scope, await self._bounded(Request(scope), receive), send)
         except HTTPException as error:
             if error.status_code == _TOO_LARGE:
                 await _drained(receive)  # a proxy that cannot send all of it hears no answer
@@ -138,6 +150,24 @@ class Gate:
             if not self._waiting[device]:
                 del self._waiting[device]
 
+    async def _bounded(self, request: Request, receive: Receive) -> Receive:
+        if request.method in ("GET", "HEAD"):
+            return receive
+        default = models.PART_BYTES_MAX if request.method == "PATCH" else models.JSON_BYTES_MAX
+        most = _BODY_BYTES_MAX.get(request.url.path, default)
+        length = request.headers.get("content-length", "")
+        if not length.isdecimal() or len(length) > _DIGITS_MAX:
+            raise HTTPException(411, "a request says how long it is")
+        if int(length) > most:
+            raise HTTPException(_TOO_LARGE, f"this takes at most {most} bytes")
+        body = [await _read(receive, most)]
+        self.received += len(body[0])
+
+        async def received() -> Message:
+            return {"type": "http.request", "body": body.pop()} if body else await receive()
+
+        return received
+
     async def unknown(self, request: Request, title: str) -> HTTPException:
         """Return the refusal of a token or a code; after some of one address it comes late."""
         now, address = time.monotonic(), request.client.host if request.client else ""
@@ -158,24 +188,6 @@ def _require_version(request: Request) -> None:
         text = f"this hub speaks protocol {ours}, and the device {spoken[:40] or 'none'}"
         _log.warning("hub: %s was refused: %s", device, text)
         raise HTTPException(426, f"{text}: bring the older one up to date")
-
-
-async def _bounded(request: Request, receive: Receive) -> Receive:
-    if request.method in ("GET", "HEAD"):
-        return receive
-    default = models.PART_BYTES_MAX if request.method == "PATCH" else models.JSON_BYTES_MAX
-    most = _BODY_BYTES_MAX.get(request.url.path, default)
-    length = request.headers.get("content-length", "")
-    if not length.isdecimal() or len(length) > _DIGITS_MAX:
-        raise HTTPException(411, "a request says how long it is")
-    if int(length) > most:
-        raise HTTPException(_TOO_LARGE, f"this takes at most {most} bytes")
-    body = [await _read(receive, most)]
-
-    async def received() -> Message:
-        return {"type": "http.request", "body": body.pop()} if body else await receive()
-
-    return received
 
 
 async def _read(receive: Receive, most: int) -> bytes:
@@ -675,14 +687,13 @@ class Listener(uvicorn.Server):
         self,
         hub: Server,
         tls: tuple[str | None, str | None] = (None, None),
-        site: ASGIApp | None = None,
         **more: Any,
     ) -> None:
         self._hub = hub
         self.began: Callable[[], object] = bool
         super().__init__(
             config_of(
-                site or hub.app,
+                hub.app,
                 tls,
                 lines_max=_LINES_MAX,
                 http=Protocol,

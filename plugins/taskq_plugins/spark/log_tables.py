@@ -123,7 +123,7 @@ def _planned(data_dir: Path | None, problems: list[str]) -> tuple[Plan, Lineage]
         open_reader(data_dir).close()  # its refusal names logs nearby
     planned = plan.plan(options, {}, sight=sight)
     problems += dict.fromkeys([*planned.problems.values(), *planned.skipped])
-    return planned, {log_id: log.parents for log_id, log in sight.logs.items() if log.parents}
+    return planned, {log_id: parents for log_id, parents in planned.parents.items() if parents}
 
 
 def _tables_of(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.engine import Settlement, kinds
 from taskq.hooks import Inputs, encode_reason
@@ -181,17 +181,6 @@ CHUNKS_PER_CORE: Final = 2
 SUSPECTS_MAX: Final = 100_000
 
 
-class ChunkRunner(Protocol):
-    """Runs chunks; see ``Cluster``."""
-
-    @property
-    def cores(self) -> int: ...
-
-    async def run(self, chunk: JobChunk) -> ChunkReport: ...
-
-    def cancel(self) -> None: ...
-
-
 class _Unpaced(ClaimPace):
     """Never claims ahead: the crew asks for as many jobs as it can use."""
 
@@ -210,7 +199,7 @@ class SparkCrew:
         self,
         app: TaskQ,
         port: LoopPort,
-        executors: ChunkRunner,
+        executors: Cluster,
         order: WorkerOrder,
         *,
         queues: frozenset[str] | None,
@@ -465,7 +454,7 @@ class SparkWorker(Worker):
     #: executors are processes of their own, which open nothing for their jobs
     lends = False
 
-    def __init__(self, app: TaskQ, executors: ChunkRunner, order: WorkerOrder, where: str) -> None:
+    def __init__(self, app: TaskQ, executors: Cluster, order: WorkerOrder, where: str) -> None:
         super().__init__(
             app,
             concurrency=executors.cores,

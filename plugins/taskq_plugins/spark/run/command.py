@@ -21,7 +21,7 @@ from taskq.values import nanoseconds
 from taskq_plugins.spark.cli import lake_option
 from taskq_plugins.spark.errors import spelled
 from taskq_plugins.spark.lake.store import DATED, Lake, LakeWriter
-from taskq_plugins.spark.run.pipeline import RunListener, RunOptions, Summary, update
+from taskq_plugins.spark.run.pipeline import RunOptions, Summary, update
 from taskq_plugins.spark.session import spark_session
 from taskq_plugins.spark.source.options import size_of
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.run.batch import BatchResult
 
 
-class RunReport(RunListener):
+class RunReport:
     """A plain line on stderr for each step, and the summary on stdout.
 
     As JSON, an object a line for each step; the last one is the summary.
@@ -228,7 +228,7 @@ def _turn(
     session: SparkSession, writer: LakeWriter, options: RunOptions, report: RunReport
 ) -> Summary:
     with interruptible(session.sparkContext.cancelAllJobs) as asked:
-        summary = update(session, writer, options, report, asked.is_set)
+        summary = update(session, writer, options, report.on_batch, report.on_table, asked.is_set)
     for line in summary.skipped:
         render.echo(f"skipped: {spelled(line)}", err=True)
     report.done(summary, writer.lake)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import pyarrow as pa
@@ -50,6 +50,8 @@ PART_BYTES: Final = 4 * 1024 * 1024
 _VACUUM_SECONDS: Final = 600
 #: Segment rows of the logs as they were seen; most have not changed since.
 _segments_known: Final[WeakKeyDictionary[LogInventory, list[dict[str, Any]]]] = WeakKeyDictionary()
+#: Hears of each batch of a run.
+OnBatch: TypeAlias = Callable[[int, batches.BatchResult, float], None]
 #: How often a batch is planned anew because something went before it was read.
 _TRIES: Final = 5
 
@@ -101,19 +103,12 @@ class Summary(NamedTuple):
     skipped: tuple[str, ...]
 
 
-class RunListener:
-    """Hears how a run goes on; this one keeps silent."""
-
-    def on_batch(self, number: int, folded: batches.BatchResult, seconds: float) -> None: ...
-
-    def on_table(self, name: str) -> None: ...
-
-
 def update(
     spark: SparkSession,
     writer: LakeWriter,
     options: RunOptions,
-    listener: RunListener | None = None,
+    on_batch: OnBatch = lambda *_: None,
+    on_table: Callable[[str], None] = lambda _: None,
     asked: Callable[[], bool] = lambda: False,
 ) -> Summary:
     """Read what is new, fold it into the tables, and refresh the derived ones.
@@ -124,7 +119,8 @@ def update(
         spark: the session; none of its settings is changed.
         writer: of the lake.
         options: what is read, and how.
-        listener: hears of each batch and table.
+        on_batch: called with each batch's number, its result, and the seconds that it took.
+        on_table: called with the name of each derived table first.
         asked: whether to stop after this batch.
 
     Raises:
@@ -132,12 +128,11 @@ def update(
         PipelineFailed: Spark failed; what was committed before stands.
     """
     started, lake = time.monotonic(), writer.lake
-    listener = listener or RunListener()
     source = options.of_source()
     committed, finished = lake.reached()
     folded = []
     if committed > finished:
-        folded.append(_fold(spark, writer, listener))
+        folded.append(_fold(spark, writer, on_batch))
     seen = look(source.path, source.devices)
     outside = outside_of(seen)
     targets = {log_id: log.latest for log_id, log in seen.logs.items()}
@@ -149,12 +144,12 @@ def update(
         skipped |= dict.fromkeys(planned.skipped)
         if not planned.pieces or asked():
             break
-        folded.append(_fold(spark, writer, listener))
+        folded.append(_fold(spark, writer, on_batch))
         if not planned.left.logs:
             break
     refreshed: list[str] = []
     if lake.batch() >= 0 and not asked():
-        refreshed = _refresh(spark, writer, options, listener, outside)
+        refreshed = _refresh(spark, writer, options, on_table, outside)
         if folded or refreshed or time.monotonic() >= writer.vacuum_due:
             keep_in_order(writer, options)
     problems = set(planned.problems.values())
@@ -170,11 +165,11 @@ def update(
     )
 
 
-def _fold(spark: SparkSession, writer: LakeWriter, listener: RunListener) -> batches.BatchResult:
+def _fold(spark: SparkSession, writer: LakeWriter, on_batch: OnBatch) -> batches.BatchResult:
     began = time.monotonic()
     with spark_errors():
         folded = batches.fold_batch(spark, writer)
-    listener.on_batch(writer.lake.batch(), folded, time.monotonic() - began)
+    on_batch(writer.lake.batch(), folded, time.monotonic() - began)
     return folded
 
 
@@ -182,13 +177,13 @@ def _refresh(
     spark: SparkSession,
     writer: LakeWriter,
     options: RunOptions,
-    listener: RunListener,
+    on_table: Callable[[str], None],
     outside: Outside,
 ) -> list[str]:
     # The rollups' sources may be gone: older days stay unchanged.
     since = max(options.kept_from(JOBS), options.kept_from(ATTEMPTS))
     with spark_errors():
-        return refresh_tables(spark, writer, outside, listener.on_table, since)
+        return refresh_tables(spark, writer, outside, on_table, since)
 
 
 def _read(spark: SparkSession, writer: LakeWriter, options: RunOptions, seen: Any) -> Plan:
@@ -202,9 +197,8 @@ def _read(spark: SparkSession, writer: LakeWriter, options: RunOptions, seen: An
         if not planned.pieces:
             return planned
         parents = {row["log_id"]: row["parents"] for row in known}
-        looked = look(source.path, source.devices) if sight is None else sight
-        for log_id, log in looked.logs.items():
-            parents[log_id] = json.dumps(log.parents) if log.parents else None
+        for log_id, of_log in planned.parents.items():
+            parents[log_id] = json.dumps(of_log) if of_log else None
         ends = positions_to_json(planned.ends)
         rows = [
             {

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.source.options import ReadOptions
 
 Positions: TypeAlias = Mapping[str, Position]
-T = TypeVar("T")
 
 #: No limit.
 UNLIMITED: Final = 2**62
@@ -96,6 +95,7 @@ class Plan(NamedTuple):
         problems: why a log is not read further, by log id or device.
         skipped: what is passed over, in words.
         left: what remains after this.
+        parents: of each log (id, first lsn that it does not share), the oldest first.
     """
 
     pieces: list[list[Piece]]
@@ -103,6 +103,7 @@ class Plan(NamedTuple):
     problems: dict[str, str]
     skipped: list[str]
     left: UnreadRest
+    parents: Mapping[str, list[tuple[str, int]]] = MappingProxyType({})
 
 
 class UnreadRest(NamedTuple):
@@ -132,17 +133,23 @@ def plan(
     Raises:
         DataLoss, Unreadable: a log cannot be read, and ``options`` do not say to go on.
     """
-    return patiently(lambda: _plan(options, positions, max_bytes, sight, targets))
+    for turn in range(_TRIES):
+        if turn or sight is None:
+            sight = logs.look(options.path, options.devices)
+        try:
+            return _plan(options, positions, max_bytes, sight, targets)
+        except FileNotFoundError as error:  # compaction took a segment since the look
+            gone = str(error.filename)
+    raise DataLoss("", gone, 0, "without it")
 
 
 def _plan(
     options: ReadOptions,
     positions: Positions,
     max_bytes: int,
-    sight: FleetSnapshot | None,
+    sight: FleetSnapshot,
     targets: Mapping[str, Position] | None,
 ) -> Plan:
-    sight = sight or logs.look(options.path, options.devices)
     batch = _Batch(options, sight, positions, max_bytes)
     batch.targets = targets or {}
     batch.note_problems()
@@ -158,7 +165,9 @@ def _plan(
         waiting = [rest for rest in map(batch.rest_of, waiting) if rest is not None]
     chosen = sorted(batch.chosen, key=lambda stretch: (stretch.log.device, stretch.place.first_lsn))
     pieces = pack(chosen, options.target_partition_bytes)
-    return Plan(pieces, batch.ends, batch.problems, batch.skipped, left(sight, batch.ends))
+    parents = {log_id: log.parents for log_id, log in sight.logs.items()}
+    rest = left(sight, batch.ends)
+    return Plan(pieces, batch.ends, batch.problems, batch.skipped, rest, parents)
 
 
 def between(options: ReadOptions, begins: Positions, ends: Positions) -> list[list[Piece]]:
@@ -641,19 +650,6 @@ def check_found(options: ReadOptions, sight: FleetSnapshot) -> None:
             f"{options.path} holds no task log: give the option path the directory of one (it has "
             f"a file taskq.json), or one that holds such directories"
         )
-
-
-def patiently(make: Callable[[], T]) -> T:
-    """Call it again while compaction takes a segment meanwhile."""
-    for _ in range(_TRIES - 1):
-        try:
-            return make()
-        except FileNotFoundError:
-            continue
-    try:
-        return make()
-    except FileNotFoundError as error:
-        raise DataLoss("", str(error.filename), 0, "without it") from error
 
 
 def left(sight: FleetSnapshot, ends: Positions) -> UnreadRest:

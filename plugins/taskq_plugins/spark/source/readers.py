@@ -43,13 +43,8 @@ class Pieces(InputPartition):
         self.pieces = pieces
 
 
-def read_partition(partition: InputPartition, reading: RowReader) -> Iterator[pa.RecordBatch]:
-    pieces = partition.pieces if isinstance(partition, Pieces) else []
-    return read_pieces(pieces, reading)
-
-
-class BatchReader(DataSourceReader):
-    """Reads what stands in the logs now.
+class _Reader:
+    """What both readers are made of.
 
     Args:
         options: what to read.
@@ -60,37 +55,34 @@ class BatchReader(DataSourceReader):
         self._options = options
         self._reading = reading
 
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        pieces = partition.pieces if isinstance(partition, Pieces) else []
+        return read_pieces(pieces, self._reading)
+
+
+class BatchReader(_Reader, DataSourceReader):
+    """Reads what stands in the logs now."""
+
     def partitions(self) -> list[InputPartition]:
-        planned = plan.patiently(self._plan)
+        options = self._options
+        sight = logs.look(options.path, options.devices)
+        plan.check_found(options, sight)
+        planned = plan.plan(options, {}, sight=sight)
         for problem in planned.problems.values():
             _log.warning("left out: %s", problem)
         return [Pieces(part) for part in planned.pieces] or [Pieces([])]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_partition(partition, self._reading)
 
-    def _plan(self) -> Plan:
-        options = self._options
-        sight = logs.look(options.path, options.devices)
-        plan.check_found(options, sight)
-        return plan.plan(options, {}, sight=sight)
-
-
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads every record once, batch by batch.
 
     An offset is how far each log was read, by log id: a log that is not in it begins with the batch
     in which it is first seen. A device that was reinstalled or restored has another log, and that
     is a stream of its own.
-
-    Args:
-        options: what to read.
-        reading: how.
     """
 
     def __init__(self, options: ReadOptions, reading: RowReader) -> None:
-        self._options = options
-        self._reading = reading
+        super().__init__(options, reading)
         self._targets: dict[str, Position] | None = None
         self._planned: Plan | None = None
         self._count = 0
@@ -150,9 +142,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return what lies between two offsets; raises as ``plan.between``."""
         parts = plan.between(self._options, positions_from_json(start), positions_from_json(end))
         return [Pieces(part) for part in parts]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_partition(partition, self._reading)
 
 
 def spark_schema(*, details: bool) -> StructType:
