@@ -180,10 +180,10 @@ def test_nor_do_derived_tables(tmp_path: Path, spark: SparkSession) -> None:
 
 
 def erased_at_each_moment(tmp_path: Path, refresh: Callable[[LakeWriter], None]) -> None:
-    early, late = tmp_path / "early" / "hub", tmp_path / "late" / "hub"
-    asyncio.run(do_steps(early / "orders", 4))
-    asyncio.run(live(early / "edge-1", 7, 20))
-    shutil.copytree(early, late)
+    early, late = tmp_path / "early", tmp_path / "hub"
+    asyncio.run(do_steps(late / "orders", 4))
+    asyncio.run(live(late / "edge-1", 7, 20))
+    shutil.copytree(late, early)
     asyncio.run(live(late / "edge-1", 8, 20, keep="0s"))
     history = Follower(late).drain().records["history"]
     assert history.null_count < len(history)
@@ -194,7 +194,7 @@ def erased_at_each_moment(tmp_path: Path, refresh: Callable[[LakeWriter], None])
             if number == moment:
                 with lake.writer() as writer:
                     erase_jobs(writer, ids)
-            run_here(hub, lake.path, max_bytes=20_000)
+            run_here(hub, lake.path)
             with lake.writer() as writer:
                 refresh(writer)
         names = [name for name in lake.tables() if name != "erased"]
