@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import functools
 import os
 import signal
 import time
@@ -91,9 +90,6 @@ STOP_SECONDS = 5.0
 DRAIN_SECONDS = 0.3
 
 
-start_matrix = functools.partial(start_worker, app="matrix:app")
-
-
 def next_attempt(worker: Child) -> tuple[int, float, int]:
     """(attempt, monotonic seconds when it began, process that runs it)."""
     number, moment, pid = worker.expect("attempt").split()
@@ -109,7 +105,7 @@ def kill(worker: Child, task: str, moment: str) -> tuple[float, int]:
     if moment != "before":
         number, _, pid = next_attempt(worker)
         assert number == 1
-    if task.removeprefix("matrix.in_") in FORKS:
+    if task.removeprefix("jobs.in_") in FORKS:
         pid = int(worker.expect("orphan"))
     if moment == "mid":
         killed = time.monotonic()
@@ -126,7 +122,7 @@ def test_a_killed_workers_job_runs_again_within_a_second_and_the_attempt_counts(
     tmp_path: Path, executor: str, moment: str, successor: str
 ) -> None:
     run = run_again_by_another if successor == "other" else run_again_after_a_restart
-    pid = run(tmp_path, f"matrix.in_{executor}", moment)
+    pid = run(tmp_path, f"jobs.in_{executor}", moment)
     if executor == "process":
         eventually(lambda: not system.lives(pid))
 
@@ -134,15 +130,15 @@ def test_a_killed_workers_job_runs_again_within_a_second_and_the_attempt_counts(
 def run_again_after_a_restart(path: Path, task: str, moment: str) -> int:
     """Returns the process of the first attempt, 0 if it did not begin."""
     job = enqueue(path, task, moment)
-    with start_matrix(path) as first:
+    with start_worker(path) as first:
         killed, pid = kill(first, task, moment)
-        with start_matrix(path) as second, ending_orphan(task, pid):
+        with start_worker(path) as second, ending_orphan(task, pid):
             check_second_attempt(path, job, second, second.started, 2 * (killed - first.started))
     return pid
 
 
 def run_again_by_another(path: Path, task: str, moment: str) -> int:
-    with start_matrix(path) as first, start_matrix(path) as second:
+    with start_worker(path) as first, start_worker(path) as second:
         first.expect("  ready")
         second.expect("  ready")
         start_seconds = time.monotonic() - second.started
@@ -172,7 +168,7 @@ def stop_without_lock(worker: Child, path: Path) -> None:
 
 @contextmanager
 def ending_orphan(task: str, pid: int) -> Iterator[None]:
-    if task.removeprefix("matrix.in_") not in FORKS:
+    if task.removeprefix("jobs.in_") not in FORKS:
         yield
         return
     try:
@@ -196,25 +192,6 @@ def check_second_attempt(
 
 
 @pytest.mark.parametrize(
-    "executor", ["async", pytest.param("thread", marks=pytest.mark.slow), "process"]
-)
-def test_a_job_shorter_than_the_grace_period_finishes(tmp_path: Path, executor: str) -> None:
-    go = tmp_path / "go"
-    job = enqueue(tmp_path / "data", f"matrix.until_{executor}", str(go))
-    with start_matrix(tmp_path / "data") as worker:
-        _, _, pid = next_attempt(worker)
-        worker.send(signal.SIGTERM)
-        worker.expect("draining")
-        go.touch()
-        finished = time.monotonic()
-        assert worker.wait() == 0
-        assert time.monotonic() - finished < at_most(STOP_SECONDS)
-    answer = view(tmp_path / "data", job)
-    assert (answer.state, answer.attempt, answer.result) == (State.SUCCEEDED, 1, b'"done"')
-    assert not system.lives(pid)
-
-
-@pytest.mark.parametrize(
     ("executor", "number"),
     [
         ("thread", signal.SIGTERM),
@@ -234,8 +211,8 @@ def test_a_job_longer_than_the_grace_period_goes_back_with_no_attempt_burnt(
     tmp_path: Path, executor: str, number: signal.Signals
 ) -> None:
     go = tmp_path / "never"
-    job = enqueue(tmp_path / "data", f"matrix.until_{executor}", str(go))
-    with start_matrix(tmp_path / "data", "--drain-timeout", DRAIN_SECONDS) as worker:
+    job = enqueue(tmp_path / "data", f"jobs.until_{executor}", str(go))
+    with start_worker(tmp_path / "data", "--drain-timeout", DRAIN_SECONDS) as worker:
         _, _, pid = next_attempt(worker)
         told_to_stop = time.monotonic()
         worker.send(number)
@@ -251,8 +228,8 @@ def test_a_job_longer_than_the_grace_period_goes_back_with_no_attempt_burnt(
 def test_a_signal_to_the_whole_group_ends_no_child_before_its_job(tmp_path: Path) -> None:
     """A terminal's Ctrl-C goes to the children too: the worker drains, and they finish."""
     go = tmp_path / "go"
-    job = enqueue(tmp_path / "data", "matrix.until_process", str(go))
-    with start_matrix(tmp_path / "data") as worker:
+    job = enqueue(tmp_path / "data", "jobs.until_process", str(go))
+    with start_worker(tmp_path / "data") as worker:
         _, _, pid = next_attempt(worker)
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(pid, number)
@@ -284,16 +261,6 @@ def test_a_stop_signal_that_another_thread_takes_wakes_the_loop(
         worker.expect("  ready")
         others = [thread for thread in threads_of(worker) if thread != worker.pid]
         signal_thread(worker, max(others), number)
-        assert worker.wait(at_most(STOP_SECONDS)) == 0
-
-
-def test_a_stopped_worker_ends_on_sigterm_once_it_continues(tmp_path: Path) -> None:
-    """SIGTERM and then SIGCONT, as service managers send them."""
-    with start_worker(tmp_path) as worker:
-        worker.expect("  ready")
-        worker.stop()
-        worker.send(signal.SIGTERM)
-        worker.send(signal.SIGCONT)
         assert worker.wait(at_most(STOP_SECONDS)) == 0
 
 

@@ -68,35 +68,16 @@ def test_a_full_pipe_is_no_trouble(tmp_path: Path) -> None:
 def test_the_pipe_of_the_dead_is_tried_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its byte stays on the board, and would cost each wake-up a look for its pipe."""
+    """Its byte would cost each wake-up a look; an owner that comes in its place keeps its own."""
     peers = LocalPeers(str(tmp_path), "")
     with (tmp_path / "owners" / "board").open("ab") as file:
         file.write(SLOT.pack(12345, INTEREST_READY))
     rung: list[int] = []
-    ring = LocalPeers._ring
-
-    def note(self: LocalPeers, owner: int) -> bool:
-        rung.append(owner)
-        return ring(self, owner)
-
-    monkeypatch.setattr(LocalPeers, "_ring", note)
-    for _ in range(3):
-        peers.wake(INTEREST_READY)
-    assert rung == [12345]
-    peers.close()
-
-
-def test_waking_a_dead_owner_keeps_the_announcement_of_its_successor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An owner that comes while another tries the dead one's pipe keeps its announcement."""
-    peers = LocalPeers(str(tmp_path), "")
-    with (tmp_path / "owners" / "board").open("ab") as file:
-        file.write(SLOT.pack(12345, INTEREST_READY))
     arrived: list[LocalPeers] = []
     ring = LocalPeers._ring
 
     def ring_while_another_comes(self: LocalPeers, owner: int) -> bool:
+        rung.append(owner)
         if owner == 12345:
             arrived.append(LocalPeers(str(tmp_path), ""))
             arrived[0].announce(INTEREST_READY)
@@ -104,10 +85,13 @@ def test_waking_a_dead_owner_keeps_the_announcement_of_its_successor(
 
     monkeypatch.setattr(LocalPeers, "_ring", ring_while_another_comes)
     peers.wake(INTEREST_READY)
-    assert board(tmp_path) == {peers.owner: 0, arrived[0].owner: INTEREST_READY}
-    peers.wake(INTEREST_READY)
-    assert arrived[0].sleep(0, 1)
-    for item in (peers, *arrived):
+    (successor,) = arrived
+    assert board(tmp_path) == {peers.owner: 0, successor.owner: INTEREST_READY}
+    for _ in range(2):
+        peers.wake(INTEREST_READY)
+    assert successor.sleep(0, 1)
+    assert rung == [12345, successor.owner, successor.owner]
+    for item in (peers, successor):
         item.close()
 
 

@@ -165,8 +165,10 @@ class Supervisor:
     so that a stopped process never holds a writer lock.
 
     ``on_ready`` gets the open store and its statistics, once the worker claims; ``process`` is a
-    prefix of its lines, if it is one of several.
+    prefix of its lines, if it is one of several. ``freezes``: loaded objects are frozen.
     """
+
+    freezes = True
 
     def __init__(
         self,
@@ -271,7 +273,7 @@ class Supervisor:
         self._on_ready(store, stats)
         # Loaded objects stay, so the collector may skip them. A collection before that would take
         # 20 ms, find next to nothing, and delay the first jobs.
-        if not gc.get_freeze_count():  # a program that froze its objects keeps its own count
+        if self.freezes:
             gc.freeze()
         self._notifier.ready(f"{self._worker.concurrency} jobs at a time")
 
@@ -464,15 +466,17 @@ def run_blocking(app: TaskQ, **options: Any) -> None:
         run_to_the_end(worker.run())
         return
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-    threshold, is_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
+    threshold, supervisor = gc.get_threshold(), Supervisor(worker, _on_ready, _log.info)
+    # A program that froze its objects keeps them frozen, and no others.
+    supervisor.freezes = not gc.get_freeze_count()
     try:
-        Supervisor(worker, _on_ready, _log.info).run()
+        supervisor.run()
     finally:
         # The program goes on: it gets its signals back, and its app opens again when next used.
         for number, handler in handlers.items():
             signal.signal(number, handler)
         gc.set_threshold(*threshold)
-        if not is_frozen:
+        if supervisor.freezes:
             gc.unfreeze()
         app.connection.reopen()
 
