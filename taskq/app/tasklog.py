@@ -315,10 +315,7 @@ class TaskLog(LogHolder):
             store.serve(self, None)
         await self._connection.aclose()
 
-    def close_sync(self) -> None:
-        """Do as ``close``, blocking this thread."""
-        refuse_in_loop("close_sync()", "await close()")
-        run(self.close())
+    close_sync = blocking(close)
 
     async def __aenter__(self) -> Self:
         return await self._opened()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -171,6 +172,13 @@ class Front:
 
     async def records(self, **choice: Any) -> list[Record]:
         return [record async for record in self.holder.stream(follow=False, **choice)]
+
+    async def compact_all(self) -> None:
+        """Let go what was written so far, as far as nothing keeps it."""
+        for _ in range(4):
+            await self.cancel(await self.put(os.urandom(20_000).hex(), queue="filler"))
+        for log in self.holder.logs():
+            await self.ask("compact", of=log, keep=0)
 
     async def run(self) -> None:
         """Run the jobs that are ready in a worker."""

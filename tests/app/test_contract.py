@@ -6,7 +6,7 @@ import asyncio
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -256,23 +256,14 @@ async def test_attempts_stay_through_requeue_and_compaction(front: Front) -> Non
     await front.fail_all()
     before = await front.ask("attempts", job)
     assert [(it.number, it.outcome) for it in before] == [(1, "dead")] * 2
-    for log in front.holder.logs():
-        await compact_all(front, log)
+    await front.compact_all()
     assert await front.ask("attempts", job) == before
 
 
-async def compact_all(front: Front, log: Any) -> None:
-    """Let go what was written so far, as far as nothing keeps it."""
-    for _ in range(4):
-        await front.cancel(await front.put(os.urandom(20_000).hex(), queue="filler"))
-    await front.ask("compact", of=log, keep=0)
-
-
-@without("shards", because="a log is compacted, and not an app of several")
 async def test_a_job_is_kept_as_long_as_it_says(front: Front) -> None:
     long, short = await front.put(keep="1h"), await front.put()
     await front.end_all("ack", b'"r"')
-    await compact_all(front, front.holder)
+    await front.compact_all()
     assert (await front.view(long)).result == b'"r"'
     with pytest.raises(errors.JobNotFound):
         await front.view(short)
@@ -405,6 +396,20 @@ async def test_a_result_that_is_not_kept_is_gone_and_one_of_no_task_here_is_json
     foreign = await front.ask("enqueue_by_name", "elsewhere")
     await front.end_all("ack", b'{"a":[1]}')
     assert await front.ask("result", of=foreign) == {"a": [1]}
+
+
+@without("log", because=NO_HANDLES)
+async def test_a_handle_asks_of_its_job_what_its_app_does(front: Front) -> None:
+    job = front.holder.job(await front.put(attempts=1))
+    assert (await front.ask("why", of=job)).code == (await front.ask("why", job)).code
+    await front.fail_all()
+    assert await front.ask("attempts", of=job) == await front.ask("attempts", job) != ()
+    assert await front.ask("status", of=job) is State.DEAD
+    await front.ask("requeue", of=job)
+    assert await front.ask("status", of=job) is State.READY
+    assert await front.ask("progress", of=job) is None
+    await front.ask("cancel", of=job)
+    assert [step async for step in job.watch()] == []
 
 
 @without("log", because=NO_HANDLES)

@@ -173,6 +173,17 @@ async def test_only_jobs_that_are_over_are_replayed_the_oldest_first(front: Fron
 
 
 @of_one_log
+async def test_a_replayed_job_is_kept_as_long_as_the_old_one(front: Front) -> None:
+    await front.put(keep="1h")
+    await front.end_all()
+    (job,) = (await front.ask("replay", queue="default")).jobs
+    await front.end_all("ack", b'"done"')
+    await front.compact_all()
+    assert (await front.view(job.new_id)).result == b'"done"'
+    assert await front.state(job.job_id) is State.SUCCEEDED
+
+
+@of_one_log
 async def test_a_job_that_cannot_be_replayed_keeps_no_other_from_it(front: Front) -> None:
     room = HEADERS_BYTES_MAX - 4 - len("x") - 10
     jobs = [await front.put(headers=headers) for headers in ({}, {"x": "y" * room}, {})]

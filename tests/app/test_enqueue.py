@@ -1,4 +1,4 @@
-"""Options of an enqueue: headers, retention, keys and windows, wherever jobs are enqueued."""
+"""An enqueue: its options, children of a job, and how few functions it runs through."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import asyncio
 import contextlib
 import gc
 import inspect
+import json
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from taskq import State, Task, TaskLog, TaskQ, current_job, errors
+from taskq.core import model
 from taskq.core.model import SECOND_NS, TIME_NS_MAX, Extras
 from taskq.core.rates import Limit, Rate
-from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
+from taskq.log.config import QueuePolicy
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
 from tests.log.world import World, fill_segment, keeping, tend
 
@@ -90,14 +94,6 @@ DAY = 86_400
 OTHER = EnqueueSpec("other", "mail.send")
 
 
-async def compact_all(log: TaskLog) -> None:
-    """Let go what was written so far, as far as nothing keeps it."""
-    for _ in range(4):
-        await log.put(bytes(30_000), queue="filler")
-    report = await log.compact(keep=0)
-    assert any(segment.removed for segment in report.segments)
-
-
 def test_a_job_is_kept_so_long_after_its_end_whatever_log_and_queue_say() -> None:
     queues = {"other": QueuePolicy(keep_seconds=2 * DAY)}
     world = World(config=keeping(keep_seconds=DAY, queues=queues))
@@ -120,17 +116,6 @@ def test_a_job_is_kept_so_long_after_its_end_whatever_log_and_queue_say() -> Non
     tend(process)
     assert world.view(own) is None
     assert world.view(ever) is not None
-
-
-async def test_a_replayed_job_is_kept_as_the_old_one(tmp_path: Path) -> None:
-    async with TaskLog.open(tmp_path, segment_bytes=SEGMENT_BYTES_MIN, upkeep=False) as log:
-        await log.put(b"x", queue="q", keep="1h")
-        await log.ack((await log.claim())[0])
-        old = (await log.replay(queue="q")).jobs[0]
-        await log.ack((await log.claim())[0], b"done")
-        await compact_all(log)
-        assert (await log.get(old.new_id)).result == b"done"
-        assert (await log.get(old.job_id)).state is State.SUCCEEDED
 
 
 @pytest.mark.parametrize(
@@ -207,3 +192,76 @@ def test_whole_numbers_will_do_for_a_key_and_none_stands_for_no_key(app: TaskQ) 
     assert send.limit.rate == Rate(5, 10**9)
     assert key_of(send.call(7)) == b"7"
     assert key_of(send.call(None)) == b""
+
+
+# -- context ---------------------------------------------------------------------------------------
+
+
+def test_outside_a_task_there_is_no_current_job() -> None:
+    with pytest.raises(
+        errors.UsageError, match=r"current_job\(\) is for code that runs inside a task"
+    ):
+        current_job()
+
+
+async def test_children_wait_for_the_success_and_then_have_ids(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "TRANSACTION_BYTES_MAX", 10_000)
+    pending: list[Any] = []
+
+    @app.task(name="child")
+    def child(text: str) -> str:
+        return text
+
+    @app.task(name="parent", queue="mail", retry=2)
+    async def parent() -> None:
+        job = current_job()
+        assert (job.attempt, job.attempts_max, job.queue) == (1, 2, "mail")
+        assert (job.task, job.headers, job.children) == ("parent", {"a": "b"}, None)
+        assert repr(job) == f"<JobContext parent {job.id} attempt 1>"
+        call = child.options(key="k").call("x" * 4_000)
+        pending.extend(job.enqueue(call) for _ in range(2))
+        assert repr(pending[0]) == "<PendingJob child no id yet>"
+        for name in ("id", "duplicate"):
+            with pytest.raises(errors.JobNotYetEnqueued, match="the child job has no id yet"):
+                getattr(pending[0], name)
+        with pytest.raises(errors.PayloadTooLarge, match=f"jobs enqueued by parent {job.id}"):
+            job.enqueue(call)
+        pending.append(job.enqueue(child.call("small")))
+
+    job = await parent.options(headers={"a": "b"}).enqueue()
+    await app.worker(burst=True).run()
+    await job.result(0)
+    assert [child.duplicate for child in pending] == [False, True, False]
+    assert pending[0].id == pending[1].id != pending[2].id
+    assert await pending[2].handle.result(0) == "small"
+    assert repr(pending[2]) == f"<PendingJob child {pending[2].id}>"
+
+
+# -- route -----------------------------------------------------------------------------------------
+
+
+ROUTE: Final = Path(__file__).parents[1] / "bench" / "route.py"
+#: Limits of rooms, files and functions of ours, there and back.
+MOST: Final = {
+    "jobs": {
+        "enqueue": (8, 15, 75),
+        "enqueue to result": (20, 56, 278),
+        "enqueue to ack": (22, 60, 305),
+        "taskq ls": (15, 40, 245),
+    },
+    "dead": {"dead letter": (24, 61, 320)},
+    "killed": {"open after kill -9": (18, 60, 262)},
+}
+
+
+@pytest.mark.posix("counts what a call costs by other functions of the system")
+@pytest.mark.parametrize("way", MOST)
+def test_a_route_stays_short(way: str) -> None:
+    command = [sys.executable, str(ROUTE), way, "--json"]
+    measured = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    for title, most in MOST[way].items():
+        counts = tuple(measured[title].values())
+        assert len(counts) == len(most), counts
+        assert all(map(int.__le__, counts, most)), (title, counts)

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from taskq import State, TaskLog, TaskQ
-from taskq.errors import (
-    StaleDelivery,
-)
+from taskq import State, TaskLog, TaskQ, errors
+from taskq.core.model import PAYLOAD_BYTES_MAX
+from taskq.core.records import Flag
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.requests import ClaimRequest
 from taskq.log.store.port import LoopPort
@@ -134,9 +133,54 @@ async def test_a_waiting_claimer_gets_the_job_the_moment_its_lease_ends(log: Tas
     (first,) = await log.claim(lease="50ms")
     (second,) = await log.claim(wait="20s", lease="1h")
     assert (second.job_id, second.attempt) == (first.job_id, 2)
-    with pytest.raises(StaleDelivery):
+    with pytest.raises(errors.StaleDelivery):
         await log.ack(first)
-    with pytest.raises(StaleDelivery):
+    with pytest.raises(errors.StaleDelivery):
         await log.extend(first)
     await log.extend(second, seconds="2h")
     await log.ack(second)
+
+
+# -- transactions ----------------------------------------------------------------------------------
+
+
+async def test_deliveries_are_settled_and_jobs_put_together(log: TaskLog) -> None:
+    ids = [await log.put(b"%d" % number) for number in range(4)]
+    held = await log.claim(3)
+    async with log.transaction() as tx:
+        tx.ack(held[0], result=b"42" * 999, compress="zlib")
+        tx.nack(held[1], reason="no", delay="1h")
+        tx.release(held[2], delay="1h")
+        running, job = tx.cancel(ids[1]), tx.put(b"new", priority=9)
+        assert (await log.get(ids[0])).state is State.RUNNING
+    assert running.cancelled
+    assert [(await log.get(it)).state for it in (*ids, job.id)] == [
+        State.SUCCEEDED, State.CANCELLED, State.SCHEDULED, State.READY, State.READY,
+    ]  # fmt: skip
+    assert (await log.get(ids[0])).result == b"42" * 999
+    port, lsn = await log._located(ids[0])
+    stored = await port.view(lsn)
+    assert stored is not None
+    assert stored.result_flags == Flag.ZLIB
+    assert [delivery.payload for delivery in await log.claim(9)] == [b"new", b"3"]
+    assert repr(job) == f"<PendingPut {job.id}>"
+    assert repr(running) == f"<PendingCancel {ids[1]}>"
+
+
+async def test_a_settlement_that_is_refused_leaves_nothing_of_its_transaction(
+    log: TaskLog,
+) -> None:
+    await log.put(b"x")
+    (held,) = await log.claim()
+    before = (await log.stats()).next_lsn
+    with pytest.raises(errors.PayloadTooLarge):  # noqa: PT012 - the block is what is tested
+        async with log.transaction() as tx:
+            tx.put(b"good")
+            tx.ack(held, b"y" * (PAYLOAD_BYTES_MAX + 1))
+    assert (await log.stats()).next_lsn == before
+    await log.release(held)
+    with pytest.raises(errors.StaleDelivery):  # noqa: PT012 - as above
+        async with log.transaction() as tx:
+            tx.put(b"good")
+            tx.ack(held)
+    assert [delivery.payload for delivery in await log.claim(9)] == [b"x"]

@@ -244,3 +244,24 @@ async def test_order_and_limits_by_key_hold_over_all_shards(tmp_path: Path, seed
     assert overlaps == []
     for app in apps:
         await app.close()
+
+
+def upper(line: str) -> str:
+    return line.upper()
+
+
+async def test_a_source_and_its_jobs_are_in_the_shard_of_its_name(tmp_path: Path) -> None:
+    async with sharded(tmp_path) as app:
+        order = app.task(name="order")(upper)
+        for name in "abcdefgh":
+            await app.ingest(name, [order.call(name)], 1, after=None)
+            assert await app.position(name) == 1
+        used = [len(await log.sources()) for log in app.logs()]
+        assert sum(used) == 8
+        assert sum(map(bool, used)) > 1
+        assert [source.name for source in await app.sources()] == list("abcdefgh")
+        assert await app.forget_source("a")
+        keyed = [order.call(key).options(key=key) for key in "klmnop"]
+        with pytest.raises(UsageError, match="belongs to shard"):
+            await app.ingest("b", keyed, 2)
+        assert await app.position("b") == 1
