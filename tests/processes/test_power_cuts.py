@@ -10,6 +10,7 @@ import hashlib
 import random
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -75,18 +76,23 @@ def unsynced(calls: list[Call], answered: int, mark: str) -> bool:
 def test_an_answer_comes_after_its_write_and_in_fsync_mode_after_its_sync(
     tmp_path: Path, fsynced: list[Call], durability: Durability
 ) -> None:
-    """In the other modes nobody waits for the disk, which ``interval`` syncs by and by."""
+    """In the other modes nobody waits for the disk: a sync begins, seals or closes a segment.
+
+    The ``interval`` of the program is too long to pass while it runs.
+    """
     is_synced = durability == Durability.FSYNC
     calls = fsynced if is_synced else record(tmp_path, "answered.py", durability.value, ROUNDS)
     puts = [(number, words[3]) for number, words in answers(calls) if words[0] == "put"]
     early = [mark for number, mark in puts if unsynced(calls, number, mark)]
-    syncs = sum(call.operation == "sync" and call.path.endswith(".log") for call in calls)
+    syncs = Counter(
+        call.path for call in calls if call.operation == "sync" and call.path.endswith(".log")
+    )
     if is_synced:
         assert not early
-        assert syncs > len(puts) / 10
+        assert syncs.total() > len(puts) / 10
     else:
-        assert len(early) > len(puts) / 2
-        assert syncs < len(puts) / 2
+        assert early
+        assert max(syncs.values()) <= 4
 
 
 @grows

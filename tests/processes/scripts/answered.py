@@ -51,7 +51,7 @@ async def work(log: TaskLog, note: int, rounds: int) -> None:
 async def main() -> None:
     path, durability, rounds, answers = sys.argv[1:]
     note = os.open(answers, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    log = TaskLog.open(path, durability=durability, interval=0.02, segment_bytes=SEGMENT_BYTES_MIN)
+    log = TaskLog.open(path, durability=durability, interval=3_600, segment_bytes=SEGMENT_BYTES_MIN)
     async with log:
         jobs = [put(log, note, seed, int(rounds)) for seed in range(3)]
         await asyncio.gather(*jobs, *(work(log, note, int(rounds)) for _ in range(2)))
