@@ -358,13 +358,6 @@ class EngineStats:
     #: enqueues are refused until there is more room
     is_disk_short: bool
 
-    @property
-    def write_amplification(self) -> float | None:
-        """Bytes written for each byte of payload; None before the first payload."""
-        if not self.payload_bytes:
-            return None
-        return (self.appended_bytes + self.upkeep_bytes) / self.payload_bytes
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogStats:

@@ -118,22 +118,6 @@ def test_freed_is_what_went_less_what_was_written_again(parts: list[tuple[int, i
     assert views.CompactReport(segments=segments).freed == freed - written
 
 
-def engine(appended: int, payload: int, upkeep: int) -> views.EngineStats:
-    counts = ("batches", "records", "slow_syncs", "caught_up_records")
-    nothing: dict[str, Any] = dict.fromkeys(counts, 0)
-    nothing |= dict.fromkeys(("batch_records", "sync_seconds", "lock_wait_seconds"), views.Spread())
-    return views.EngineStats(
-        **nothing, batch_histogram=(), appended_bytes=appended, payload_bytes=payload,
-        upkeep_bytes=upkeep, lock_hold_seconds_max=0.0, open_seconds=0.0, free_bytes=None,
-        is_disk_short=False,
-    )  # fmt: skip
-
-
-def test_amplification_is_all_that_was_written_for_a_byte_of_payload() -> None:
-    assert engine(300, 100, 100).write_amplification == pytest.approx(4)
-    assert engine(300, 0, 100).write_amplification is None
-
-
 def job(**changes: Any) -> views.JobView:
     return views.JobView(
         lsn=1, job_id="x-1", queue="q", task="t", priority=5, state=State.READY, attempt=0,

@@ -45,7 +45,6 @@ _FAILING: Final = kinds.DEATHS | {kinds.RETRY}
 _TIMED: Final = _FAILING | kinds.SUCCESSES
 MINUTE_NS: Final = 60 * model.SECOND_NS
 HOUR_NS: Final = 60 * MINUTE_NS
-DAY_NS: Final = 24 * HOUR_NS
 #: How many of each are kept of the whole log, and of a task or cause.
 _MINUTES: Final = 25 * 60
 _HOURS: Final = 35 * 24
