@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from taskq import Inject, JobContext, JobHandle, State, TaskQ, current_job, injected
+from taskq import Inject, JobContext, JobHandle, State, TaskQ, current_job, injected, retry
 from taskq.core.errors import InvalidCall, JobFailed, UsageError
 from taskq_workers.pool import Worker
 from tests.effort import within
@@ -93,7 +93,7 @@ async def test_no_more_run_at_a_time_than_the_worker_has_slots(
 async def test_an_exception_fails_all_and_each_is_retried_by_its_own_count(app: TaskQ) -> None:
     sizes: list[int] = []
 
-    @app.task(batch=4, within="10s", retry=2)
+    @app.task(batch=4, within="10s", retry=retry.fixed(2, delay="1h"))
     async def fail(items: list[int]) -> None:
         sizes.append(len(items))
         raise ValueError("no")
