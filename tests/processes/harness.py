@@ -26,6 +26,7 @@ from taskq.core.records import Kind
 from taskq.log.config import LogConfig
 from taskq.log.format.record import Record
 from taskq.log.machine.disk import LocalDisk
+from taskq.log.machine.system import system
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec
 from taskq.log.segments.identity import Identity, LockMark
@@ -181,6 +182,9 @@ class Child:
         self.process.stdin.flush()
 
     def send(self, number: signal.Signals) -> None:
+        """Send a signal; on Windows, where SIGTERM is a kill, ask for the end in its place."""
+        if os.name == "nt" and number == signal.SIGTERM and system.ask_to_stop(self.pid):
+            return
         self.process.send_signal(number)
 
     def kill(self) -> None:

@@ -252,6 +252,7 @@ def threads_of(child: Child) -> list[int]:
     return [int(name) for name in os.listdir(f"/proc/{child.pid}/task")]  # noqa: PTH208
 
 
+@pytest.mark.posix("signals a thread")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_signal_that_another_thread_takes_wakes_the_loop(
     tmp_path: Path, number: signal.Signals
@@ -264,6 +265,7 @@ def test_a_stop_signal_that_another_thread_takes_wakes_the_loop(
         assert worker.wait(at_most(STOP_SECONDS)) == 0
 
 
+@pytest.mark.posix("forks")
 def test_a_process_forked_by_a_task_ends_on_sigterm(tmp_path: Path) -> None:
     job = enqueue(tmp_path, "jobs.terminates_a_child")
     with start_worker(tmp_path):
