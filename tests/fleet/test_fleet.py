@@ -18,7 +18,7 @@ from taskq.log.read.reader import open_journal
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
 from taskq_plugins.fleet import inventory, places
-from taskq_plugins.fleet.places import LogTwice, Mark, SegmentFile
+from taskq_plugins.fleet.places import FleetError, LogTwice, Mark, Memory, SegmentFile
 from tests.fleet.made_logs import SKIP, MadeLog, damage, enqueued
 
 if TYPE_CHECKING:
@@ -55,16 +55,42 @@ def test_logs_are_found_beside_other_things_and_below_devices(tmp_path: Path) ->
     MadeLog(tmp_path / "a" / str(old), old, created_ns=1)
     MadeLog(tmp_path / ".trash" / "x")
     MadeLog(tmp_path / "_old")
+    MadeLog(tmp_path / "devices" / "1")  # a device of that name, since the file of a hub is absent
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("no log")
     result = places.find_logs(tmp_path)
     assert [(log.device, log.log_id) for log in result[:2]] == [("a", str(old)), ("a", str(new))]
-    assert [log.device for log in result] == ["a", "a", "b"]
+    assert [log.device for log in result] == ["a", "a", "b", "devices"]
     chosen = frozenset({"b", str(new)})
     assert [log.device for log in places.find_logs(tmp_path, chosen)] == ["a", "b"]
     log = only(tmp_path / "b")
     assert (log.device, log.path, log.log_id) == ("b", str(made.path), str(made.log_id))
     assert (log.tag, log.identity.created_ns) == (made.log_id.hex[:8], 1)
+
+
+def test_more_logs_or_segments_than_the_limit_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "LOGS_MAX", 2)
+    monkeypatch.setattr(inventory, "SEGMENTS_MAX", 2)
+    made = MadeLog(tmp_path / "a")
+    MadeLog(tmp_path / "b")
+    made.new_epoch()
+    log, _ = places.find_logs(tmp_path)
+    assert len(inventory.segments(log)) == 2
+    made.new_epoch()
+    with pytest.raises(FleetError, match="holds more than 2 segments"):
+        inventory.segments(log)
+    MadeLog(tmp_path / "c")
+    with pytest.raises(FleetError, match="holds more than 2 logs"):
+        places.find_logs(tmp_path)
+
+
+def test_a_memory_forgets_the_entry_that_was_put_in_longest_ago() -> None:
+    memory = Memory[str, int](2)
+    for key in "abac":
+        memory[key] = 1
+    assert [memory.get(key) for key in "abc"] == [1, None, 1]
 
 
 def test_a_name_that_is_no_text_is_shown_by_its_bytes_and_still_read(tmp_path: Path) -> None:

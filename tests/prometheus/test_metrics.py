@@ -188,6 +188,8 @@ def test_the_command_serves_metrics_until_it_is_interrupted(
 
     forever = Mock(side_effect=interrupted)
     monkeypatch.setattr(command, "threading", Mock(**{"Event.return_value.wait": forever}))
+    assert taskq("metrics", "-d", tmp_path / "none", "--serve", address).exit_code == 1
+    forever.assert_not_called()
     result = taskq("metrics", "-d", tmp_path, "--serve", address)
     assert (result.exit_code, result.stdout) == (0, f"metrics at http://{address}/metrics\n")
     forever.assert_called_once()

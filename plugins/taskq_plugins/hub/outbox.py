@@ -162,9 +162,9 @@ class There(NamedTuple):
     words: str
     end: str = ""
 
-    def view(self, its: JobView) -> JobView:
+    def view(self, its: JobView | None) -> JobView | None:
         """Return the job; ``its`` is what the log has under the number."""
-        if not self.end:
+        if its is None or not self.end:
             return its
         word, _, reason = self.end.partition(" ")
         state = State.__members__.get(word.upper(), its.state)
@@ -275,8 +275,7 @@ class DeviceReader:
 
     def view(self, there: There) -> JobView | None:
         with LogReader.open(there.path) as reader:
-            its = reader.job(there.number)
-        return None if its is None else there.view(its)
+            return there.view(reader.job(there.number))
 
 
 # -- what the hub does -----------------------------------------------------------------------------
@@ -541,8 +540,9 @@ class OutboxServer:
 
         def end(tag: Tag, job: int, name: str) -> JobView | None:
             there = reader().find(tag, job, name)
-            its = log(there.path).job(there.number) if there and there.is_over else None
-            return there.view(its) if there and its else None
+            if there is None or not there.is_over:
+                return None
+            return there.view(log(there.path).job(there.number))
 
         return end
 
