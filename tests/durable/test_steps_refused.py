@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq import Discard, State, TaskQ, current_job, durable, retry
-from taskq.errors import AppendFailed, LogFailed, LogGone, LogLocked
+from taskq.errors import AppendFailed, JobCancelled, LogFailed, LogGone, LogLocked
 from taskq.log.journal.journal import Journal
 from taskq.log.machine.disk import LocalDisk
 from taskq.testing import Sandbox
@@ -350,6 +350,6 @@ async def test_a_job_that_runs_and_is_cancelled_undoes_what_it_did(tmp_path: Pat
         job = await runs.enqueue()
         await began.wait()
         assert await job.cancel()
-        with pytest.raises(Exception, match="cancelled"):
+        with pytest.raises(JobCancelled, match="cancelled"):
             await job.result(20)
     assert shop.done == ["charge", "uncharge"]

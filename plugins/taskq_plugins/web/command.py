@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import ipaddress
 import re
-import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -165,7 +164,7 @@ def _secret(file: Path | None) -> str:
 
     try:
         door.made_secret(file)
-        if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        if not door.is_private(file.stat().st_mode):
             raise WrongUsage(f"--token-file {file} may be read by others: chmod 600 {file}")
         secret = engine.read_private(file, door.TOKENS_BYTES_MAX).strip()
     except (OSError, UnicodeDecodeError) as error:

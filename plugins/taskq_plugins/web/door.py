@@ -84,8 +84,8 @@ class TokenFile:
             stat_now = self._file.stat()
             stamp = stat_now.st_mtime_ns, stat_now.st_size, stat_now.st_ino, stat_now.st_mode
             if stamp != self._stamp:
-                is_open = stat_now.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
-                text = "" if is_open else engine.read_private(self._file, TOKENS_BYTES_MAX)
+                is_own = is_private(stat_now.st_mode)
+                text = engine.read_private(self._file, TOKENS_BYTES_MAX) if is_own else ""
                 self._visitors, self._stamp = visitors_of(text), stamp
         except (OSError, UnicodeDecodeError, errors.UsageError):
             self._visitors, self._stamp = {}, None
@@ -193,9 +193,13 @@ def kept_root(directory: str) -> str:
     with contextlib.suppress(OSError, UnicodeDecodeError, errors.UsageError):
         made_secret(file)
         mode = file.lstat().st_mode
-        if stat.S_ISREG(mode) and not mode & (stat.S_IRWXG | stat.S_IRWXO):
+        if stat.S_ISREG(mode) and is_private(mode):
             return engine.read_private(file, _TEXT_MAX).strip()
     return ""
+
+
+def is_private(mode: int) -> bool:
+    return not mode & (stat.S_IRWXG | stat.S_IRWXO)
 
 
 def made_secret(file: Path) -> None:

@@ -479,7 +479,7 @@ def test_on_dead_runs_once_for_a_failed_batch_and_never_for_a_failed_sync() -> N
     process.sync()
     assert isinstance(nonsense.exception(0), TaskqError)
     world.machine.fail_next_syncs()
-    with pytest.raises(Exception, match="fsync failed"):
+    with pytest.raises(TaskqError, match="fsync failed"):
         process.settle(other, Kind.DEAD, body=b"no")
     assert [letter.job_id for letter, _ in calls] == [delivery.job_id]
 
