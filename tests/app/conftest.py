@@ -136,9 +136,9 @@ class Front:
         self._below = self._below or [TaskLog(log.connection) for log in self.holder.logs()]
         taken: list[Delivery] = []
         for log in self._below:
-            found = await self.ask("claim", count, of=log, **options)
-            self._homes |= {delivery.job_id: log for delivery in found}
-            taken += found
+            claimed = await self.ask("claim", count, of=log, **options)
+            self._homes |= {delivery.job_id: log for delivery in claimed}
+            taken += claimed
         return taken
 
     async def settle(self, delivery: Delivery, name: str, *args: Any, **options: Any) -> None:

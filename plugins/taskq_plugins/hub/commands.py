@@ -140,8 +140,8 @@ def serve(
         where = {"host": host.strip("[]"), "port": port}
         figures: Any = contextlib.nullcontext()
         if metrics_port is not None:
-            told = _package("metrics", "metrics").told
-            figures = told(Registry(directory), server.app, where["host"], metrics_port)
+            package = _package("metrics", "metrics")
+            figures = package.told(Registry(directory), server.app, where["host"], metrics_port)
         with figures:
             listener = module.Listener(server, (tls["certfile"], tls["keyfile"]), **where)
             listener.began = partial(render.echo, words, err=True)

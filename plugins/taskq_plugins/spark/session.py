@@ -303,8 +303,8 @@ def java_home(folder: Path, environment: Mapping[str, str]) -> str:
         return home
     if (packaged := _packaged()) is not None:
         return str(write_shim(packaged, folder))
-    if found := shutil.which("java", path=environment.get("PATH", os.defpath)):
-        return str(Path(found).resolve().parents[1]) if home else ""
+    if java := shutil.which("java", path=environment.get("PATH", os.defpath)):
+        return str(Path(java).resolve().parents[1]) if home else ""
     raise JavaMissing(f"there is no Java in JAVA_HOME or PATH: {_JAVA_WANTED}")
 
 
