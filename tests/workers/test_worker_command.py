@@ -254,7 +254,9 @@ def test_each_line_that_a_job_logs_has_its_id_wherever_it_runs(
     monkeypatch.setenv("TASKQ_LOG_LEVEL", "info")
     ids = [queue.enqueue_by_name_sync(f"logs.{n}").id for n in ("loop", "thread", "process")]
     _, errors = ran("logs", "--burst")
-    assert sorted(errors.splitlines()) == sorted(
+    # A slow machine may be said to stand still.
+    lines = [line for line in errors.splitlines() if "the event loop st" not in line]
+    assert sorted(lines) == sorted(
         [
             f"taskq: INFO: job {ids[0]} (logs.loop, attempt 1): here",
             f"taskq: INFO: job {ids[1]} (logs.thread, attempt 1): here",
