@@ -857,4 +857,4 @@ def run_seeds(kind: Callable[[int], Seeded], seeds: range, monkeypatch: pytest.M
             error.add_note(f"seed {seed}: {schedule.plan}")
             raise
         checks += schedule.checks
-    assert checks > 10 * len(seeds)
+    assert checks > 4 * len(seeds)  # most schedules have 2 to 30
