@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import logging
 import os
 import signal
 import socket
@@ -44,6 +43,7 @@ from taskq_workers.process.reporting import (
 from taskq_workers.process.supervisor import Notifier
 from tests.processes.harness import SCRIPTS, Child
 from tests.programs import run_python, run_taskq
+from tests.workers.conftest import Listen
 
 PLAIN = Style(colours=False)
 
@@ -451,7 +451,10 @@ def test_a_task_that_breaks_a_stream_costs_no_worker_its_end(tmp_path: Path, bro
 
 
 async def test_a_drain_that_takes_a_while_names_the_jobs_that_it_waits_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    on_log: Listen,
 ) -> None:
     """Somebody may have pressed Ctrl-C, and sit before a program that does nothing."""
     app = TaskQ(tmp_path / "data", durability="os")
@@ -462,19 +465,11 @@ async def test_a_drain_that_takes_a_while_names_the_jobs_that_it_waits_for(
         begun.set()
         await was_told.wait()
 
-    class Told(logging.Handler):
-        def emit(self, _record: logging.LogRecord) -> None:
-            was_told.set()
-
     monkeypatch.setattr(pool, "SILENCE_SECONDS", 0.0)
-    handler = Told()
-    logging.getLogger("taskq.worker").addHandler(handler)
-    try:
-        async with app, app.worker(drain_timeout=30):
-            job = await work.enqueue()
-            await begun.wait()
-    finally:
-        logging.getLogger("taskq.worker").removeHandler(handler)
+    on_log(lambda _: was_told.set())
+    async with app, app.worker(drain_timeout=30):
+        job = await work.enqueue()
+        await begun.wait()
     line = "the worker stops; running jobs get 30 s to finish (drain_timeout): shop.work"
     assert caplog.messages == [f"{line} {job.id}"]
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import logging
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from time import monotonic
@@ -23,6 +21,7 @@ from taskq_workers import Worker
 from taskq_workers.events import JobFinished
 from taskq_workers.runs import executors, timeouts
 from tests.programs import run_python, run_taskq
+from tests.workers.conftest import Listen
 from tests.workers.fakes import FakeApp, Held
 
 SECONDS = 30
@@ -201,19 +200,11 @@ def test_calls_under_a_debugger_end_after_a_soft_timeout_of_a_thread(tmp_path: P
 
 
 @pytest.fixture
-def said() -> Iterator[threading.Event]:
+def said(on_log: Listen) -> threading.Event:
     """Lets a blocked task go on once the log reports it."""
     event = threading.Event()
-
-    class Told(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if "stands still" in record.getMessage():
-                event.set()
-
-    handler = Told()
-    logging.getLogger("taskq.worker").addHandler(handler)
-    yield event
-    logging.getLogger("taskq.worker").removeHandler(handler)
+    on_log(lambda text: event.set() if "stands still" in text else None)
+    return event
 
 
 async def test_what_blocks_the_loop_is_named_with_its_line(

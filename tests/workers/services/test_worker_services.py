@@ -33,6 +33,7 @@ from taskq_workers.services.watches import StrayWatch
 from tests.effort import ended, within
 from tests.log.world import Process, World
 from tests.processes.harness import eventually
+from tests.workers.conftest import Listen
 from tests.workers.fakes import Held
 
 SECONDS = 30
@@ -241,43 +242,31 @@ _UNKNOWN = (
 )
 
 
-class Heard(logging.Handler):
-    """The warnings of workers, as they come."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: asyncio.Queue[str] = asyncio.Queue()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.put_nowait(record.getMessage())
+Heard = asyncio.Queue[str]
 
 
 @pytest.fixture
-async def heard() -> Heard:
-    return Heard()
+async def heard(on_log: Listen) -> Heard:
+    """Return the warnings of workers, as they come."""
+    texts = Heard()
+    on_log(texts.put_nowait)
+    return texts
 
 
-@pytest.fixture
-def log(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.getLogger("taskq.worker"), "handlers", [heard])
-
-
-@pytest.mark.usefixtures("log")
 async def test_jobs_without_a_task_are_reported_at_the_start_and_repeatedly(
     app: TaskQ, heard: Heard
 ) -> None:
     async with app:
         await app.enqueue_by_name("proj.send")
         async with app.worker():
-            assert await heard.texts.get() == _UNKNOWN
+            assert await heard.get() == _UNKNOWN
         worker = Worker(app, warns=False)  # as one of several
         assert StrayWatch not in {type(part) for part in worker.services}
         worker.services.append(StrayWatch(app, None, look_seconds=0.01))
         async with worker:
-            assert [await heard.texts.get() for _ in range(3)] == [_UNKNOWN] * 3
+            assert [await heard.get() for _ in range(3)] == [_UNKNOWN] * 3
 
 
-@pytest.mark.usefixtures("log")
 async def test_an_unused_queue_is_reported_and_jobs_that_another_worker_takes_are_not(
     app: TaskQ, heard: Heard
 ) -> None:
@@ -289,14 +278,13 @@ async def test_an_unused_queue_is_reported_and_jobs_that_another_worker_takes_ar
         await known.enqueue()
         await app.enqueue_by_name("proj.send")
         async with app.worker(queues=["mail"], warns=False), app.worker(queues=["none"]):
-            assert await heard.texts.get() == (
+            assert await heard.get() == (
                 "nobody uses queue 'none': no task puts into it, no job was ever in it; "
                 "known are default, mail"
             )
-        assert heard.texts.empty()
+        assert heard.empty()
 
 
-@pytest.mark.usefixtures("log")
 @pytest.mark.parametrize("runs_in", ["loop", "thread"])
 async def test_parents_that_fill_all_slots_and_wait_for_children_are_reported(
     app: TaskQ, heard: Heard, monkeypatch: pytest.MonkeyPatch, runs_in: str
@@ -319,8 +307,8 @@ async def test_parents_that_fill_all_slots_and_wait_for_children_are_reported(
     async with app, app.worker(concurrency=2):
         for number in range(2):
             await (parent if runs_in == "loop" else parent_in_thread).enqueue(number)
-        assert "waits within its run for job" in await heard.texts.get()
-        text = await heard.texts.get()
+        assert "waits within its run for job" in await heard.get()
+        text = await heard.get()
         assert text.startswith("nothing moves here: all 2 slots run jobs that wait for others")
         await app.stats()  # answered after others were
         with LogReader.open(str(app.data_dir)) as reader:
@@ -337,7 +325,6 @@ async def test_parents_that_fill_all_slots_and_wait_for_children_are_reported(
                 await app.job(job.job_id).result()
 
 
-@pytest.mark.usefixtures("log")
 async def test_a_parent_that_leaves_a_slot_to_its_child_is_warned_once_and_no_more(
     app: TaskQ, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,8 +339,8 @@ async def test_a_parent_that_leaves_a_slot_to_its_child_is_warned_once_and_no_mo
     async with app, app.worker(concurrency=2):
         for _ in range(3):
             await (await parent.enqueue()).result()
-        assert "waits within its run" in await heard.texts.get()
-        assert heard.texts.empty()
+        assert "waits within its run" in await heard.get()
+        assert heard.empty()
 
 
 @pytest.fixture
