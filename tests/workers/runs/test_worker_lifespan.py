@@ -219,8 +219,9 @@ async def test_a_lifespan_that_hangs_at_its_end_is_cancelled_and_then_abandoned(
         finally:
             ended.set()
 
-    monkeypatch.setattr(lifespans, "CANCEL_SECONDS", 0.01)
-    holder = LifespanHolder(app, exit_seconds=0.01)
+    for name in ("EXIT_SECONDS", "CANCEL_SECONDS"):
+        monkeypatch.setattr(lifespans, name, 0.01)
+    holder = LifespanHolder(app)
     await holder.enter()
     try:
         await holder.leave()

@@ -248,13 +248,16 @@ async def test_a_tick_whose_key_is_held_by_another_job_stands(app: TaskQ, clock:
     assert (await app.schedules.list())[0].last_tick is not None
 
 
-async def test_a_worker_ticks_and_its_jobs_know_for_when_they_are(tmp_path: Path) -> None:
+async def test_a_worker_ticks_and_its_jobs_know_for_when_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskq_workers.services.scheduler.LOOK_SECONDS", 0.01)
     app, clock = TaskQ(tmp_path), TravelClock(NIGHT.timestamp())
     use_clock(app, clock)
     ran: asyncio.Queue[tuple[Any, str]] = asyncio.Queue()
 
     worker = Worker(app, queues=["none of this"], schedules=False)
-    scheduler = Scheduler(app, look_seconds=0.01)
+    scheduler = Scheduler(app)
     worker.services.append(scheduler)
     async with app, worker:
         # Known only once the worker runs.

@@ -254,15 +254,16 @@ async def heard(on_log: Listen) -> Heard:
 
 
 async def test_jobs_without_a_task_are_reported_at_the_start_and_repeatedly(
-    app: TaskQ, heard: Heard
+    app: TaskQ, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with app:
         await app.enqueue_by_name("proj.send")
         async with app.worker():
             assert await heard.get() == _UNKNOWN
+        monkeypatch.setattr(watches, "LOOK_SECONDS", 0.01)
         worker = Worker(app, warns=False)  # as one of several
         assert StrayWatch not in {type(part) for part in worker.services}
-        worker.services.append(StrayWatch(app, None, look_seconds=0.01))
+        worker.services.append(StrayWatch(app, None))
         async with worker:
             assert [await heard.get() for _ in range(3)] == [_UNKNOWN] * 3
 

@@ -62,13 +62,10 @@ class LifespanHolder:
     must be closed by the task that opened it.
     """
 
-    def __init__(
-        self, app: TaskQ, *, lends: bool = True, exit_seconds: float = EXIT_SECONDS
-    ) -> None:
+    def __init__(self, app: TaskQ, *, lends: bool = True) -> None:
         self.resources = hooks.Resources()
         self._lends = lends
         self._app = app
-        self._exit_seconds = exit_seconds
         self._leave_asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -121,10 +118,8 @@ class LifespanHolder:
         if task is None:
             return
         self._leave_asked.set()
-        if not await until_done({task}, self._exit_seconds):
-            _log.error(
-                "the app's lifespans did not close within %g s: cancelled", self._exit_seconds
-            )
+        if not await until_done({task}, EXIT_SECONDS):
+            _log.error("the app's lifespans did not close within %g s: cancelled", EXIT_SECONDS)
             task.cancel()
             if not await until_done({task}, CANCEL_SECONDS):
                 _log.error("nor when cancelled: they are left behind")

@@ -27,9 +27,8 @@ class Scheduler:
     of the machine or without workers, catches up as each schedule's policy demands.
     """
 
-    def __init__(self, app: TaskQ, *, look_seconds: float = LOOK_SECONDS) -> None:
+    def __init__(self, app: TaskQ) -> None:
         self._app = app
-        self._look_seconds = look_seconds
         self._enrolled: set[hooks.Schedule] = set()
         #: schedules for which another worker has a newer rule
         self._outdated: set[str] = set()
@@ -87,7 +86,7 @@ class Scheduler:
         if not planned:
             return math.inf
         turns: list[engine.Turn] = []
-        sleeps_ns = [round(self._look_seconds * values.SECOND_NS)]
+        sleeps_ns = [round(LOOK_SECONDS * values.SECOND_NS)]
         for schedule in planned:
             # A schedule that a person removed is enrolled again by the next worker that starts.
             state = states.get(schedule.name)
@@ -165,9 +164,7 @@ class Scheduler:
         ):
             return known[1]
         next_ns = schedule.next_due_ns(done_ns)
-        due_ns = (
-            now_ns + round(self._look_seconds * values.SECOND_NS) if next_ns is None else next_ns
-        )
+        due_ns = now_ns + round(LOOK_SECONDS * values.SECOND_NS) if next_ns is None else next_ns
         self._next[schedule.name] = state.done_ns, due_ns
         return due_ns
 

@@ -277,15 +277,12 @@ _FIRST_LOOK_SECONDS: Final = 0.5
 class StrayWatch:
     """Warns at the start and each minute; a ``Service`` of its worker.
 
-    ``queues`` are the worker's own, None for all; ``look_seconds`` are of real time.
+    ``queues`` are the worker's own, None for all.
     """
 
-    def __init__(
-        self, app: TaskQ, queues: frozenset[str] | None, *, look_seconds: float = LOOK_SECONDS
-    ) -> None:
+    def __init__(self, app: TaskQ, queues: frozenset[str] | None) -> None:
         self._app = app
         self._queues = queues
-        self._look_seconds = look_seconds
 
     async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
         """Look soon, and then each minute, until cancelled."""
@@ -296,7 +293,7 @@ class StrayWatch:
             while True:
                 await self._warn(store)
                 has_looked = True
-                await sleep(self._look_seconds)
+                await sleep(LOOK_SECONDS)
         finally:
             if not has_looked:
                 with move_on_after(_FIRST_LOOK_SECONDS, shield=True):
