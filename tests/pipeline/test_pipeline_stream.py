@@ -642,6 +642,25 @@ def test_a_log_is_read_from_any_copy_that_is_whole(
         assert not follower.problems
 
 
+def test_a_break_before_a_segment_of_which_two_copies_have_a_part_stands_once(
+    tmp_path: Path,
+) -> None:
+    made = MadeLog(tmp_path / "b")
+    frames = []
+    for _ in range(3):
+        frames.append([made.enqueue(1), made.enqueue(1)])
+        made.rotate()
+    copy = tmp_path / "a" / "log"
+    shutil.copytree(made.path, copy.parent)
+    for path in (frames[1][0].path, copy / frames[1][0].path.name):
+        path.unlink()
+    damage(frames[2][0])
+    damage(frames[2][1]._replace(path=copy / frames[2][1].path.name))
+    follower = Follower(tmp_path, failOnDataLoss="false").drain()
+    assert follower.read() == keys_of(made, 1, 2, 5, 6)
+    assert [row["kind"] for row in follower.rows].count("break") == 1
+
+
 def test_a_parent_of_which_nothing_reads_holds_back_no_child(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "dev")
     first = made.enqueue(1)

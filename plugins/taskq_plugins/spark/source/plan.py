@@ -133,13 +133,15 @@ def plan(
     Raises:
         DataLoss, Unreadable: a log cannot be read, and ``options`` do not say to go on.
     """
-    for turn in range(_TRIES):
-        if turn or sight is None:
-            sight = logs.look(options.path, options.devices)
+    sight = sight or logs.look(options.path, options.devices)
+    for _ in range(_TRIES):
         try:
             return _plan(options, positions, max_bytes, sight, targets)
         except FileNotFoundError as error:  # compaction took a segment since the look
-            gone = str(error.filename)
+            gone, known = str(error.filename), sight.logs
+            sight = logs.look(options.path, options.devices)
+            same = {log_id: log for log_id, log in sight.logs.items() if log_id in known}
+            sight = sight._replace(logs=same)
     raise DataLoss("", gone, 0, "without it")
 
 
