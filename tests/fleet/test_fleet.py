@@ -18,7 +18,7 @@ from taskq.log.read.reader import open_journal
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
 from taskq_plugins.fleet import inventory, places
-from taskq_plugins.fleet.places import FleetError, LogTwice, Mark, Memory, SegmentFile
+from taskq_plugins.fleet.places import FleetError, LogTwice, Mark, Memory, SegmentFile, SegmentPlace
 from tests.fleet.made_logs import SKIP, MadeLog, damage, enqueued
 
 if TYPE_CHECKING:
@@ -86,8 +86,11 @@ def test_more_logs_or_segments_than_the_limit_are_refused(
         places.find_logs(tmp_path)
 
 
-def test_a_memory_forgets_the_entry_that_was_put_in_longest_ago() -> None:
-    memory = Memory[str, int](2)
+def test_a_memory_forgets_the_entry_that_was_put_in_longest_ago(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(places, "ENTRIES_MAX", 2)
+    memory = Memory[str, int]()
     for key in "abac":
         memory[key] = 1
     assert [memory.get(key) for key in "abc"] == [1, None, 1]
@@ -332,3 +335,15 @@ def test_the_inventory_separates_missing_segments_from_intended_gaps(tmp_path: P
         path.write_bytes(kept)
     made.frames[0].path.unlink()
     assert not any(row.is_gap_before for row in rows_of(log))
+
+
+@pytest.mark.parametrize(
+    ("epoch", "first", "is_intended"),
+    [(12, 10 + SKIP, True), (11, 10 + SKIP, False), (12, 9 + SKIP, False)],
+)
+def test_a_jump_over_frames_without_a_sync_is_intended_in_a_new_epoch(
+    epoch: int, first: int, is_intended: bool
+) -> None:
+    before = inventory.Edges(created_ns=1, time_ns=2, next_lsn=10, epoch=11, lsn_bound=12)
+    place = SegmentPlace(first, "log", 64, 0, epoch)
+    assert inventory.follows(before, place, created_ns=3) is is_intended
