@@ -49,13 +49,6 @@ def ago(body: str) -> int:
     return time.monotonic_ns() - int(body) if body.isdecimal() else 0
 
 
-def cpu_seconds() -> float:
-    import resource  # noqa: PLC0415 - Windows has none
-
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
 # -- a session by lines ---------------------------------------------------------------------------
 
 
@@ -228,10 +221,10 @@ def idle(path: str, seconds: str, lsn: str) -> None:
     assert port.claim(ClaimRequest(1, wait_until_ns=store.steady_ns())).result() == []
     if int(lsn):
         port.outcome(int(lsn))
-    before = cpu_seconds()
+    before = time.process_time()
     until = store.steady_ns() + int(float(seconds) * SECOND_NS)
     assert port.claim(ClaimRequest(1, wait_until_ns=until)).result() == []
-    tell(f"share {(cpu_seconds() - before) / float(seconds)}")
+    tell(f"share {(time.process_time() - before) / float(seconds)}")
     store.close()
 
 
@@ -252,10 +245,10 @@ async def _follow_log(path: str, reader: str, durability: str, seconds: str) -> 
         if seconds:
             records = aiter(log.stream())
             await anext(records)
-            before = cpu_seconds()
+            before = time.process_time()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(anext(records), float(seconds))
-            tell(f"share {(cpu_seconds() - before) / float(seconds)}")
+            tell(f"share {(time.process_time() - before) / float(seconds)}")
             return
         tell(f"open {log._connection.store().owner}")
         async for record in log.stream(reader=None if reader == "-" else reader):
