@@ -315,7 +315,10 @@ class TaskLog(LogHolder):
             store.serve(self, None)
         await self._connection.aclose()
 
-    close_sync = blocking(close)
+    def close_sync(self) -> None:
+        """Do as ``close``, blocking this thread."""
+        refuse_in_loop("close_sync()", "await close()")
+        run(self.close())
 
     async def __aenter__(self) -> Self:
         return await self._opened()
