@@ -191,6 +191,9 @@ def test_the_end_of_a_worker_leads_to_another_or_to_the_end(
     seen = OVER if place.start_at is None else PAUSED if is_paused else AGAIN
     assert (seen, guarding._exit_code) == (then, exit_code)
     assert guarding._processes[1].stops == (event is Event.WRONG)
+    if then == OVER:  # the other one may end well
+        guarding._happened(guarding._processes[1], Event.DONE)
+        assert guarding._exit_code == exit_code
 
 
 @pytest.mark.parametrize(
