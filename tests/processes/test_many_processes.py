@@ -213,7 +213,7 @@ def test_waiting_costs_no_cpu(tmp_path: Path, beside: str) -> None:
     with Child("actors.py", *words) as waiter:
         share = float(waiter.expect("share"))
     print(f"waiting beside {beside}: {share:.2%} of a core")  # noqa: T201 - a figure
-    assert share < IDLE_SHARE_MAX
+    assert share <= IDLE_SHARE_MAX  # some systems count in ticks
     store.close()
 
 
