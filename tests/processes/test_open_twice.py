@@ -100,14 +100,18 @@ def test_a_process_may_be_killed_at_any_step_of_its_life(tmp_path: Path, how: st
     assert step > 15
 
 
+#: Nobody waits in a test for as long as that process would for the lock.
+PATIENT = "lock_wait_seconds=3600"
+
+
 def test_exclusive_keeps_others_out_at_once_and_names_the_holder(tmp_path: Path) -> None:
     """Another process's open fails without waiting; after the holder's close it succeeds."""
     with Child("actors.py", "answer", tmp_path, "exclusive=True") as holder:
         holder.expect("open")
         holder.say("enqueue x")
         assert holder.expect("enqueued") == "1"
-        with Child("actors.py", "answer", tmp_path) as other:
-            refusal = other.expect("refused", seconds=5)
+        with Child("actors.py", "answer", tmp_path, PATIENT) as other:
+            refusal = other.expect("refused")
             assert refusal.startswith("LogLocked: ")
             assert f"process {holder.pid} " in refusal
             assert other.wait() == 0
@@ -126,8 +130,8 @@ def test_exclusive_is_so_from_the_first_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def join_slowly(*given: Any) -> LocalPeers:
-        with Child("actors.py", "answer", tmp_path) as other:
-            assert other.expect("refused", seconds=5).startswith("LogLocked: ")
+        with Child("actors.py", "answer", tmp_path, PATIENT) as other:
+            assert other.expect("refused").startswith("LogLocked: ")
         return LocalPeers(*given)
 
     monkeypatch.setattr(storage, "LocalPeers", join_slowly)
