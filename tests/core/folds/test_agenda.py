@@ -6,15 +6,13 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from taskq.core.folds import agenda as agendas
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.freeze import freeze_agenda, thaw_agenda
 from taskq.core.folds.jobtable import META_EXPIRES, META_FLOW, RUN_MIN
 from taskq.core.folds.lanes import Lane
-from taskq.core.folds.moments import LATEST, NO_JOB, Ages
+from taskq.core.folds.moments import LATEST, Ages
 from taskq.core.model import ATTEMPTS_MAX, State
 from taskq.core.rates import Limit
 from taskq.core.records import Kind
@@ -201,24 +199,6 @@ def test_while_nobody_is_old_a_claim_pays_one_comparison(monkeypatch: pytest.Mon
 
 WINDOW_NS = 640
 STEP = 10
-#: lsns and time until the next frame
-FRAMES = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 300)), min_size=1, max_size=200)
-
-
-@given(frames=FRAMES)
-def test_windows_are_counted_from_none_to_nine(frames: list[tuple[int, int]]) -> None:
-    ages, lsn, now = Ages(WINDOW_NS), 1, 1_000
-    ages.note(lsn, now)
-    for count, span in frames:
-        lsn, now = lsn + count, now + span
-        ages.note(lsn, now)
-    bounds = ages.bounds(now)
-    assert (bounds.fresh[0], bounds.back[0]) == (NO_JOB, LATEST)
-    assert bounds.fresh == sorted(bounds.fresh, reverse=True)
-    for job in range(1, lsn + 5):
-        windows = sum(job < bound for bound in bounds.fresh[1:])
-        assert windows == min((now - ages.since(job)) // WINDOW_NS, 9)
-    assert bounds.back[1:] == [now - number * WINDOW_NS for number in range(1, 10)]
 
 
 def test_the_list_of_ages_stays_short_however_long_the_log() -> None:

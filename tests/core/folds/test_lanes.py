@@ -15,7 +15,7 @@ from taskq.core.folds import lanes, moments
 from taskq.core.folds import moments as leases
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.claims import WEIGHT_MAX, Weights
-from taskq.core.folds.lanes import Family, Lane
+from taskq.core.folds.lanes import Lane
 from taskq.core.folds.moments import NO_JOB, Leases, Returned
 from tests.effort import grows, some
 
@@ -115,19 +115,6 @@ def test_jobs_that_stand_first_leave_together_and_others_not() -> None:
     assert (list(held), held.entries) == ([7, 8, 9, 10], 4)
     held.give_back(3, 0)
     assert not held.leave_run([3, 7])
-
-
-@pytest.mark.parametrize("most", range(1, 7))
-def test_a_family_shows_the_lanes_with_the_oldest_jobs_and_keeps_them(most: int) -> None:
-    """A claim of a few jobs looks at as many lanes, of however many there are."""
-    family = Family(lane())
-    for number, job in enumerate((30, 10, 50, 20, 40), 1):
-        keyed = Lane(number, b"\x07\x01defaultt#%d" % number, 5)
-        keyed.push(job)
-        family.put(keyed)
-    for _ in range(2):
-        assert sorted(item.head() for item in family.front(most)) == [10, 20, 30, 40, 50][:most]
-    assert (family.head(), family.number) == (10, 2)
 
 
 def test_a_job_that_came_back_just_then_is_within_that_moment() -> None:

@@ -19,7 +19,7 @@ from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.read.jobs import JobFilter
 from taskq.log.read.selection import count_running, letters, waiting_page
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op, Settlement
-from tests.log.world import FILLER, Process, World, chord, edit, found, items_of, keeping, tend
+from tests.log.world import Process, World, chord, edit, found, items_of
 
 HOUR = 3_600 * SECOND_NS
 NOW = (0, False)
@@ -248,18 +248,6 @@ def last(world: World) -> Any:
     return world.records()[-1]
 
 
-def test_each_state_has_its_answer(world: World) -> None:
-    process = world.process()
-    waits, late = process.enqueue(), process.enqueue(extras=Extras(due_ns=9 * SECOND_NS))
-    assert process.ask(Op.CANCEL, late) is requests.Cancel.WITHDRAWN
-    (delivery,) = process.claim()
-    assert process.ask(Op.CANCEL, waits) is requests.Cancel.ASKED
-    assert process.ask(Op.CANCEL, waits) is requests.Cancel.ASKED
-    process.settle(delivery)
-    assert process.ask(Op.CANCEL, waits) is requests.Cancel.TOO_LATE
-    assert world.kinds().count(Kind.CANCEL_ASKED) == 1, "one ask a claim"
-
-
 @pytest.mark.parametrize(
     ("kind", "cause"),
     [
@@ -301,28 +289,6 @@ def test_a_cancel_request_shows_when_extending_and_expires_with_the_lease(world:
     assert other.claim() == []
     assert (last(world).type, last(world).cause) == (Kind.CANCELLED, "asked")
     assert not is_asked(holder.catch_up(), delivery)
-
-
-def test_compaction_carries_the_wish(world: World) -> None:
-    world = World(config=keeping(keep_bytes=200_000, keep_seconds=None))
-    process = world.process()
-    delivery = asked(process)
-    first = world.segments()[0]
-    fill = EnqueueSpec("fill", "fill", 9, 1)
-    while first in world.segments():
-        for _ in range(20):
-            process.enqueue(FILLER, spec=fill)
-        for item in process.claim(40):
-            process.settle(item)
-        tend(process)
-    carried = [
-        record for record in world.records() if record.carried and record.job == delivery.job
-    ]
-    assert carried
-    assert all(item.carried and item.carried.cancel_wanted for item in carried)
-    assert world.fold().need_agenda().leases.asked == {delivery.job}
-    process.settle(delivery, Kind.RETRIED)
-    assert last(world).type == Kind.CANCELLED
 
 
 def test_only_the_process_that_runs_the_job_hears_of_a_cancel_and_once(world: World) -> None:

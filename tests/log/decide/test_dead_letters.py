@@ -15,7 +15,6 @@ from taskq import DeadLetter
 from taskq.core.errors import JobNotFound, KeyHeld, NotDead, TaskqError, UsageError
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Flag, Kind
-from taskq.core.views import QueueStats
 from taskq.log import requests
 from taskq.log.config import LogConfig, QueuePolicy
 from taskq.log.read.selection import DeadFilter, count_dead, dead_page, letters, newest_dead
@@ -187,25 +186,6 @@ def test_a_requeue_respects_the_limit_of_keys() -> None:
     (refusal,) = requeue(process, job)
     assert isinstance(refusal, UsageError)
     assert "keys_max is 1" in str(refusal)
-
-
-def test_a_purged_job_is_unknown_and_in_no_count(world: World) -> None:
-    first, second = world.process(), world.process()
-    job, kept = dead_letter(first), dead_letter(first)
-    second.catch_up()
-    assert purge(first, job) == [None]
-    (refusal,) = purge(second, job)
-    assert isinstance(refusal, NotDead)
-    for process in (first, second, world.process()):
-        assert process.catch_up().need_agenda().queues.stats() == (
-            QueueStats(queue="default", dead=1),
-        )
-        with pytest.raises(JobNotFound):
-            outcome(process, job)
-    assert world.view(job) is None
-    assert world.view(kept) is not None
-    with pytest.raises(JobNotFound):
-        requeue(first, job)
 
 
 # -- finding them ---------------------------------------------------------------------------------

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
-from taskq.core.errors import FormatError, StaleDelivery, UsageError
+from taskq.core.errors import FormatError, UsageError
 from taskq.core.model import SECOND_NS, Extras, State
-from taskq.core.records import Cause, Kind
+from taskq.core.records import Kind
 from taskq.core.schedules import SCHEDULES_MAX, ScheduleState, TickRecord, apply_ticked
 from taskq.core.sources import checked_move
 from taskq.log.commit.committer import LOOK_AROUND_NS
@@ -42,51 +42,6 @@ def claim(process: Process, seconds: float = LEASE) -> list[Delivery]:
     request = ClaimRequest(9, wait_until_ns=0, lease_ns=int(seconds * SECOND_NS))
     deliveries: list[Delivery] = process.ask(Op.CLAIM, request)
     return deliveries
-
-
-def extend(process: Process, delivery: Delivery, seconds: float = LEASE) -> Any:
-    return process.ask(Op.EXTEND, (delivery, int(seconds * SECOND_NS)))
-
-
-def test_an_expired_lease_redelivers_once(world: World) -> None:
-    """One release, one new delivery with the next attempt, however many claimers look."""
-    holder, *others = (world.process() for _ in range(3))
-    job = holder.enqueue()
-    (held,) = claim(holder)
-    world.clock.advance(LEASE)
-    again = [delivery for process in (*others, holder) for delivery in claim(process)]
-    assert [(item.job, item.attempt) for item in again] == [(job, 2)]
-    assert [claim(process) for process in others] == [[], []]
-    released = [record for record in world.records() if record.type == Kind.RELEASED]
-    assert [(delivery.job, delivery.token, delivery.cause) for delivery in released] == [
-        (job, held.token, str(Cause.LEASE_OVER))
-    ]
-    others[0].settle(again[0])
-    assert world.fold().need_agenda().table.state(job) is State.ABSENT
-
-
-def test_a_stale_token_is_refused_even_from_the_same_worker(world: World) -> None:
-    """One process holds the old and the new delivery of a job: the old one is good for nothing.
-
-    Ack, nack, release and extend are refused and change nothing; the new one is as good as ever.
-    """
-    process = world.process()
-    job = process.enqueue()
-    (old,) = claim(process)
-    world.clock.advance(LEASE)
-    (new,) = claim(process)
-    assert (new.job, new.epoch, new.attempt) == (job, old.epoch, 2)
-    before = world.kinds()
-    for kind in (Kind.SUCCEEDED, Kind.RETRIED, Kind.RELEASED, Kind.DEAD):
-        with pytest.raises(StaleDelivery):
-            process.settle(old, kind)
-    with pytest.raises(StaleDelivery):
-        extend(process, old)
-    assert world.kinds() == before
-    extend(process, new)
-    process.settle(new)
-    with pytest.raises(StaleDelivery):
-        extend(process, new)
 
 
 class _Never:
@@ -136,27 +91,6 @@ def test_all_views_of_a_job_agree_on_its_times(world: World, process: Process) -
     assert tell_jobs(reader, jobs, now_ns) == one_by_one
     exported = {view.lsn: view for view in each_job(reader, JobFilter(queue="jobs"), now_ns)}
     assert [exported[job] for job in jobs] == one_by_one
-
-
-@pytest.mark.parametrize("compacts", [False, True])
-@pytest.mark.parametrize("is_wall", [False, True])
-@pytest.mark.parametrize("kind", [Kind.RETRIED, Kind.RELEASED])
-def test_a_job_that_was_claimed_expires_no_more(kind: Kind, is_wall: bool, compacts: bool) -> None:
-    world = World(config=_COMPACTED)
-    process = world.process()
-    expires_ns = _HOUR * SECOND_NS + is_wall * world.clock.wall_ns()
-    extras = Extras(expires_ns=expires_ns, expires_is_wall=is_wall)
-    job = process.enqueue(extras=extras)
-    (delivery,) = process.claim()
-    if compacts:
-        for _ in range(5):
-            fill_segment(process)
-        tend(process)
-        assert process.journal.files.lsns[0] > job
-    process.settle(delivery, kind, delay_ns=10 * SECOND_NS)
-    world.clock.advance(2 * _HOUR)
-    assert world.job(job).expires_ns == 0
-    assert [again.job for again in world.process().claim(9)] == [job]
 
 
 # -- ticks -----------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def soon(world: World, seconds: float = 60) -> int:
 PAID = Wait(Form.EVENT, "paid", 1)
 
 
-def test_the_steps_of_a_job_go_with_its_end_and_stay_with_a_dead_letter(process: Process) -> None:
+def test_the_steps_of_a_dead_letter_stay_until_it_succeeds_or_is_purged(process: Process) -> None:
     for kind in (Kind.SUCCEEDED, Kind.DEAD):
         job = process.enqueue()
         delivery = claim(process)
@@ -69,8 +69,12 @@ def test_the_steps_of_a_job_go_with_its_end_and_stay_with_a_dead_letter(process:
         agenda = process.catch_up().need_agenda()
         assert agenda.steps.knows(job) == (kind is Kind.DEAD)
     assert process.ask(Op.REQUEUE, letters(process.committer.sight, [job]).items) == [None]
-    assert claim(process).job == job
+    delivery = claim(process)
+    assert delivery.job == job
     assert [step.title for step in known_steps(process, job)] == ["do#1"]
+    process.settle(delivery, Kind.DEAD)
+    assert process.ask(Op.PURGE, [job]) == [None]
+    assert not process.catch_up().need_agenda().steps.knows(job)
 
 
 # -- waits -----------------------------------------------------------------------------------------

@@ -119,16 +119,6 @@ CHANGED: Final = {
 # -- what it does ----------------------------------------------------------------------------------
 
 
-def test_what_runs_is_asked_to_end_what_is_settled_is_not_cancelled_and_the_rest_goes_on(
-    world: World, process: Process
-) -> None:
-    running, settled = process.enqueue(), process.enqueue()
-    held = process.claim(2)
-    done = transact(process, settlements=[ack(held[1])], cancels=[running, settled])
-    assert done.cancelled == [requests.Cancel.ASKED, requests.Cancel.TOO_LATE]
-    assert (state(world, running), state(world, settled)) == (State.RUNNING, State.SUCCEEDED)
-
-
 # -- one bad part ----------------------------------------------------------------------------------
 
 
