@@ -126,6 +126,7 @@ def test_a_signal_handler_may_poke_in_the_middle_of_a_poke(tmp_path: Path) -> No
     peers.close()
 
 
+@pytest.mark.posix("a pipe wakes a sleeper")
 def test_waking_a_killed_sleeper_harms_nobody(tmp_path: Path) -> None:
     """Also in a program that asked for death by SIGPIPE, as tools that print to pipes do."""
     with Child("actors.py", "sigpipe", tmp_path) as producer:
@@ -153,7 +154,8 @@ def test_files_and_slots_of_killed_processes_are_reused(tmp_path: Path) -> None:
     store = open_here(tmp_path)
     put(store, b"x")
     names = sorted(file.name for file in (tmp_path / "owners").iterdir())
-    assert names == sorted([f"{store.owner:016x}.lock", f"{store.owner:016x}.pipe", "board"])
+    own = [".lock"] if os.name == "nt" else [".lock", ".pipe"]
+    assert names == sorted([*(f"{store.owner:016x}{suffix}" for suffix in own), "board"])
     assert list(board(tmp_path)) == [store.owner]
     store.close()
     assert [file.name for file in (tmp_path / "owners").iterdir()] == ["board"]
@@ -189,6 +191,7 @@ def is_gone(number: int) -> bool:
     return False
 
 
+@pytest.mark.posix("forks")
 @pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), 9)"])
 def test_a_run_of_tests_leaves_no_program_at_work(end: str) -> None:
     done = run_python("-c", f"{LEFT}\nos.sys.stdout.flush()\n{end}")

@@ -55,6 +55,7 @@ def bodies(path: Path) -> list[bytes]:
     return [record.body or b"" for record in of_kind(log_records(path), Kind.ENQUEUED)]
 
 
+@pytest.mark.posix("stops a process")
 @pytest.mark.parametrize("place", ["before", "half", "after"])
 def test_a_process_stopped_inside_the_lock_is_named_to_the_others(
     tmp_path: Path, place: str
@@ -93,6 +94,7 @@ def test_a_process_stopped_inside_the_lock_is_named_to_the_others(
     store.close()
 
 
+@pytest.mark.posix("stops a process")
 def test_a_process_stopped_at_the_turnstile_is_named_to_the_others(tmp_path: Path) -> None:
     store = open_impatient(tmp_path)
     with Child("actors.py", "stop", tmp_path, "turnstile") as next_in_line:
@@ -138,6 +140,7 @@ def test_waiting_at_the_turnstile_and_for_the_lock_is_one_wait(tmp_path: Path) -
         lock.close()
 
 
+@pytest.mark.posix("stops a process")
 def test_settlements_and_claims_outlive_a_long_wait(tmp_path: Path) -> None:
     """A worker's outcomes are not thrown away because the lock was not to be had in time."""
     store = open_impatient(tmp_path)
@@ -164,6 +167,7 @@ def test_settlements_and_claims_outlive_a_long_wait(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.posix("stops a process")
 def test_a_claim_with_a_time_limit_does_not_wait_for_the_lock_for_ever(tmp_path: Path) -> None:
     store = open_impatient(tmp_path)
     port = store.thread_port
@@ -186,6 +190,7 @@ def test_a_claim_with_a_time_limit_does_not_wait_for_the_lock_for_ever(tmp_path:
     store.close()
 
 
+@pytest.mark.posix("stops a process")
 def test_close_answers_everything_though_the_lock_is_not_to_be_had(tmp_path: Path) -> None:
     store = open_impatient(tmp_path)
     port = store.thread_port
@@ -213,6 +218,7 @@ def test_close_answers_everything_though_the_lock_is_not_to_be_had(tmp_path: Pat
     again.close()
 
 
+@pytest.mark.posix("stops a process")
 def test_a_process_ends_though_the_lock_is_not_to_be_had(tmp_path: Path) -> None:
     with Child("actors.py", "answer", tmp_path, f"lock_wait_seconds={LIMIT_SECONDS}") as child:
         child.expect("open")
@@ -224,6 +230,7 @@ def test_a_process_ends_though_the_lock_is_not_to_be_had(tmp_path: Path) -> None
             assert child.wait(LIMIT_SECONDS + 1 + PATIENCE_SECONDS) == 0
 
 
+@pytest.mark.posix("stops a process")
 def test_ctrl_z_stops_a_process_between_two_batches(tmp_path: Path) -> None:
     """So that a producer put to sleep by its user never keeps the lock from the others."""
     store = open_impatient(tmp_path)
