@@ -274,7 +274,7 @@ class AppendFailed(LogError):
     def __init__(self, path: str, error: OSError) -> None:
         super().__init__(
             f"{path}: could not write ({error.strerror or error}); nothing was written. "
-            f"{remedy(error)}"
+            f"{remedy(error, path)}"
         )
         self.path = path
         self.errno = error.errno
