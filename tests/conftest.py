@@ -47,8 +47,8 @@ SLOW_SECONDS: Final = 1_800
 #: Set on a quiet machine (.ci/run): a longer test is red unless its mark ``long`` says why.
 LONG_SECONDS: Final = float(os.environ.get("TASKQ_TESTS_LONG") or "inf")
 
-#: A test's limit raises in the main thread, once; a cleanup that waits after it, or a wait that no
-#: signal ends, is given so much more. Then the process ends, and its stacks say where it was.
+#: A test's limit raises in the main thread, once. After these seconds more, in a cleanup or in a
+#: wait that no signal ends, its process ends and shows its stacks.
 HANG_SECONDS: Final = 120
 
 #: Longer values give no test its name.

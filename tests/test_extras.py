@@ -38,7 +38,7 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 """
 EXTRAS: Final = ("sql", "web", "metrics", "hub", "zstd", "parquet", "reload")
-#: Extras for work on taskq itself, and those that need Java, which the pipeline's tests check.
+#: Extras for work on taskq itself, and extras with Java, which the pipeline's tests check.
 NOT_ALONE: Final = {"demo", "examples", "docs", "browser", "dev", "spark", "s3", "spark-jre"}
 
 

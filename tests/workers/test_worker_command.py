@@ -254,7 +254,7 @@ def test_each_line_that_a_job_logs_has_its_id_wherever_it_runs(
     monkeypatch.setenv("TASKQ_LOG_LEVEL", "info")
     ids = [queue.enqueue_by_name_sync(f"logs.{n}").id for n in ("loop", "thread", "process")]
     _, errors = ran("logs", "--burst")
-    # A slow machine may be said to stand still.
+    # On a slow machine a line may warn of the event loop.
     lines = [line for line in errors.splitlines() if "the event loop st" not in line]
     assert sorted(lines) == sorted(
         [

@@ -296,7 +296,7 @@ _KNOWN: Final = {
 def java_home(folder: Path, environment: Mapping[str, str]) -> str:
     """Return the JAVA_HOME for Spark; "" if none is needed for the Java in PATH.
 
-    The user's own comes first, then the one that was installed for Spark.
+    The user's own comes first, then the package with a Java for Spark.
     """
     home = environment.get("JAVA_HOME", "")
     if home and shutil.which("java", path=str(Path(home, "bin"))):

@@ -195,7 +195,7 @@ class SegmentFiles:
         for lsn in list(self.lsns):
             # One whose header is damaged is left alone if there is more in it.
             if lsn != last and self.size(lsn) <= codec.SEGMENT_HEADER.size:
-                # Where an open file keeps its name, the next segment might be of that name.
+                # Windows lets an open file keep its name, which the next segment may need.
                 self._disk.close(self._descriptors.pop(lsn))
                 self._window = (-1, 0, b"")
                 self._disk.remove(self.file_path(lsn))

@@ -1,6 +1,6 @@
 """The app of the worker tests: its tasks print their start, and some never end by themselves.
 
-Those of the kill matrix are one function for each executor. A worker's first attempt of such a job
+Tasks of the kill matrix are one function for each executor. A worker's first attempt of such a job
 ends the worker before the function is called, or after it returned; the test itself does so in the
 middle.
 """

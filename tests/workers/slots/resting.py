@@ -622,9 +622,9 @@ class SharedLog(Log):
 
     Attributes:
         seconds: that each job takes. answers: in how many seconds it answers a claim.
-        moments: when it begins or ceases to have jobs, in turn; seconds from the start.
-        stalls: from when to when it answers nothing.
-        still: since when it began none of its jobs, although it has some.
+        moments: its jobs begin and end at these, in turn; seconds from the start.
+        stalls: begin and end of a time without any answer.
+        still: the moment since which it began none of its jobs, although it has some.
         owed: jobs that its weight gave it since it has some, less those that began; below 0 it
             is ahead.
         passed: since when it was owed too many.
@@ -780,8 +780,8 @@ class Run(Seeded):
     def _share(self, begun: SharedLog) -> None:
         """Share the debt of a begun job among all logs with jobs, by weight.
 
-        A log gets ahead while the claim of another is under way: by what lies here, and by what
-        runs. Then it may stand, until the other has caught up.
+        A log gets ahead while the claim of another is under way: by its jobs here, waiting or
+        running. Then it may stand, until the other has caught up.
         """
         rivals = [log for log in self.logs if log is begun or self._has_jobs(log)]
         part = 1 / sum(log.weight for log in rivals)

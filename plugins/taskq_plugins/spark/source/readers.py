@@ -44,7 +44,7 @@ class Pieces(InputPartition):
 
 
 class _Reader:
-    """What both readers are made of.
+    """The part of both readers.
 
     Args:
         options: what to read.
