@@ -280,7 +280,7 @@ class JobHandle(Generic[R]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, JobHandle):
             return NotImplemented
-        return self.lsn == other.lsn and self.id == other.id
+        return self.id == other.id
 
     def __hash__(self) -> int:
         return hash(self.id)

@@ -53,6 +53,12 @@ async def test_nothing_is_done_until_an_enqueue_is_awaited(app: TaskQ) -> None:
     assert not app.data_dir.exists()
 
 
+def test_handles_are_equal_if_they_are_of_one_job(app: TaskQ) -> None:
+    first, second = (app.enqueue_sync(app.call_by_name("work")) for _ in range(2))
+    assert app.job(first.id) == first != second
+    assert len({first, second, app.job(first.id)}) == 2
+
+
 def test_one_app_serves_many_event_loops(tmp_path: Path) -> None:
     """``async_to_sync`` makes a loop for every call."""
     app = TaskQ(tmp_path / "data", durability="os")
