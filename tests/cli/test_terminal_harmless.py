@@ -29,9 +29,8 @@ from taskq.core.parsing import check_name
 from taskq.errors import JobFailed
 from taskq_plugins.fleet.inventory import BREAKS
 from taskq_plugins.hub.registry import Registry
-from taskq_plugins.spark.lake.store import Lake
 from tests.cli.helpers import taskq as invoke
-from tests.pipeline.kit import fold_rows, records_of
+from tests.pipeline.kit import run_here
 
 #: A title, a colour that no command of ours uses, C1, bidi, a line that is written over.
 TEXT: Final = "a\x1b]0;t\x07b\x1b[41;5mc\x9b31md\u202ee\rOVER"
@@ -150,7 +149,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         (log / "readers" / "hub.json").write_text(json.dumps({"error": NAME}))
         _enrol(hub)
         ids["down"] = invoke("hub", "put", hub, "edge-7", "t", "--key", NAME).output.strip()
-        fold_rows(Lake.open(root / "lake", create=True), records_of(root / "logs"))
+        run_here(root / "logs", root / "lake")
         damaged = root / f"damaged{TEXT}"
         shutil.copytree(log, damaged)
         segment = min((damaged / "log").glob("*.log"))

@@ -339,7 +339,9 @@ async def test_a_header_that_says_what_became_of_a_job_is_never_a_calls(
     assert place.ran == [("edge-7", "7.2")]
     assert await place.client.job(job.id).result(timeout=1) == "edge-7 has 7.2"
     (view,) = _jobs(place.log)
-    assert There("", 1, True, "", "king of all").view(view).state is view.state
+    shown = There("", 1, True, "", "king of all").view(view)
+    assert shown is not None
+    assert shown.state is view.state
 
 
 async def test_the_server_writes_to_an_outbox_only_if_a_job_of_it_is_over(place: Fleet) -> None:
