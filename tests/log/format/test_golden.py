@@ -325,6 +325,7 @@ def test_at_most_ten_source_files_know_a_kind_by_its_name() -> None:
 
 def test_a_kind_that_is_added_to_the_table_is_known_to_all(tmp_path: Path) -> None:
     """It ends a job: that is folded, counted, told of, streamed, and stands in the tables."""
+    pytest.importorskip("duckdb", reason="needs the extra sql")
     program = ROOT / "tests/samples/new_kind.py"
     done = subprocess.run(
         [sys.executable, program, tmp_path / "log"], capture_output=True, text=True, check=False
