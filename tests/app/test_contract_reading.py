@@ -314,10 +314,11 @@ async def test_a_reader_lags_by_what_it_has_not_read_and_its_filter_lets_pass(fr
     await lsns(front, 10)
     (view,) = await front.ask("readers")
     assert (view.lsn, view.lag_records) == (11, 40)
-    assert view.lag_bytes > 0
+    lag_bytes = view.lag_bytes
     assert await lsns(front, kinds=["dead"]) == []
     (view,) = await front.ask("readers")
-    assert (view.lsn, view.lag_records, view.lag_bytes) == (51, 0, 0)
+    assert (view.lsn, view.lag_records) == (51, 0)
+    assert view.lag_bytes < lag_bytes / 10  # a sync may have left its mark meanwhile
 
 
 @of_one_log

@@ -8,6 +8,7 @@ import inspect
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NoReturn
 
@@ -70,7 +71,13 @@ class _Strike:
                 _die()
 
     def arm(self) -> None:
-        signal.setitimer(signal.ITIMER_REAL, self._left / 1_000)
+        seconds = self._left / 1_000
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+        else:  # between two byte codes, then
+            timer = threading.Timer(seconds, _die)
+            timer.daemon = True
+            timer.start()
 
     def event(self, name: str, _: object) -> None:
         if name.startswith(_EVENTS):
