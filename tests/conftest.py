@@ -131,10 +131,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(seconds), append=False)
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    # A limit that expired while a failure is reported would end the whole run.
+    if call.excinfo is not None and hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, 0)
     report = yield
     reasons = [*item.iter_markers("long"), *item.iter_markers("slow")]
     if report.when == "call" and report.passed and call.duration > LONG_SECONDS and not reasons:
