@@ -172,7 +172,7 @@ class Child:
             for message in self._inlet.feed(piece):
                 self._take(message)
         except wire.LostChild as error:
-            if system.LOOPS_READ:
+            if self._reader is None:
                 self._loop.remove_reader(self._channel)
             self.kill(ChildDied(f"its child process sent what is no message: {error}"))
 
@@ -200,7 +200,7 @@ class Child:
     # Messages to the child.
 
     def _send(self, message: bytes) -> None:
-        if not system.LOOPS_READ:  # it is idle, and reads
+        if self._reader is not None:  # it is idle, and reads
             with contextlib.suppress(OSError):
                 self._channel.sendall(message)
             return
@@ -249,7 +249,7 @@ class Child:
         if self.phase is ChildPhase.GONE:
             return
         self._process.wait()
-        if system.LOOPS_READ:
+        if self._reader is None:
             self._read_what_is_left()
         self._end()
 
@@ -271,7 +271,7 @@ class Child:
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
-        if system.LOOPS_READ:
+        if self._reader is None:
             self._loop.remove_reader(self._channel)
             self._loop.remove_writer(self._channel)
         self._channel.close()
