@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import json
 import os
@@ -47,8 +48,11 @@ def place() -> Iterator[Path]:
 
 
 def facts(path: Path) -> dict[str, os.stat_result]:
-    seen = [path, *path.rglob("*")]
-    return {str(item.relative_to(path)).removeprefix("."): item.lstat() for item in seen}
+    seen = {}
+    for item in [path, *path.rglob("*")]:
+        with contextlib.suppress(FileNotFoundError):  # a temporary file, renamed meanwhile
+            seen[str(item.relative_to(path)).removeprefix(".")] = item.lstat()
+    return seen
 
 
 def used(path: Path, *arguments: object) -> dict[str, os.stat_result]:
