@@ -96,7 +96,7 @@ HUB_FILE: Final = "serve.lock"
 _HIDDEN: Final = (".", "_")
 #: Frames of a segment that is there twice, from its end on, that are looked for in the other one.
 _COMPARED_MAX: Final = 64
-#: Size of what stands in place of a segment's file.
+#: Size of a directory or device under a segment's name.
 _NO_FILE: Final = -2
 #: Offset of the first frame.
 START: Final = Replica.START

@@ -621,11 +621,11 @@ class SharedLog(Log):
     """A log with any number of jobs, or without.
 
     Attributes:
-        seconds: that each job takes. answers: in how many seconds it answers a claim.
+        seconds: time of each job. answers: seconds until it answers a claim.
         moments: its jobs begin and end at these, in turn; seconds from the start.
         stalls: begin and end of a time without any answer.
         still: the moment since which it began none of its jobs, although it has some.
-        owed: jobs that its weight gave it since it has some, less those that began; below 0 it
+        owed: jobs due to it by its weight since it has some, less begun ones; below 0 it
             is ahead.
         passed: since when it was owed too many.
     """
