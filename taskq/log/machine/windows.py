@@ -75,6 +75,9 @@ _open_event: Final = _function("OpenEventW", _HANDLE, _DWORD, _BOOL, _TEXT)
 _quick: Final = _IS_HERE and ctypes.PyDLL("kernel32", use_last_error=True)
 _set_event: Final = _function("SetEvent", _BOOL, _HANDLE, library=_quick)
 _wait_for: Final = _function("WaitForSingleObject", _DWORD, _HANDLE, _DWORD)
+_wait_for_any: Final = _function(
+    "WaitForMultipleObjects", _DWORD, _DWORD, ctypes.POINTER(_HANDLE), _BOOL, _DWORD
+)
 _open_process: Final = _function("OpenProcess", _HANDLE, _DWORD, _BOOL, _DWORD)
 
 _BAD_HANDLE: Final = _HANDLE(-1).value
@@ -510,29 +513,50 @@ _POWER_BYTES, _LINE_OFF, _LINE_ON = 12, 0, 1
 #: the others: its window was closed, the machine shuts down. And for how long that waits, if the
 #: system has that patience.
 _CONTROL_KEYS, _LOGS_OFF, _CLOSE_SECONDS = (0, 1), 5, 20.0
-_Leaver: Final = getattr(ctypes, "WINFUNCTYPE", ctypes.CFUNCTYPE)(_BOOL, _DWORD)
-_leavers: Final[list[Any]] = []
+_on_stop: Final[list[Callable[[], object]]] = []
 
 
-def watch_stop(action: Callable[[], object]) -> None:
-    """Call ``action``, on a thread, each time that somebody asks this process to stop."""
-    event = _create_event(None, False, False, f"Global\\taskq-stop-{os.getpid()}")
+def _leave(event: int) -> bool:
+    actions = [*_on_stop]
+    if event in _CONTROL_KEYS or not actions:
+        return False
+    if event != _LOGS_OFF:
+        for action in actions:
+            action()
+        time.sleep(_CLOSE_SECONDS)  # with the return of this the process ends
+    return True
+
+
+# It stays, since the system may be amid a call when the last watch ends.
+_leaver: Final[Any] = getattr(ctypes, "WINFUNCTYPE", ctypes.CFUNCTYPE)(_BOOL, _DWORD)(_leave)
+
+
+def watch_stop(action: Callable[[], object]) -> Callable[[], None]:
+    """Call ``action``, on a thread, each time that somebody asks this process to stop.
+
+    Returns a function that ends this; from then on nobody can ask.
+    """
+    asked = _create_event(None, False, False, f"Global\\taskq-stop-{os.getpid()}")
+    ended = _create_event(None, True, False, None)
+    handle_console = _function("SetConsoleCtrlHandler", _BOOL, _BYTES, _BOOL)
 
     def watch() -> None:
-        while _wait_for(event, _INFINITE) == 0:
+        while _wait_for_any(2, (_HANDLE * 2)(ended, asked), False, _INFINITE) == 1:
             action()
 
-    def leave(event: int) -> bool:
-        if event in _CONTROL_KEYS:
-            return False
-        if event != _LOGS_OFF:
-            action()
-            time.sleep(_CLOSE_SECONDS)  # with the return of this the process ends
-        return True
+    def stop() -> None:
+        _set_event(ended)
+        thread.join()
+        _on_stop.remove(action)
+        handle_console(_leaver, False)
+        _close_handle(asked)
+        _close_handle(ended)
 
-    threading.Thread(target=watch, name="taskq-stop", daemon=True).start()
-    _leavers.append(_Leaver(leave))
-    _function("SetConsoleCtrlHandler", _BOOL, _BYTES, _BOOL)(_leavers[-1], True)
+    thread = threading.Thread(target=watch, name="taskq-stop", daemon=True)
+    thread.start()
+    _on_stop.append(action)
+    handle_console(_leaver, True)
+    return stop
 
 
 def ask_to_stop(pid: int) -> bool:

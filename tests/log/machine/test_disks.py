@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import functools
 import itertools
 import os
+import queue
 import re
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -657,6 +660,48 @@ def test_a_file_that_a_scanner_holds_is_tried_again_for_a_second(
         assert not slept
 
 
+class _Events:
+    """Windows' events; one that has a name shows one waiting thread each time that it is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names = dict[int, str | None]()
+        self._set = set[int]()
+        self._changed = threading.Condition()
+        for name in ("create_event", "open_event", "set_event", "wait_for_any", "close_handle"):
+            monkeypatch.setattr(windows, f"_{name}", getattr(self, f"_{name}"))
+
+    def _create_event(self, _: None, _is_manual: bool, _is_set: bool, name: str | None) -> int:
+        handle = max(self.names, default=0) + 1
+        self.names[handle] = name
+        return handle
+
+    def _open_event(self, _access: int, _inherits: bool, name: str) -> int | None:
+        same = [handle for handle, known in self.names.items() if known == name]
+        if not same:
+            return None
+        self.names[-same[0]] = name
+        return -same[0]
+
+    def _set_event(self, handle: int) -> bool:
+        with self._changed:
+            self._set.add(abs(handle))
+            self._changed.notify_all()
+        return True
+
+    def _wait_for_any(self, _: int, handles: Any, _all: bool, _milliseconds: int) -> int:
+        with self._changed:
+            self._changed.wait_for(lambda: self._set & {*handles})
+            first = next(number for number, each in enumerate(handles) if each in self._set)
+            if self.names[handles[first]] is not None:
+                self._set.remove(handles[first])
+            return first
+
+    def _close_handle(self, handle: int) -> bool:
+        del self.names[handle]
+        self._set.discard(handle)
+        return True
+
+
 @pytest.mark.parametrize(
     ("event", "answer"),
     [
@@ -671,14 +716,30 @@ def test_a_closing_console_of_windows_asks_a_worker_to_stop(
     monkeypatch: pytest.MonkeyPatch, event: int, answer: list[object]
 ) -> None:
     """The process ends when the handler returns; Wine closes no console."""
-    seen = list[object]()
-    monkeypatch.setattr(windows, "_create_event", lambda *_: 0)
-    monkeypatch.setattr(windows, "_wait_for", lambda *_: 1)
-    monkeypatch.setattr(windows, "_function", lambda *_: lambda *_: True)
+    seen, handlers = list[object](), list[Any]()
+    _Events(monkeypatch)
+    call = lambda handler, added: (handlers.append if added else handlers.remove)(handler)  # noqa: E731 - a call of the system
+    monkeypatch.setattr(windows, "_function", lambda *_: call)
     monkeypatch.setattr(time, "sleep", seen.append)
-    windows.watch_stop(lambda: seen.append("asked"))
-    seen.append(bool(windows._leavers.pop()(event)))
+    stop = windows.watch_stop(lambda: seen.append("asked"))
+    [leave] = handlers
+    seen.append(bool(leave(event)))
     assert seen == answer
+    stop()
+    assert (bool(leave(event)), seen, handlers) == (False, answer, []), "as without a worker"
+
+
+def test_requests_to_stop_a_worker_of_windows_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, seen = _Events(monkeypatch), queue.SimpleQueue[str]()
+    monkeypatch.setattr(windows, "_function", lambda *_: lambda *_: True)
+    for worker in ("first", "second"):
+        stop = windows.watch_stop(functools.partial(seen.put, worker))
+        for _ in range(2):
+            assert windows.ask_to_stop(os.getpid())
+            assert seen.get() == worker
+        stop()
+        assert not windows.ask_to_stop(os.getpid())
+    assert (seen.empty(), kernel.names) == (True, {})
 
 
 @pytest.mark.parametrize(

@@ -444,6 +444,20 @@ def a_process_is_asked_to_stop(folder: Path) -> object:
         return [windows.ask_to_stop(process.pid), process.wait(20)]
 
 
+@fact([True, b"asked", False])
+def a_process_is_asked_to_stop_as_long_as_it_watches(folder: Path) -> object:
+    del folder
+    code = (
+        "import sys, threading, time; from taskq.log.machine import windows as w\n"
+        "asked = threading.Event(); stop = w.watch_stop(asked.set); print(flush=True)\n"
+        "asked.wait(); stop(); print('asked', flush=True); time.sleep(100)"
+    )
+    with child(code) as process:
+        assert process.stdout is not None
+        first = windows.ask_to_stop(process.pid)
+        return [first, process.stdout.readline().strip(), windows.ask_to_stop(process.pid)]
+
+
 @fact(1)
 def a_killed_process_ends_with(folder: Path) -> object:
     del folder

@@ -12,13 +12,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from taskq import TaskQ
+from taskq import TaskQ, engine
 from taskq.app.app import WorkerOptions
 from taskq.errors import LogError, UsageError
 from taskq_workers import Worker, WorkerThread
@@ -400,16 +400,28 @@ def say() -> None:
 say.enqueue_sync()
 app.run_worker(concurrency=2)
 print("stopped", flush=True)
+input()
+print("ended", flush=True)
 """
 
 
-@pytest.mark.posix("a signal from elsewhere is a kill")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_run_worker_and_the_program_goes_on(
-    tmp_path: Path, number: signal.Signals
+@pytest.mark.parametrize(
+    "ask",
+    [
+        pytest.param(engine.system.ask_to_stop, id="SIGTERM"),
+        pytest.param(
+            lambda pid: os.kill(pid, signal.SIGINT),
+            marks=pytest.mark.posix("a signal from elsewhere is a kill"),
+            id="SIGINT",
+        ),
+    ],
+)
+def test_a_request_ends_run_worker_and_the_program_goes_on(
+    tmp_path: Path, ask: Callable[[int], object]
 ) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "data")],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -417,9 +429,12 @@ def test_a_signal_ends_run_worker_and_the_program_goes_on(
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ran\n"
-        os.kill(process.pid, number)
-        out, err = process.communicate(timeout=30)
-    assert (process.returncode, out) == (0, "stopped\n"), err
+        ask(process.pid)
+        assert process.stdout.readline() == "stopped\n"
+        if os.name == "nt":  # elsewhere a signal has its meaning for the program again
+            assert not engine.system.ask_to_stop(process.pid), "nothing listens any more"
+        out, err = process.communicate("\n", timeout=30)
+    assert (process.returncode, out) == (0, "ended\n"), err
 
 
 def test_an_app_takes_the_very_options_of_a_worker() -> None:

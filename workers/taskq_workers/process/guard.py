@@ -188,6 +188,7 @@ class Guard:
         self._alarm, self._poke = socket.socketpair()
         self._alarm.setblocking(False)
         self._poke.setblocking(False)
+        self._end_watch: Callable[[], None] = lambda: None
 
     def run(self, *, has_terminal: bool) -> int:
         """Return the exit code once all workers have ended."""
@@ -205,6 +206,7 @@ class Guard:
             )
         finally:
             signal.set_wakeup_fd(-1)
+            self._end_watch()
             self._send_all(system.SIGKILL)
             self._alarm.close()
             self._poke.close()
@@ -238,7 +240,7 @@ class Guard:
         signal.set_wakeup_fd(self._poke.fileno(), warn_on_full_buffer=False)
         for number in system.STOP_SIGNALS:
             signal.signal(number, self._on_stop)
-        engine.system.watch_stop(self._on_asked)
+        self._end_watch = engine.system.watch_stop(self._on_asked)
         # The arrival alone ends the wait.
         handlers: dict[signal.Signals | None, Callable[..., None]] = {
             system.SIGCHLD: lambda *_: None,

@@ -223,7 +223,7 @@ def run_reloading(arguments: Sequence[str]) -> None:
 
     for number in system.STOP_SIGNALS:
         signal.signal(number, on_signal)
-    engine.system.watch_stop(stop.set)
+    end_watch = engine.system.watch_stop(stop.set)
     logging.getLogger("watchfiles").setLevel(logging.ERROR)
     command = worker_command(*arguments, "--below")
     process = system.start(command, None, ends_with_us=True)
@@ -236,6 +236,7 @@ def run_reloading(arguments: Sequence[str]) -> None:
             _end(process)
             process = system.start(command, None, ends_with_us=True)
     finally:
+        end_watch()
         # A terminal sends its Ctrl-C to the worker as well, and a second one would cancel.
         has_terminal = sys.stdin is not None and sys.stdin.isatty() and system.SIGTSTP is not None
         _end(process, is_asked=has_terminal and signals == {signal.SIGINT})

@@ -194,6 +194,7 @@ class Supervisor:
         self._alarm: tuple[socket.socket, ...] = ()
         self._wakes_before = -1
         self._leave_forks: Callable[[], None] = lambda: None
+        self._end_watch: Callable[[], None] = lambda: None
         #: jobs that a burst leaves, in words
         self._rest = ""
 
@@ -211,6 +212,7 @@ class Supervisor:
             self._tell_end()
             end(loop)
             signal.set_wakeup_fd(self._wakes_before)
+            self._end_watch()
             self._leave_forks()
             for channel in self._alarm:
                 channel.close()
@@ -296,7 +298,8 @@ class Supervisor:
         if pause is not None and signal.getsignal(pause) is not signal.SIG_IGN:
             before[pause] = signal.signal(pause, self._on_pause_signal)
         self._leave_forks = keep_from_children(before)
-        engine.system.watch_stop(partial(self._on_stop_signal, int(signal.SIGTERM), None))
+        on_asked = partial(self._on_stop_signal, int(signal.SIGTERM), None)
+        self._end_watch = engine.system.watch_stop(on_asked)
 
     def _on_stop_signal(self, number: int, _: object) -> None:
         self._signals += 1
