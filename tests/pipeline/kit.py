@@ -31,6 +31,7 @@ from taskq.log.segments.bodystore import BodyStore
 from taskq_plugins.spark.lake.store import (
     BATCH,
     FOLDED,
+    MADE_OF,
     OPEN,
     PARTED,
     POSITION,
@@ -184,7 +185,7 @@ def add_records(lake: Lake, records: pa.Table, lineage: Lineage | None = None) -
         writer.commit(POSITIONS, positions, lake.files(POSITIONS), POSITION)
         versions = {POSITIONS_APP: lake.delta(POSITIONS).version()}
         if lake.has("jobs"):
-            versions[batches._JOBS_APP] = lake.delta("jobs").version()
+            versions[MADE_OF["jobs"]] = lake.delta("jobs").version()
         rows = cleared(pa.table(full, RECORD), erased_jobs(lake))
         files = writer.write(RECORDS, rows)
         writer.commit(RECORDS, files, (), RECORD, number, versions)

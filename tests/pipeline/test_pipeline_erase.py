@@ -182,6 +182,8 @@ def test_nor_do_derived_tables(tmp_path: Path, spark: SparkSession) -> None:
 def erased_at_each_moment(tmp_path: Path, refresh: Callable[[LakeWriter], None]) -> None:
     early, late = tmp_path / "early", tmp_path / "hub"
     asyncio.run(do_steps(late / "orders", 4))
+    for device in ("edge-2", "edge-3", "edge-4", "edge-5"):  # equal keys, payloads and reasons
+        asyncio.run(worked(late / device))
     asyncio.run(live(late / "edge-1", 7, 20))
     shutil.copytree(late, early)
     asyncio.run(live(late / "edge-1", 8, 20, keep="0s"))

@@ -22,6 +22,7 @@ from taskq_plugins.spark.lake.store import (
     JOBS,
     OPEN,
     RECORDS,
+    STALE,
     STEPS,
     Lake,
     LakeWriter,
@@ -169,7 +170,8 @@ def _drop_quotes(writer: LakeWriter, job_ids: Sequence[str]) -> None:
             rows = lake.rows(table)
             is_gone = pc.is_in(rows[column], pa.array(values, rows[column].type))
             new = writer.write(table, rows.filter(pc.invert(is_gone)))
-            writer.commit(table, new, lake.files(table))
+            # Other jobs may have the same, so the next run computes the table anew.
+            writer.commit(table, new, lake.files(table), apps=STALE)
 
 
 @click.command()

@@ -78,6 +78,11 @@ PARTED: Final[dict[str, tuple[str, ...]]] = {
 #: The application of a batch's transactions, and of the version of ``_positions`` in ``records``.
 APP: Final = "taskq"
 POSITIONS_APP: Final = "taskq-positions"
+#: The applications whose transactions are the versions of jobs and attempts that a derived table
+#: was made of; in ``records``, the version of jobs before the batch.
+MADE_OF: Final = {JOBS: "taskq-jobs", ATTEMPTS: "taskq-attempts"}
+#: Transactions of a derived table that is to be computed anew, from all rows.
+STALE: Final = dict.fromkeys((APP, *MADE_OF.values()), -1)
 DELTA_LOG: Final = "_delta_log"
 #: Commits between two checkpoints: bounds how many a reader has to read.
 _CHECKPOINT_EVERY: Final = 20
@@ -378,7 +383,7 @@ class LakeWriter:
             self._create(table, schema)
         delta = lake.delta(table)
         if batch is None:
-            if not added and not removed:
+            if not (added or removed or apps):
                 return False
         elif lake.batch(table) >= batch:
             return False

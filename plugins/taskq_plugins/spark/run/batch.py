@@ -30,6 +30,7 @@ from taskq_plugins.spark.lake.store import (
     FOLDED,
     JOBS,
     KEPT,
+    MADE_OF,
     OPEN,
     PART,
     PARTED,
@@ -80,8 +81,6 @@ SHARE_ROWS: Final = 150_000
 #: ... and bytes of their files, compressed.
 SHARE_BYTES: Final = 32 * 1024 * 1024
 _FOLDED: Final = (ATTEMPTS, JOBS, OPEN)
-#: The application whose transaction in ``records`` is the version of ``jobs`` before the batch.
-_JOBS_APP: Final = "taskq-jobs"
 _PLAIN: Final = [
     "to_json(headers) AS headers" if name == "headers" else name for name in FOLDED.names
 ]
@@ -125,7 +124,7 @@ def read_batch(
     writer.commit(POSITIONS, writer.write(POSITIONS, positions), lake.files(POSITIONS), POSITION)
     versions = {POSITIONS_APP: lake.delta(POSITIONS).version()}
     if lake.has(JOBS):
-        versions[_JOBS_APP] = lake.delta(JOBS).version()
+        versions[MADE_OF[JOBS]] = lake.delta(JOBS).version()
     writer.commit(RECORDS, files, (), RECORD, number, versions)
     return number
 
@@ -417,7 +416,7 @@ class _Batch:
             }
         )
         touched = [_NO_KEYS]
-        version = self.lake.batch(RECORDS, _JOBS_APP)
+        version = self.lake.batch(RECORDS, MADE_OF[JOBS])
         before = Lake(self.lake.path, {JOBS: version} if version >= 0 else {})
         for file in before.files(JOBS):
             due = file.ranges.get("due_ns")

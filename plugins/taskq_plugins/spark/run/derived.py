@@ -25,6 +25,7 @@ from taskq_plugins.spark.lake.store import (
     ATTEMPTS,
     DERIVED,
     JOBS,
+    MADE_OF,
     PARTED,
     ROLLUP,
     last_records,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.lake.files import DataFile
     from taskq_plugins.spark.lake.store import Lake, LakeWriter
 
-_APPS: Final = {JOBS: "taskq-jobs", ATTEMPTS: "taskq-attempts"}
 #: The columns that say on which days a row counts.
 _MOMENTS: Final = {JOBS: ("enqueued_ns", "settled_ns"), ATTEMPTS: ("ended_ns",)}
 _HOUR_NS: Final = 3_600 * 1_000_000_000
@@ -143,7 +143,7 @@ def refresh_tables(
     """
     lake, number = writer.lake, writer.lake.batch()
     behind: list[str] = [name for name in DERIVED if lake.batch(name) < number]
-    versions = {app: lake.delta(table).version() for table, app in _APPS.items()}
+    versions = {app: lake.delta(table).version() for table, app in MADE_OF.items()}
     changes = cache(lake.changes)
     for name in behind:
         on_table(name)
@@ -184,7 +184,7 @@ def _changed(
     """Return the keys of which rows came or went since a table was made; None for all keys."""
     keys, parts = _KEYS[name], []
     for table, where, columns in _MADE_OF[name]:
-        version = lake.batch(name, _APPS[table])
+        version = lake.batch(name, MADE_OF[table])
         since = None if version < 0 else changes(table, version)
         if since is None:
             return None
