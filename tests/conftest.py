@@ -19,7 +19,6 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 from taskq import TaskLog, TaskQ
 from taskq.log.config import SEGMENT_BYTES_MIN
 from tests.effort import run
-from tests.recorder import Recorder, record
 
 # The examples are the same in every run, so that a red run means a change; and none has a deadline,
 # which a busy machine would miss. New ones are looked for with --hypothesis-profile=explore.
@@ -222,8 +221,3 @@ async def log(tmp_path: Path) -> AsyncIterator[TaskLog]:
     path = tmp_path / "log"
     async with TaskLog.open(path, durability="os", segment_bytes=SEGMENT_BYTES_MIN) as log:
         yield log
-
-
-@pytest.fixture
-def recorder(app: TaskQ) -> Recorder:
-    return record(app)

@@ -17,6 +17,7 @@ from taskq.core.why import Why
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.reading.replay import REPLAY_HEADER
 from tests.app.conftest import Front, without
+from tests.reading.test_stream_readers import lsns as lsns_of
 
 #: Why shards are left out.
 ONE_LOG: Final = "it is asked of one log: each of app.logs()"
@@ -41,8 +42,8 @@ async def test_counts_are_of_all_queues_and_print_as_a_table(front: Front) -> No
 
 async def test_counts_of_a_past_moment_are_as_they_were(front: Front) -> None:
     await front.put()
-    await asyncio.sleep(0.002)
     moment = datetime.now(UTC)
+    front.clock.advance(1)
     await front.put()
     stats = await front.ask("stats", moment)
     assert sum(queue.ready for queue in stats.queues) == 1
@@ -200,14 +201,7 @@ async def test_a_job_that_cannot_be_replayed_keeps_no_other_from_it(front: Front
 
 async def lsns(front: Front, count: int | None = None, **choice: Any) -> list[int]:
     """Return what the reader "billing" gets next; the last is handled."""
-    numbers: list[int] = []
-    async with front.holder.stream(reader="billing", follow=False, **choice) as stream:
-        async for record in stream:
-            numbers.append(record.lsn)
-            if len(numbers) == count:
-                await stream.commit()
-                break
-    return numbers
+    return await lsns_of(front.holder.stream(reader="billing", follow=False, **choice), count)
 
 
 @of_one_log

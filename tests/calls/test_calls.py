@@ -10,8 +10,10 @@ from pydantic_core import from_json
 
 from taskq import Task, TaskQ
 from taskq.core import model
+from taskq.core.records import Kind
 from taskq.errors import InvalidCall, PayloadTooLarge
-from tests.recorder import Recorder
+from taskq.log.format.record import Record
+from tests.processes.harness import log_records, of_kind
 
 HOUR_NS = 3_600 * 10**9
 MOMENT = datetime(2030, 1, 1, tzinfo=UTC)
@@ -19,12 +21,16 @@ MOMENT_NS = int(MOMENT.timestamp()) * 10**9
 
 
 @pytest.fixture
-def send(app: TaskQ, recorder: Recorder) -> Task[..., int]:
+def send(app: TaskQ) -> Task[..., int]:
     @app.task(name="send", queue="mail", priority=7, key=lambda to, n: f"{to}:{n}", window="1h")
     async def send(to: str, n: int = 1) -> int:
         return n
 
     return send
+
+
+def enqueued(app: TaskQ) -> list[Record]:
+    return of_kind(log_records(app.data_dir), Kind.ENQUEUED)
 
 
 @pytest.mark.parametrize("count", range(6))
@@ -113,9 +119,7 @@ def test_a_key_can_be_left_out_and_takes_its_window_along(send: Any) -> None:
     assert send.call("a").options(key=None).extras is None
 
 
-async def test_every_way_to_enqueue_writes_the_same(
-    app: TaskQ, send: Any, recorder: Recorder
-) -> None:
+async def test_every_way_to_enqueue_writes_the_same(app: TaskQ, send: Any) -> None:
     ways = [
         await send.enqueue("a"),
         (await send.enqueue_many([("b",)]))[0],
@@ -124,49 +128,45 @@ async def test_every_way_to_enqueue_writes_the_same(
         await app.enqueue_by_name("send", "e"),
         await send.options().enqueue("f"),
     ]
-    assert [job.lsn for job in ways] == [1, 2, 3, 4, 5, 6]
-    assert {job.id for job in ways} == {f"0123abcd-{lsn}" for lsn in range(1, 7)}
-    assert recorder.bodies == [b'{"to":"%c"}' % name for name in b"abcdef"]
-    assert {spec.route for spec, _, _ in recorder.items} == {send.spec.route}
-    assert [extras and extras.key for _, _, extras in recorder.items] == [
-        b"%c:1" % name for name in b"abcdef"
-    ]
+    records = enqueued(app)
+    lsns = [it.lsn for it in records]
+    assert [job.lsn for job in ways] == lsns
+    assert [job.id.partition("-")[2] for job in ways] == [str(lsn) for lsn in lsns]
+    assert [it.body for it in records] == [b'{"to":"%c"}' % name for name in b"abcdef"]
+    assert {(it.task, it.queue, it.priority) for it in records} == {("send", "mail", 7)}
+    assert [it.extras and it.extras.key for it in records] == [b"%c:1" % it for it in b"abcdef"]
 
 
-async def test_a_task_without_rare_options_sends_none(app: TaskQ, recorder: Recorder) -> None:
+def test_a_task_without_rare_options_sends_none(app: TaskQ) -> None:
     @app.task
     def task(n: int) -> None: ...
 
-    await task.enqueue(1)
-    await task.options(priority=1).enqueue(2)
-    assert [extras for _, _, extras in recorder.items] == [None, None]
+    assert [it.call(1).extras for it in (task, task.options(priority=1))] == [None, None]
 
 
-async def test_a_task_that_is_not_known_here_is_enqueued_by_its_name(
-    app: TaskQ, recorder: Recorder
-) -> None:
+async def test_a_task_that_is_not_known_here_is_enqueued_by_its_name(app: TaskQ) -> None:
     await app.enqueue_by_name("mail.send", "a@b.c", 1, subject="hi")
     await app.enqueue_by_name("mail.ping")
     await app.enqueue(app.call_by_name("mail.send", task="t").options(queue="mail", attempts=2))
-    assert recorder.bodies == [b'{"*":["a@b.c",1],"subject":"hi"}', b"{}", b'{"task":"t"}']
-    specs = [spec for spec, _, _ in recorder.items]
-    assert [spec.task for spec in specs] == ["mail.send", "mail.ping", "mail.send"]
-    assert (specs[0].queue, specs[0].attempts) == ("default", 5)
-    assert (specs[2].queue, specs[2].attempts) == ("mail", 2)
+    assert [(it.task, it.queue, it.attempts_max, it.body) for it in enqueued(app)] == [
+        ("mail.send", "default", 5, b'{"*":["a@b.c",1],"subject":"hi"}'),
+        ("mail.ping", "default", 5, b"{}"),
+        ("mail.send", "mail", 2, b'{"task":"t"}'),
+    ]
 
 
 # -- wrong calls -----------------------------------------------------------------------------------
 
 
 async def test_a_transaction_over_its_limit_is_refused_whole(
-    app: TaskQ, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     big = app.call_by_name("t", "x" * 1_000_000)
     assert len(await app.enqueue_many([big] * 16)) == 16
-    recorder.items.clear()
+    before = len(enqueued(app))
     monkeypatch.setattr(model, "TRANSACTION_BYTES_MAX", 100_000)  # then what a job takes counts
     small = app.call_by_name("t").options(headers={"h": "x" * 30_000})
     for calls in ([app.call_by_name("t")] * 4_000, [small] * 4):
         with pytest.raises(PayloadTooLarge, match=f"the transaction of {len(calls)} jobs"):
             await app.enqueue_many(calls)
-    assert recorder.items == []
+    assert len(enqueued(app)) == before

@@ -28,7 +28,6 @@ from taskq_plugins.hub.transport import hub_backed_up
 from tests.hub.place import DEVICE, Place, is_copy, run
 from tests.hub.place import DEVICE as _DEVICE
 from tests.hub.place import run as _run
-from tests.processes.hub_kills import roll_back
 
 _MIB: Final = 2**20
 
@@ -267,6 +266,15 @@ def _files(log: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in log.rglob("*") if file.is_file()}
 
 
+def _roll_back(log: Path, files: dict[Path, bytes]) -> None:
+    """Bring a directory back as a snapshot of its file system does: no file of it is another."""
+    for file in log.rglob("*"):
+        if file.is_file() and file not in files:
+            file.unlink()
+    for file, data in files.items():
+        file.write_bytes(data)
+
+
 async def _ids(path: Path | str) -> dict[str, bytes]:
     with LogReader.open(str(path)) as reader:
         return {view.job_id: view.payload for view in reader.jobs(None, None, None, 1_000)}
@@ -281,7 +289,7 @@ async def test_a_file_system_that_was_rolled_back_parts_where_the_hub_has_other_
     before, old = _files(place.log), _identity(place.log)
     await place.write(5, 20)
     await place.sync()
-    roll_back(place.log, before)
+    _roll_back(place.log, before)
     if works:
         await place.write(3, 50)
         assert _identity(place.log).log_id == old.log_id, "nothing of it shows"
@@ -311,11 +319,11 @@ async def test_of_a_cloned_card_only_that_device_is_stopped_and_a_person_lets_bo
     await place.write(2, 20)
     await place.sync()
     first = _files(place.log)
-    roll_back(place.log, card)
+    _roll_back(place.log, card)
     await place.write(2, 40)  # the second machine
     assert await place.sync() == [Verdict.DIFFERS, Verdict.NEW]
     second = _files(place.log)
-    roll_back(place.log, first)
+    _roll_back(place.log, first)
     await place.write(2, 60)
     with pytest.raises(HubStops, match=r"taskq hub devices HUB NAME"):
         await place.sync()
@@ -323,11 +331,11 @@ async def test_of_a_cloned_card_only_that_device_is_stopped_and_a_person_lets_bo
     assert "two machines have this token" in shown
     assert "enroll" in shown
     first = _files(place.log)
-    roll_back(place.log, second)
+    _roll_back(place.log, second)
     with pytest.raises(HubStops):
         await place.sync()
     assert await place.sync(other) == [Verdict.NEW], "it has a name of its own from now on"
-    roll_back(place.log, first)
+    _roll_back(place.log, first)
     Registry(place.hub).replace(DEVICE)
     token = Registry(place.hub).enroll(DEVICE)
     assert await place.sync(token) == [Verdict.BEHIND]

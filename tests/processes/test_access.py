@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import grp
-import json
 import os
 import pwd
 import re
@@ -26,9 +25,7 @@ from taskq.log.machine.access import exposures
 from taskq.log.read.reader import LogReader
 from taskq.log.upkeep.health import check_health
 from tests.processes.harness import Child
-from tests.processes.neighbour import ATTACKS, NOT_BY_MODE
 
-ROOT = Path(__file__).parents[2]
 AM_ROOT = os.geteuid() == 0
 #: Two users and a group that both may be in; without root's rights this process is both.
 USER, OTHER = (pwd.getpwnam(name).pw_uid for name in ("daemon", "nobody"))
@@ -188,20 +185,6 @@ def test_a_log_open_to_other_users_is_reported_once_and_unchanged(
         assert f": chmod -R {'o=' if mode & 0o2000 else 'go='} {log}" in warnings[0]
         os.system(warnings[0].rpartition(": ")[2])  # noqa: S605 - what we tell people to do
         assert not exposures(str(log))
-
-
-def test_no_attack_of_another_user_succeeds_while_writers_run() -> None:
-    command = (sys.executable, "-m", "tests.processes.neighbour")
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    if not AM_ROOT:
-        assert ran.returncode == 2
-        return
-    assert ran.returncode == 0, ran.stderr
-    errors = json.loads(ran.stdout)
-    assert {name for name, error in errors["open"].items() if error} == NOT_BY_MODE
-    for kind in ("private", "shared"):
-        assert errors[kind].keys() == ATTACKS.keys()
-        assert all(errors[kind].values()), errors[kind]
 
 
 #: A writer and a reader, as another user.
