@@ -174,7 +174,9 @@ class Hooks:
         for hook in self.steps:
             try:
                 hook(done)
-            except Exception:
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # a hook is somebody else's code
                 logger = logging.getLogger("taskq")
                 logger.exception("an on_step hook failed on job %s; it goes on", done.job_id)
 

@@ -748,7 +748,7 @@ def make_task(app: TaskQ, fn: Callable[..., Any], choices: TaskChoices) -> Task[
     task: Task[..., Any] = kind(
         app,
         fn,
-        choices.get("name") or naming.name_of(fn),
+        choices["name"] if choices.get("name") is not None else naming.name_of(fn),
         Options(attempts=policy.attempts).changed(cast("OptionChanges", changes)),
         retry=policy,
         timeout=timeout,
@@ -878,7 +878,7 @@ def _check_choices(fn: Callable[..., Any], choices: TaskChoices) -> None:
 
 def _limit(choices: TaskChoices, name: Literal["timeout", "soft_timeout"]) -> float | None:
     value = choices.get(name)
-    return None if value is None else durations.seconds(value, name)
+    return None if value is None else durations.positive_nanoseconds(value, name) / model.SECOND_NS
 
 
 def tasks_with(tasks: dict[str, Task[..., Any]], task: Task[..., Any]) -> dict[str, Task[..., Any]]:

@@ -137,7 +137,7 @@ class Options:
             values |= _expiry(changes["expires"])
         values |= _dedup(changes)
         if "headers" in changes:
-            values["headers"] = checked_headers({**self.headers, **changes["headers"]})
+            values["headers"] = checked_headers(changes["headers"], self.headers)
         if "keep" in changes:
             values["keep_ns"] = _keep_ns(changes["keep"])
         values |= _storage(changes)
@@ -339,12 +339,14 @@ def make_call(
 
 def checked_calls(calls: Iterable[Call[R]], method: str = "enqueue_many") -> list[Call[R]]:
     """Return what a method was given, as a list; raises UsageError if one is no call."""
+    whole: object = calls
+    takes = f"{method}() takes a list of calls such as task.call(...)"
+    if not isinstance(whole, Iterable):
+        raise errors.UsageError(f"{takes}, got {whole!r:.60}")
     given = list(calls)
     for call in given:
         if not isinstance(call, Call):
-            raise errors.UsageError(
-                f"{method}() takes calls such as task.call(...), got {call!r:.60}"
-            )
+            raise errors.UsageError(f"{takes}, got {call!r:.60}")
     return given
 
 
@@ -383,8 +385,11 @@ def concurrency_key_bytes(task: str, key: object) -> bytes:
     return key_bytes(task, str(key) if type(key) is int else key, "concurrency_key")
 
 
-def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers, with text for names and values."""
+def checked_headers(more: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """Return a task's own headers and the ones of a call, with text for names and values."""
+    if not isinstance(more, Mapping):
+        raise errors.UsageError(f"headers is {more!r:.60}: give a dict of texts")
+    headers = {**own, **more}
     pairs: Iterable[tuple[object, object]] = headers.items()
     for name, value in pairs:
         if not isinstance(name, str) or not isinstance(value, str):
@@ -399,7 +404,7 @@ def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
         raise errors.PayloadTooLarge(
             "the headers", size, model.HEADERS_BYTES_MAX, "put data in the arguments"
         )
-    return dict(headers)
+    return headers
 
 
 def transaction_bytes(items: Iterable[Item] | Plain) -> int:

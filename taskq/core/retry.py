@@ -105,7 +105,7 @@ class RetryRules(TypedDict, total=False):
     #: errors that are not, even if ``retry_on`` or ``per_error`` names them
     give_up_on: ErrorTypes
     #: another delay, or delays and attempts of another policy, for some errors; the first that fits
-    per_error: Mapping[type[BaseException], RetryPolicy | Duration]
+    per_error: Mapping[ErrorTypes, RetryPolicy | Duration]
     #: asked first: called with (error, attempt), gives a Retry, Snooze or Discard, or None to leave
     #: it to the policy
     decide: Decider | None
@@ -229,7 +229,7 @@ class RetryPolicy:
     jitter: Jitter = Jitter.FULL
     retry_on: ErrorTypes = Exception
     give_up_on: ErrorTypes = ()
-    per_error: tuple[tuple[type[BaseException], RetryPolicy], ...] = ()
+    per_error: tuple[tuple[ErrorTypes, RetryPolicy], ...] = ()
     decider: Decider | None = None
     max_age_seconds: float | None = None
     asked_seconds_max: float = DELAY_SECONDS_MAX
@@ -499,17 +499,18 @@ def _policy(
 
 
 def _own_policies(
-    per_error: Mapping[type[BaseException], RetryPolicy | Duration],
-) -> Iterator[tuple[type[BaseException], RetryPolicy]]:
+    per_error: Mapping[ErrorTypes, RetryPolicy | Duration],
+) -> Iterator[tuple[ErrorTypes, RetryPolicy]]:
     for kind, value in per_error.items():
         _types(kind, "per_error")
+        entry = f"per_error[{getattr(kind, '__name__', kind)}]"
         if not isinstance(value, RetryPolicy):
-            yield kind, fixed(0, seconds(value, f"per_error[{kind.__name__}]"))
+            yield kind, fixed(0, seconds(value, entry))
             continue
         if value.per_error or value.decider is not None or value.max_age_seconds is not None:
             raise UsageError(
-                f"per_error[{kind.__name__}] has rules of its own: give per_error, decide and "
-                f"max_age to the outer policy"
+                f"{entry} has rules of its own: give per_error, decide and max_age to the outer "
+                f"policy"
             )
         yield kind, value
 

@@ -199,12 +199,27 @@ def step_sync(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -
     return here.step_in_thread(StepCall(name, number, fn, args, kwargs, policy))
 
 
+@overload
+def as_step(fn: Callable[P, R], /) -> Callable[P, R]: ...
+
+
+@overload
 def as_step(
     *,
     name: str | None = None,
     retry: RetryPolicy | int | None = None,
     timeout: Duration | None = None,
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def as_step(
+    fn: Any = None,
+    /,
+    *,
+    name: str | None = None,
+    retry: RetryPolicy | int | None = None,
+    timeout: Duration | None = None,
+) -> Any:
     """Make each call of a function a step, called by the function's name.
 
     ::
@@ -217,6 +232,7 @@ def as_step(
     A plain function is a step of tasks that run in threads, as by ``step_sync``.
 
     Args:
+        fn: the function, if the decorator is written without options.
         name: of the step, if not the function's.
         retry: as for ``step``.
         timeout: as for ``step``.
@@ -224,6 +240,8 @@ def as_step(
     Raises:
         UsageError: an argument is wrong, or a call comes from outside of a task.
     """
+    if fn is not None and not callable(fn):
+        raise UsageError(f"as_step takes a function, got {fn!r:.60}: write @as_step(name=...)")
     policy = _policy_of(retry, timeout)
 
     def decorate(fn: Callable[P, R]) -> Callable[P, R]:
@@ -240,7 +258,7 @@ def as_step(
 
         return call
 
-    return decorate
+    return decorate if fn is None else decorate(fn)
 
 
 def _policy(name: str, fn: Callable[..., Any], kwargs: dict[str, Any]) -> StepPolicy | None:

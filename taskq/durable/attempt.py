@@ -326,7 +326,7 @@ class Attempt:
         if not isinstance(error, errors.StaleDelivery):
             _log.warning("job %s stops where it is: %s", self._job.id, error)
         self._end()
-        return Suspended()
+        return Suspended(str(error))
 
     def _tell(self, done: Stepped, began_ns: int) -> None:
         job, form = self._job, Form(done.form).name.lower()

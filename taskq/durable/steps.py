@@ -17,7 +17,7 @@ from taskq.app.context import JobContext
 from taskq.calls.serialization import ResultCodec
 from taskq.calls.signature import Signature
 from taskq.connection import blocking, tracing
-from taskq.core import durations, errors, model
+from taskq.core import errors, model
 from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.retry import Decision, RetryAfter, RetryPolicy, Snooze, exponential
 from taskq.core.values import NamedTuple
@@ -154,7 +154,7 @@ class StepAttempt(Attempt):
             if not limit.expired():
                 raise
             raise TimeoutError(
-                f"step {call} was not done within its timeout of {durations.spoken(limit_ns)}"
+                f"step {call} was not done within its timeout of {limit_ns / model.SECOND_NS:g} s"
             ) from error
 
     def step_in_thread(self, call: StepCall) -> Any:

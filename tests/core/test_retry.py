@@ -13,7 +13,7 @@ from taskq import Discard, Retry, Snooze, retry
 from taskq.core.errors import UsageError
 from taskq.core.exceptions import MEMBERS_MAX, NO_TEXT, members, names_of, text_of
 from taskq.core.model import SECOND_NS
-from taskq.core.retry import DEFAULT, policy_of, wish_in
+from taskq.core.retry import DEFAULT, ErrorTypes, policy_of, wish_in
 from taskq.retry import RetryPolicy
 
 
@@ -97,7 +97,9 @@ KINDS = [Exception, OSError, ConnectionError, TimeoutError, ValueError, LookupEr
 
 
 def test_an_errors_own_policy_has_its_own_number_of_attempts() -> None:
-    policy = retry.fixed(attempts=10, per_error={OSError: retry.fixed(attempts=2), KeyError: 1})
+    policy = retry.fixed(
+        attempts=10, per_error={OSError: retry.fixed(attempts=2), (KeyError, IndexError): 1}
+    )
     assert isinstance(policy.decide(1, OSError(), 0), retry.RetryAfter)
     assert policy.decide(2, OSError(), 0) == retry.Die("attempt 2 of 2 failed")
     assert isinstance(policy.decide(9, KeyError(), 0), retry.RetryAfter)
@@ -166,7 +168,7 @@ def test_every_decision_follows_from_the_rules(
     attempts: int,
     retry_on: tuple[type[Exception], ...],
     give_up_on: tuple[type[Exception], ...],
-    per_error: dict[type[BaseException], float],
+    per_error: dict[ErrorTypes, float],
     error: Exception,
     attempt: int,
     draw: float,

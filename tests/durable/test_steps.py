@@ -814,11 +814,37 @@ async def test_each_try_has_its_own_timeout(box: Sandbox) -> None:
             await asyncio.Event().wait()
         return f"receipt of {name}"
 
-    async def order() -> str:
-        return await charge("a")
+    @durable.as_step
+    async def twice(text: str) -> str:
+        return text * 2
 
-    assert await (await ordered(box, order, retry=1)).result(5) == "receipt of a"
+    async def order() -> str:
+        first = await twice(await charge("a"))
+        try:
+            return str(await durable.step("never", asyncio.Event().wait, timeout=0.02))
+        except TimeoutError as error:
+            return f"{first}: {error}"
+
+    text = await (await ordered(box, order, retry=1)).result(5)
+    assert text == "receipt of a" * 2 + ": step never#1 was not done within its timeout of 0.02 s"
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [StopIteration(1), StopAsyncIteration(1), asyncio.CancelledError(), SystemExit(1)],
+    ids=repr,
+)
+async def test_anything_that_a_plain_function_raises_fails_its_attempt(
+    box: Sandbox, error: BaseException
+) -> None:
+    def fail() -> None:
+        raise error
+
+    async def order() -> None:
+        await durable.step("a", fail)
+
+    assert type(error).__name__ in await reason(await ordered(box, order, retry=1))
 
 
 async def test_tasks_in_threads_have_twins_of_all(app: TaskQ, box: Sandbox) -> None:

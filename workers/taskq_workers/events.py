@@ -76,5 +76,7 @@ def tell(hook: Hook, settlement: engine.Settlement, seconds: float) -> None:
             event.delay_seconds = settlement.delay_ns / values.SECOND_NS
     try:
         hook(event)
-    except Exception:  # noqa: BLE001 - a hook is somebody else's code
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - a hook is somebody else's code
         _log.exception("the on_event hook failed on job %s; the worker goes on", event.job_id)

@@ -45,8 +45,19 @@ def pool() -> ThreadPoolExecutor:
 async def on_thread(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     import asyncio  # noqa: PLC0415 - a program without a loop does not wait for it
 
-    call = partial(copy_context().run, partial(work, *args, **kwargs))
-    return await asyncio.get_running_loop().run_in_executor(pool(), call)
+    call = partial(copy_context().run, _outcome, partial(work, *args, **kwargs))
+    value, error = await asyncio.get_running_loop().run_in_executor(pool(), call)
+    if error is not None:
+        raise error
+    return value  # type: ignore[return-value]
+
+
+def _outcome(work: Callable[[], R]) -> tuple[R | None, BaseException | None]:
+    # A future cannot hold a StopIteration: its waiter would wait for ever.
+    try:
+        return work(), None
+    except BaseException as error:  # noqa: BLE001 - the waiter's, not the thread's
+        return None, error
 
 
 class Pending(Generic[R]):

@@ -14,7 +14,7 @@ import pytest
 from anyio.abc import TaskStatus
 from click.testing import CliRunner
 
-from taskq import DeadLetter, Discard, JobHandle, State, TaskLog, TaskQ
+from taskq import DeadLetter, Discard, JobHandle, State, TaskLog, TaskQ, durable
 from taskq.cli.main import main
 from taskq.core.errors import LogError
 from taskq.core.records import Cause, Kind
@@ -394,6 +394,34 @@ async def test_on_dead_hooks_run_once_for_each_dead_letter_even_if_one_raises(
     assert first.reason.startswith("ValueError: no good")
     assert first.settled_ns > 0
     assert sum("the on_dead hook failed" in line for line in caplog.messages) == 2
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(2), asyncio.CancelledError(), StopIteration()], ids=repr
+)
+async def test_no_error_of_a_hook_stops_the_worker_or_fails_a_job(
+    deadly: TaskQ, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    def plain(_: object) -> None:
+        raise error
+
+    async def later(_: object) -> None:
+        raise error
+
+    for hook in (plain, later):
+        deadly.on_dead(hook)
+    deadly.on_step(plain)
+
+    @deadly.task(name="steps", retry=1)
+    async def steps() -> int:
+        return await durable.step("a", lambda: 1)
+
+    with caplog.at_level(logging.ERROR):
+        async with deadly, deadly.worker(on_event=plain):
+            await end_of(deadly, "fail")
+            assert await (await steps.enqueue()).result(timeout=20) == 1
+    for name in ("on_dead", "on_step", "on_event"):
+        assert f"the {name} hook failed" in caplog.text or f"an {name} hook failed" in caplog.text
 
 
 async def test_the_letter_is_in_the_log_when_the_hook_is_called(deadly: TaskQ) -> None:

@@ -82,7 +82,7 @@ class Probe:
         try:
             async with limit:
                 problem = await condition.problem()
-        except Exception as error:  # noqa: BLE001 - a condition is somebody else's code
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - somebody else's code
             problem = f"its probe took over {condition.timeout_seconds:g} s"
             if not limit.expired():
                 problem = reasons.summary(error)

@@ -94,14 +94,16 @@ class DeathHooks:
                     task = begin(self._await(letter, result), "taskq-on-dead")
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
-        except Exception:  # noqa: BLE001 - a hook is somebody else's code
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # noqa: BLE001 - a hook is somebody else's code
             _complain(letter)
 
     @staticmethod
     async def _await(letter: DeadLetter, result: Any) -> None:
         try:
             await result
-        except Exception:  # noqa: BLE001 - likewise
+        except (Exception, SystemExit):  # noqa: BLE001 - likewise
             _complain(letter)
 
 
