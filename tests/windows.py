@@ -26,6 +26,7 @@ from typing import Any, Final
 import pytest
 
 from taskq import JobHandle
+from taskq.log.machine import windows
 from tests import effort
 
 _ROOT: Final = f"{Path(__file__).parents[1]}{os.sep}"
@@ -118,18 +119,39 @@ def _link(path: Path, *args: Any, **options: Any) -> None:
         pytest.skip("Wine shows no links")
 
 
+_HANDLE: Final = ctypes.c_void_p
+_create_job: Final = windows._function("CreateJobObjectW", _HANDLE, _HANDLE, ctypes.c_wchar_p)
+_assign: Final = windows._function("AssignProcessToJobObject", ctypes.c_int, _HANDLE, _HANDLE)
+_end_all: Final = windows._function("TerminateJobObject", ctypes.c_int, _HANDLE, ctypes.c_uint32)
+
+
 class _Process(subprocess.Popen):  # type: ignore[type-arg]
-    """Ends with the test that fails beside it; it would be waited for."""
+    """Ends with the test that fails beside it or is out of time; it would be waited for.
+
+    So do the processes that it started: they have its pipes, which would be read for ever.
+    """
 
     alive: Final[weakref.WeakSet[_Process]] = weakref.WeakSet()
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._job = getattr(subprocess, "Handle", int)(_create_job(None, None))
+        _assign(int(self._job), int(self._handle))  # type: ignore[attr-defined,unused-ignore]
         self.alive.add(self)
+
+    def end(self) -> None:
+        _end_all(int(self._job), 1)
+
+    def communicate(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().communicate(*args, **options)
+        except subprocess.TimeoutExpired:
+            self.end()
+            raise
 
     def __exit__(self, *error: Any) -> None:  # noqa: PYI036 - as they come
         if error[0] is not None:
-            self.kill()
+            self.end()
         super().__exit__(*error)
 
     def send_signal(self, sig: int) -> None:
@@ -147,7 +169,7 @@ def pytest_timeout_set_timer(item: Any, settings: Any) -> bool:
 
     def fail() -> None:
         for process in [*_Process.alive]:
-            process.kill()
+            process.end()
         error = ctypes.py_object(TimeoutError)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), error)
         last.start()

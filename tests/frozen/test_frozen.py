@@ -21,6 +21,8 @@ SPEC: Final = Path(__file__).parent / "both.spec"
 WHERE: Final = ["main", pytest.param("module", marks=pytest.mark.slow)]
 #: Names the folder of a user's programs' data.
 DATA: Final = "WIN_PD_OVERRIDE_LOCAL_APPDATA" if os.name == "nt" else "XDG_DATA_HOME"
+#: For two jobs in children.
+SECONDS = 50
 ADVICE: Final = "call multiprocessing.freeze_support() first"
 
 
@@ -36,17 +38,21 @@ def run(
     program: Path,
     *words: str,
     home: Path,
-    seconds: int = 50,
+    seconds: int | None = None,
     variables: dict[str, str] | None = None,
 ) -> Ran:
     copies = home / "copies"
-    own = {"OWN_DATA": str(home / "data"), "COPIES": str(copies), "PATIENCE": str(seconds)}
+    own = {
+        "OWN_DATA": str(home / "data"),
+        "COPIES": str(copies),
+        "PATIENCE": str(seconds or SECONDS),
+    }
     done = subprocess.run(
         [program, *words],
         check=False,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=2 * SECONDS + 10,
         env={**os.environ, **own, **(variables or {})},
     )
     count = len(copies.read_text().splitlines()) if copies.exists() else 0

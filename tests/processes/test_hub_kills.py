@@ -8,6 +8,7 @@ from tests.effort import grows, some
 from tests.programs import run_python
 
 
+@pytest.mark.posix("forks")
 @grows
 @pytest.mark.timeout(300)
 def test_a_hub_and_a_device_that_are_killed_lose_nothing() -> None:

@@ -309,7 +309,9 @@ def files_have_numbers_and_second_names(folder: Path) -> object:
     first, other = made(folder).stat(), made(folder, "b").stat()
     windows.link(str(folder / "a"), str(folder / "c"))
     with shared(folder / "a") as file:
-        same = os.fstat(file).st_ino == first.st_ino == (folder / "c").stat().st_ino
+        same = all(
+            os.path.samestat(first, each) for each in (os.fstat(file), (folder / "c").stat())
+        )
     return [first.st_ino != other.st_ino, first.st_ino > 0, same]
 
 
@@ -414,6 +416,28 @@ def children_of_a_killed_process_end_by_its_job(folder: Path) -> object:
     with child(code, folder / "pid"):
         pid = int((folder / "pid").read_text())
         assert windows.lives(pid)
+    return _has_ended(pid)
+
+
+@fact([True, True])
+def a_program_out_of_time_ends_with_its_children(folder: Path) -> object:
+    """By ``tests.windows``: they would keep its pipes open, and the test would read for ever."""
+    del folder
+    code = (
+        f"import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', {PAUSE!r}])\n"
+        "sys.stderr.write(f'{p.pid}\\n'); sys.stderr.flush(); time.sleep(100)"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        pid = int(process.stderr.readline())
+        before = windows.lives(pid)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=0)
+        return [before, _has_ended(pid)]
+
+
+def _has_ended(pid: int) -> bool:
     until = time.monotonic() + 20
     while windows.lives(pid) and time.monotonic() < until:
         pass

@@ -103,7 +103,9 @@ def test_modules_named_on_the_command_line_come_on_top_also_in_children(
             again = app.enqueue_by_name_sync("proj.tasks.send")
             include = ("-I", "proj.tasks", "--include", "proj.more")
             done = run_taskq("worker", "proj.app", *include, "--burst", *processes)
-            assert (done.returncode, done.stderr) == (0, "")
+            # On a slow machine a line may warn of the event loop.
+            errors = [line for line in done.stderr.splitlines() if "the event loop st" not in line]
+            assert (done.returncode, errors) == (0, [])
             assert again.result_sync(0) == 7
         assert jobs[0].result_sync(0) == 8
         assert jobs[1].result_sync(0) == 10
