@@ -12,6 +12,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from taskq.core.errors import LogDamaged, LogError
 
 
@@ -65,6 +67,10 @@ class WrongSegment(LogError):
         )
 
 
+#: What a reader does about damage that no other copy makes good.
+ADVICE: Final = ": corruptMode=skip reads past them"
+
+
 class SegmentDamaged(LogDamaged):
     """Bytes that are no whole frame.
 
@@ -76,7 +82,6 @@ class SegmentDamaged(LogDamaged):
 
     def __init__(self, path: str, offset: int, resume: int, lsn: int, what: str) -> None:
         super().__init__(
-            f"{shown(path)}: {what}, bytes {offset} to {resume}, from lsn {lsn} on: "
-            f"corruptMode=skip reads past them"
+            f"{shown(path)}: {what}, bytes {offset} to {resume}, from lsn {lsn} on{ADVICE}"
         )
         self.path, self.offset, self.resume, self.lsn = path, offset, resume, lsn

@@ -468,7 +468,7 @@ def folded_rows(records: pa.Table, lineage: Lineage | None = None) -> FoldedRows
     """Fold records; a log of ``lineage`` begins with its parents' records."""
     logs = logs_of(log_rows(records), lineage)
     if lineage:
-        planned = Plan([], {}, {}, [], UnreadRest())
+        planned = Plan([], {}, {}, [], [], UnreadRest())
         records = _Fold(planned, lineage, Path(), has_payload=True)._inherited(records, logs)
     rows = rows_of(records, logs)
     return FoldedRows(plain(rows.jobs), rows.attempts)
@@ -720,6 +720,7 @@ class Follower:
         self.batches: list[pa.RecordBatch] = []
         self.parents: dict[str, list[tuple[str, int]]] = {}
         self.problems: dict[str, str] = {}
+        self.passed: list[str] = []
 
     def step(self, max_bytes: int = planning.UNLIMITED) -> Plan:
         planned = planning.plan(self.options, self.at, max_bytes)
@@ -734,6 +735,7 @@ class Follower:
             self.batches += read_pieces(part, self.reading)
         self.at = positions_from_json(positions_to_json(planned.ends))
         self.problems = planned.problems
+        self.passed += planned.passed
         return planned
 
     def drain(self, max_bytes: int = planning.UNLIMITED) -> Follower:

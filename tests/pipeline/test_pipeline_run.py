@@ -60,6 +60,24 @@ def test_what_is_skipped_is_printed_and_stands_in_records(tmp_path: Path) -> Non
     assert (row["device"], json.loads(row["value"])["what"], row["lsn"]) == ("dev", "damaged", 3)
 
 
+def test_damage_in_a_copy_is_printed_with_the_copy_that_was_read(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path / "logs" / "new")
+    frames = [made.enqueue(1) for _ in range(5)]
+    old = shutil.copytree(made.path, tmp_path / "logs" / "old")
+    copied = [frame._replace(path=old / "log" / frame.path.name) for frame in frames]
+    damage(frames[1])
+    damage(copied[3])
+    run = pipeline(tmp_path)
+    assert run.exit_code == 0, run.output
+    (line,) = [line for line in run.stderr.splitlines() if line.startswith("damaged copy: ")]
+    hurt, lsn, taken = (
+        (frames, 2, copied) if str(frames[0].path) in line.split(":")[1] else (copied, 4, frames)
+    )
+    assert line.startswith(f"damaged copy: {hurt[0].path}: ")
+    assert line.endswith(f", from lsn {lsn} on; {taken[0].path} was read")
+    assert Lake.open(tmp_path / "lake").dataset("records").count_rows() == 5
+
+
 def test_a_segment_that_goes_between_plan_and_read_is_planned_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -634,12 +634,17 @@ def test_a_log_is_read_from_any_copy_that_is_whole(
         made.child(copy)
     else:
         shutil.copytree(made.path, copy)
-    hurt(segment(made, 1))
-    hurt(copy / "log" / segment(made, 11).name)
+    damaged = [segment(made, 1), copy / "log" / segment(made, 11).name]
+    for path in damaged:
+        hurt(path)
     for max_bytes in (300, planning.UNLIMITED):
         follower = Follower(tmp_path, **options).drain(max_bytes)
         assert sorted(follower.read()) == keys_of(made, *range(1, 32))
         assert not follower.problems
+        assert all(text.endswith(" was read") for text in follower.passed)
+        named = {path for path in damaged if str(path) in " ".join(follower.passed)}
+        # A copy that another one goes before is not looked at.
+        assert named == set(damaged) if hurt in {at_once, at_its_begin} else named
 
 
 def test_a_break_before_a_segment_of_which_two_copies_have_a_part_stands_once(

@@ -231,6 +231,8 @@ def _turn(
         summary = update(session, writer, options, report.on_batch, report.on_table, asked.is_set)
     for line in summary.skipped:
         render.echo(f"skipped: {spelled(line)}", err=True)
+    for line in summary.passed:
+        render.echo(f"damaged copy: {spelled(line)}", err=True)
     report.done(summary, writer.lake)
     return summary
 

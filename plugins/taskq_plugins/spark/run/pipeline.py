@@ -93,7 +93,13 @@ class RunOptions:
 
 
 class Summary(NamedTuple):
-    """Result of a run: ``problems`` are logs that were not read further, ``skipped`` what was."""
+    """Result of a run.
+
+    Attributes:
+        problems: logs that were not read further.
+        skipped: what was passed over.
+        passed: damage in copies of logs in place of which another copy was read.
+    """
 
     batches: int
     records: int
@@ -101,6 +107,7 @@ class Summary(NamedTuple):
     seconds: float
     problems: tuple[str, ...]
     skipped: tuple[str, ...]
+    passed: tuple[str, ...]
 
 
 def update(
@@ -138,10 +145,12 @@ def update(
     targets = {log_id: log.latest for log_id, log in seen.logs.items()}
     sight: FleetSnapshot | None = seen
     skipped: dict[str, None] = {}
+    passed: dict[str, None] = {}
     while True:
         planned = _read(spark, writer, options, (sight, targets))
         sight = None
         skipped |= dict.fromkeys(planned.skipped)
+        passed |= dict.fromkeys(planned.passed)
         if not planned.pieces or asked():
             break
         folded.append(_fold(spark, writer, on_batch))
@@ -162,6 +171,7 @@ def update(
         time.monotonic() - started,
         tuple(sorted(problems)),
         tuple(text for text in skipped if text not in problems),
+        tuple(passed),
     )
 
 

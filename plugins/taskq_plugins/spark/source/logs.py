@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskq.errors import LogError
@@ -138,11 +139,15 @@ class Problem(NamedTuple):
 
 
 class FleetSnapshot(NamedTuple):
-    """The logs of a directory at a moment, in nanoseconds since 1970, by id."""
+    """The logs of a directory at a moment, in nanoseconds since 1970, by id.
+
+    ``passed`` has by log id what cannot be used of a copy and stands whole in another.
+    """
 
     logs: dict[str, LogInventory]
     problems: list[Problem]
     at_ns: int
+    passed: Mapping[str, list[str]] = MappingProxyType({})
 
     def problem_of(self, device: str, log_id: str) -> str:
         """Return why a log that is not there cannot be read, "" if nobody knows."""
@@ -169,6 +174,7 @@ def look(root: Path | str, devices: frozenset[str] | None = None) -> FleetSnapsh
         problems.append(Problem(device, twice, error, is_whole=True))
 
     by_id: dict[str, LogInventory] = {}
+    odd = defaultdict[str, list[LogError]](list)
     for log in places.find_logs(Path(root), devices, on_problem=note):
         failed: list[LogError] = []
         for path in (log.path, *log.copies):
@@ -182,6 +188,8 @@ def look(root: Path | str, devices: frozenset[str] | None = None) -> FleetSnapsh
                 log_id = standing.log.log_id
                 known = by_id.get(log_id)
                 by_id[log_id] = standing if known is None else known.joined(standing)
+                odd[log_id] += standing.left_out.values()
+        odd[log.log_id] += failed
         if len(failed) > len(log.copies):
             note(failed[0], log.device, log.log_id)
     for problem in problems:
@@ -190,7 +198,15 @@ def look(root: Path | str, devices: frozenset[str] | None = None) -> FleetSnapsh
     for log_id, standing in by_id.items():
         device = standing.log.device
         problems += [Problem(device, log_id, error) for error in standing.left_out.values()]
-    return FleetSnapshot(by_id, problems, at_ns)
+    passed = {
+        log_id: [
+            f"{error}; another copy was read"
+            for error in odd[log_id]
+            if error not in log.left_out.values()
+        ]
+        for log_id, log in by_id.items()
+    }
+    return FleetSnapshot(by_id, problems, at_ns, passed)
 
 
 def _standings(log: LogPlace, devices: frozenset[str] | None, at_ns: int) -> list[LogInventory]:

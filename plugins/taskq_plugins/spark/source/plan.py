@@ -27,7 +27,7 @@ from taskq.arrow import (
     SegmentMissing,
     decode,
 )
-from taskq.arrow.problems import shown
+from taskq.arrow.problems import ADVICE, shown
 from taskq.engine import Kind, kinds, segment_name
 from taskq.errors import LogError
 from taskq_plugins.fleet.inventory import edges, follows
@@ -94,6 +94,7 @@ class Plan(NamedTuple):
         ends: positions in all logs.
         problems: why a log is not read further, by log id or device.
         skipped: what is passed over, in words.
+        passed: what was read from another copy, in words.
         left: what remains after this.
         parents: of each log (id, first lsn that it does not share), the oldest first.
     """
@@ -102,6 +103,7 @@ class Plan(NamedTuple):
     ends: dict[str, Position]
     problems: dict[str, str]
     skipped: list[str]
+    passed: list[str]
     left: UnreadRest
     parents: Mapping[str, list[tuple[str, int]]] = MappingProxyType({})
 
@@ -169,7 +171,7 @@ def _plan(
     pieces = pack(chosen, options.target_partition_bytes)
     parents = {log_id: log.parents for log_id, log in sight.logs.items()}
     rest = left(sight, batch.ends)
-    return Plan(pieces, batch.ends, batch.problems, batch.skipped, rest, parents)
+    return Plan(pieces, batch.ends, batch.problems, batch.skipped, batch.passed, rest, parents)
 
 
 def between(options: ReadOptions, begins: Positions, ends: Positions) -> list[list[Piece]]:
@@ -222,6 +224,7 @@ class _Batch:
         ends: positions after that.
         problems: why a log is not read further, by log id or device.
         skipped: what is passed over, in words.
+        passed: what is read from another copy, in words.
         passes: whether missing records are passed over.
         targets: ends to plan to, where these are not the logs'.
     """
@@ -237,6 +240,7 @@ class _Batch:
         self.ends: dict[str, Position] = dict(positions)
         self.problems: dict[str, str] = {}
         self.skipped: list[str] = []
+        self.passed: list[str] = []
         self.passes = options.fail_on_data_loss == "false"
         self.targets: Mapping[str, Position] = {}
         self._options = options
@@ -314,6 +318,8 @@ class _Batch:
             self._held.add(log_id)
         if taken or log_id in self._before:
             self.ends[log_id] = here
+        if taken:
+            self.passed += self._sight.passed.get(log_id, ())
         self.chosen += taken
         self._room -= sum(stretch.size_bytes for stretch in taken)
 
@@ -355,7 +361,7 @@ class _Batch:
         copies, stops = standing.copies_of(stretch.place), self._holds and not self._skips
         parts, problem = [stretch], ""
         if stops or len(copies) > 1:
-            parts, rest, problem = _whole_parts(stretch, copies)
+            parts, rest, problem = _whole_parts(stretch, copies, self.passed)
             if problem and not stops:
                 parts, problem = [*parts, rest], ""
         if self._skips:
@@ -389,19 +395,24 @@ def _within(stretch: Stretch, room: int, *, may_be_more: bool) -> Stretch | None
 
 
 def _whole_parts(
-    stretch: Stretch, copies: Sequence[SegmentPlace]
+    stretch: Stretch, copies: Sequence[SegmentPlace], passed: list[str]
 ) -> tuple[list[Stretch], Stretch, str]:
-    """Return parts that can be decoded, each from a copy, the rest, and what is wrong with it."""
+    """Return parts that can be decoded, each from a copy, the rest, and what is wrong with it.
+
+    ``passed`` gets what is wrong with copies in place of which another one is read.
+    """
     parts, problem = list[Stretch](), ""
     while stretch.start < stretch.end:
         problems, part = list[str](), None
-        for place in copies:
+        for place in sorted(copies, key=lambda copy: copy.epoch):  # without one it does not read
             end = min(stretch.end, place.size_bytes)
             if part is None and stretch.start < end:
                 part, problem = _readable(stretch._replace(place=place, end=end))
                 problems.append(problem)
         if part is None:
             return parts, stretch, problems[0]
+        instead = f"; {shown(part.place.path)} was read"
+        passed += (text.removesuffix(ADVICE) + instead for text in problems[:-1])
         parts.append(part)
         stretch = stretch._replace(start=part.end, behind=None)
     return parts, stretch, ""
