@@ -516,14 +516,17 @@ _FIRST: Final = (
     "write await durable.first(...) for the first of several waits, and await asyncio.gather(...) "
     "or a TaskGroup for all of them"
 )
-_LIMIT: Final = (
-    "write durable.event(..., timeout=...), or await durable.first(wait, durable.sleep(...))"
+_NEVER_FIRES: Final = (
+    "{} around a wait never fires, since the run ends while it waits: write durable.event(..., "
+    "timeout=...), or await durable.first(wait, durable.sleep(...))"
 )
 #: Callbacks of asyncio's functions: the function, the advice, and the variable with the future that
 #: the function's caller awaits.
 _CALLBACKS: Final = {
     "_wait.<locals>._on_completion": ("asyncio.wait()", _FIRST, "waiter"),
     "as_completed.<locals>._on_completion": ("asyncio.as_completed()", _FIRST, ""),
+    # since Python 3.13
+    "_AsCompletedIterator._handle_completion": ("asyncio.as_completed()", _FIRST, ""),
     "shield.<locals>._inner_done_callback": (
         "asyncio.shield()",
         "leave it out: a wait goes on where it was, whatever ends the run",
@@ -553,10 +556,7 @@ def misuse_of(task: asyncio.Task[Any], function: CodeType | None) -> Misuse | No
         if isinstance(future, asyncio.Task):
             limit = _limit_around(future.get_coro(), function)
             if limit:
-                return Misuse(
-                    f"{limit} around a wait never fires, since the run ends while it waits: "
-                    f"{_LIMIT}"
-                )
+                return Misuse(_NEVER_FIRES.format(limit))
         for callback, *_ in getattr(future, "_callbacks", None) or ():
             above = _above(callback)
             if isinstance(above, Misuse):
@@ -587,9 +587,7 @@ def _above(callback: Callable[..., Any]) -> Any:  # noqa: PLR0911 - a case each
         futures = (_variables(callback).get(waiter),) if waiter else ()
         return Misuse(f"{what} takes the end of the run for a result: {instead}", futures)
     if getattr(getattr(callback, "func", None), "__name__", "") == "_release_waiter":
-        return Misuse(
-            f"asyncio.wait_for() of a wait never fires, since the run ends while it waits: {_LIMIT}"
-        )
+        return Misuse(_NEVER_FIRES.format("asyncio.wait_for()"))
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, asyncio.Task):  # it awaits the one below
         return owner
@@ -620,8 +618,10 @@ def _limit_around(coroutine: Any, function: CodeType | None) -> str:
         else:
             if code is function:
                 limit = ""  # limits outside are middleware's, and may end the run
-            if _WORKERS not in code.co_filename:
-                limit = limit or _limit_among(gc.get_referents(coroutine))
+            if _WORKERS not in code.co_filename and not limit:
+                limit = _limit_among(gc.get_referents(coroutine))
+                if limit and code is asyncio.wait_for.__code__:  # since Python 3.12
+                    limit = "asyncio.wait_for()"
             awaited = _attribute(coroutine, "await")
             if awaited is None and inspect.isgenerator(coroutine):
                 awaited = coroutine.gi_yieldfrom or next(

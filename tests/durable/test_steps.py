@@ -651,7 +651,7 @@ async def caught() -> None:
         await asyncio.sleep(0)
 
 
-LOST[caught] = "asyncio.wait_for() of a wait never fires"
+LOST[caught] = "asyncio.wait_for() around a wait never fires"
 
 
 @pytest.mark.parametrize("wrong", LOST)

@@ -338,7 +338,9 @@ class Registry:
         return synced, hints
 
     def _opened(self, path: str) -> sqlite3.Connection:
-        file = sqlite3.connect(path, _WAIT_SECONDS, isolation_level=None, check_same_thread=False)
+        file = sqlite3.connect(
+            path, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False
+        )
         weakref.finalize(self, file.close)
         file.executescript(f"PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; {_TABLES}")
         return file
