@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from taskq.connection.settings import Settings
     from taskq.flows.flow import Flow
     from taskq.flows.handle import FlowHandle
+    from taskq.log.config import LogConfig
     from taskq.log.decide.listeners import DeadLetter
     from taskq.log.store.store import Store
     from taskq.shards import Shards
@@ -183,20 +184,8 @@ class TaskQ(holder.LogHolder):
             raise errors.UsageError(f"settings is {settings!r:.60}: write settings=Settings(...)")
         if unknown := options.keys() - logoptions.LogOptions.__annotations__.keys():
             raise logoptions.unknown_option(min(unknown))
-        self._given = given = logoptions.checked_numbers(options)
-        is_told = settings or data_dir == "" or not isinstance(data_dir, str | Path | None)
-        config = (
-            None
-            if is_told or not logoptions.has_no_settings(data_dir)
-            else logoptions.config_if_plain(given)
-        )
-        if config is None:
-            from taskq.connection.settings import load_settings  # noqa: PLC0415 - takes 0.1 s
-
-            self.settings = load_settings(settings, data_dir=data_dir, **given)
-            self._directory, config = self.settings.data_dir, self.settings.log_config()
-        else:
-            self._directory = Path(data_dir or logoptions.DATA_DIR_DEFAULT)
+        self._given, self._base = logoptions.checked_numbers(options), settings
+        self._directory, config = self._configure(data_dir)
         super().__init__(Connection(os.fspath(self._directory), config))
         self.hooks = hooks.Hooks(include)
         #: of an app over another log: the app itself
@@ -227,6 +216,19 @@ class TaskQ(holder.LogHolder):
             )
         return cls(logoptions.user_data_dir(app), **arguments)
 
+    def _configure(self, data_dir: str | os.PathLike[str] | None) -> tuple[Path, LogConfig]:
+        """Return directory and configuration by code, the environment and files of that place."""
+        is_plain = self._base is None and data_dir != "" and isinstance(data_dir, str | Path | None)
+        if is_plain and logoptions.has_no_settings(data_dir):
+            config = logoptions.config_if_plain(self._given)
+            if config is not None:
+                vars(self).pop("settings", None)
+                return Path(data_dir or logoptions.DATA_DIR_DEFAULT), config
+        from taskq.connection.settings import load_settings  # noqa: PLC0415 - takes 0.1 s
+
+        self.settings = load_settings(self._base, data_dir=data_dir, **self._given)
+        return self.settings.data_dir, self.settings.log_config()
+
     @functools.cached_property
     def settings(self) -> Settings:
         """Return what the app was made with."""
@@ -248,14 +250,18 @@ class TaskQ(holder.LogHolder):
     def data_dir(self) -> Path:
         """The directory, as an absolute path. May be set until the app is opened.
 
+        Settings are then those of the new directory.
+
         Raises:
-            UsageError: set while the app is open.
+            UsageError: set while the app is open, or a setting there is wrong.
         """
         return Path(self._connection.path)
 
     @data_dir.setter
     def data_dir(self, path: str | os.PathLike[str]) -> None:
-        self._connection.move(os.fspath(path))
+        self._connection.check_move(os.fspath(path))
+        self._directory, config = self._configure(path)
+        self._connection.move(os.fspath(path), config)
 
     # The overloads overlap on purpose: the first that fits is the closer one.
     @overload

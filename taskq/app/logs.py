@@ -26,7 +26,8 @@ def over(app: TaskQ, path: str | os.PathLike[str]) -> TaskQ:
     """See ``TaskQ.over``."""
     view = object.__new__(type(app))
     view.__dict__.update(app.__dict__)
-    view._connection = connection.Connection(os.fspath(path), app._connection.config)
+    view._directory, here = view._configure(path)
+    view._connection = connection.Connection(os.fspath(path), here)
     view._router = None
     view._origin = app
     if app._router is None:
@@ -55,13 +56,8 @@ def elsewhere(app: TaskQ, path: str, config: config.LogConfig) -> Iterator[None]
 def _move(
     app: TaskQ, path: str, config: config.LogConfig, refusal: str, router: ByJob | ByKey | None
 ) -> None:
-    connection, before = app._connection, app._connection.config
-    connection.config = config
-    try:
-        connection.move(path)
-    except errors.UsageError:
-        connection.config = before
-        raise
+    connection = app._connection
+    connection.move(path, config)
     connection.refusal, app._router = refusal, router
     connection.reopen()
 

@@ -339,20 +339,22 @@ class Connection:
             tracing.look()
         return tracing.is_traced or self.is_routed
 
-    def move(self, path: str) -> None:
-        """Use another directory.
+    def check_move(self, path: str) -> None:
+        """Check that another directory may be used.
 
         Raises:
             UsageError: the present one is open.
         """
         check_directory(path)
+        if self.current is not None and self.current.usable:
+            raise errors.UsageError(f"{self.path} is open: set the data directory before first use")
+
+    def move(self, path: str, config: config.LogConfig) -> None:
+        """Use another directory, see `check_move`."""
         with self._lock:
-            if self.current is not None and self.current.usable:
-                raise errors.UsageError(
-                    f"{self.path} is open: set the data directory before first use"
-                )
-            self.path = logoptions.absolute_path(path)
-            self.packer = Packer(self.path, self.config)
+            self.check_move(path)
+            self.path, self.config = logoptions.absolute_path(path), config
+            self.packer = Packer(self.path, config)
 
     def store(self) -> Store:
         """Return the open store; opens it here, which may block on the disk and on the writer lock.

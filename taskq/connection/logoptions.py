@@ -307,9 +307,12 @@ def _config_home() -> Path:
 def read_plain_file(path: Path) -> str | None:
     """Return the text of a plain file; None of anything else, such as a pipe."""
     try:
-        is_plain = stat.S_ISREG(path.stat().st_mode)
+        mode = path.stat().st_mode
     except (OSError, ValueError):  # where this user may not even look there is nothing for it
         return None
+    if stat.S_ISDIR(mode) and path.name == TOML:  # a container's mount of a file that is missing
+        raise errors.UsageError(f"{path} is a directory, and no file of settings: remove it")
+    is_plain = stat.S_ISREG(mode)
     try:
         return path.read_text(encoding="utf-8") if is_plain else None
     except (OSError, ValueError) as error:

@@ -385,7 +385,7 @@ def load_settings(base: Settings | None, **given: Any) -> Settings:
         loaded = Settings(**chosen)
         loaded._files = tuple(settings_files(chosen.get("data_dir")))
     except ValidationError as error:
-        raise errors.UsageError(_explained(error)) from None
+        raise errors.UsageError(_explained(error, chosen)) from None
     except SettingsError as error:
         raise errors.UsageError(_no_json(error)) from None
     except RecursionError as error:
@@ -403,10 +403,13 @@ def _no_json(error: SettingsError) -> str:
     )
 
 
-def _explained(error: ValidationError) -> str:
+def _explained(error: ValidationError, chosen: Mapping[str, Any]) -> str:
     problems = []
+    files = _said(chosen.get("data_dir") or os.environ.get("TASKQ_DATA_DIR"))
     for detail in error.errors(include_url=False, include_context=False):
-        name = ".".join(str(part) for part in detail["loc"])
-        variable = str(detail["loc"][0]).upper()
-        problems.append(f"{name} (TASKQ_{variable}) is {detail['input']!r:.60}: {detail['msg']}")
+        name, first = ".".join(str(part) for part in detail["loc"]), str(detail["loc"][0])
+        place = variable = logoptions.PREFIX + first.upper()
+        if first not in chosen and not any(it.upper().startswith(variable) for it in os.environ):
+            place = next((str(path) for path, said in files if first in said), variable)
+        problems.append(f"{name} ({place}) is {detail['input']!r:.60}: {detail['msg']}")
     return "settings: " + "; ".join(problems)

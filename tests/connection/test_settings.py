@@ -234,11 +234,19 @@ def _of_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> TaskQ:
     return TaskQ.user_data("My App")
 
 
+def _moved(path: Path, _: pytest.MonkeyPatch) -> TaskQ:
+    app = TaskQ(path.with_name("other"))
+    app.data_dir = path
+    return app
+
+
 _NAMED: dict[str, Callable[[Path, pytest.MonkeyPatch], TaskQ]] = {
     "code": lambda path, _: TaskQ(path),
     "options": lambda path, _: TaskQ(str(path), durability="os"),
     "user_data": _of_user,
     "environment": _from_environment,
+    "moved": _moved,
+    "over": lambda path, _: TaskQ(path.with_name("other")).over(path),
 }
 
 
@@ -252,6 +260,24 @@ def test_a_given_log_directory_ignores_settings_of_the_working_directory(
     app = _NAMED[way](tmp_path / "elsewhere" / "log", monkeypatch)
     assert (app.name, app.settings.name, app.settings.hub) == ("", "", None)
     assert app.settings.files == ()
+
+
+@pytest.mark.parametrize("way", _NAMED)
+def test_the_logs_own_file_holds_however_its_directory_is_named(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "log" / "taskq.toml"
+    own.parent.mkdir()
+    own.write_text('interval = "7ms"\n')
+    app = _NAMED[way](own.parent, monkeypatch)
+    assert (app._connection.config.interval_seconds, app.settings.files) == (0.007, (own,))
+    own.write_text('interval = "x"\n')
+    with pytest.raises(UsageError, match=rf"interval \({own}\) is 'x'"):
+        _NAMED[way](own.parent, monkeypatch)
+    own.unlink()
+    own.mkdir()
+    with pytest.raises(UsageError, match=f"{own} is a directory"):
+        _NAMED[way](own.parent, monkeypatch)
 
 
 @pytest.mark.parametrize("name", _STRANGERS)
