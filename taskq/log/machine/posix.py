@@ -603,6 +603,10 @@ def watch_stop(action: Callable[[], object]) -> Callable[[], None]:
     return lambda: None
 
 
+def leave_console() -> None:
+    """Leave it to process groups to keep what a terminal sends from children."""
+
+
 def ask_to_stop(pid: int) -> bool:
     """Ask a process to end after what it does; False if it is not there."""
     try:

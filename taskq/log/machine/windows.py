@@ -514,14 +514,15 @@ _POWER_BYTES, _LINE_OFF, _LINE_ON = 12, 0, 1
 #: system has that patience.
 _CONTROL_KEYS, _LOGS_OFF, _CLOSE_SECONDS = (0, 1), 5, 20.0
 _on_stop: Final[list[Callable[[], object]]] = []
+_is_below: Final = threading.Event()
 
 
 def _leave(event: int) -> bool:
-    actions = [*_on_stop]
-    if event in _CONTROL_KEYS or not actions:
+    is_below = _is_below.is_set()
+    if not is_below and (event in _CONTROL_KEYS or not _on_stop):
         return False
-    if event != _LOGS_OFF:
-        for action in actions:
+    if event not in (*_CONTROL_KEYS, _LOGS_OFF):
+        for action in () if is_below else (*_on_stop,):
             action()
         time.sleep(_CLOSE_SECONDS)  # with the return of this the process ends
     return True
@@ -531,6 +532,20 @@ def _leave(event: int) -> bool:
 _leaver: Final[Any] = getattr(ctypes, "WINFUNCTYPE", ctypes.CFUNCTYPE)(_BOOL, _DWORD)(_leave)
 
 
+def _handle_console(is_handled: bool) -> None:
+    _function("SetConsoleCtrlHandler", _BOOL, _BYTES, _BOOL)(_leaver, is_handled)
+
+
+def leave_console() -> None:
+    """Leave Ctrl-Break and the end of the console to the process that started this one.
+
+    The console sends them to every process: a child would end at once, and a worker below a guard
+    would be asked twice, which cancels its jobs.
+    """
+    _is_below.set()
+    _handle_console(True)
+
+
 def watch_stop(action: Callable[[], object]) -> Callable[[], None]:
     """Call ``action``, on a thread, each time that somebody asks this process to stop.
 
@@ -538,7 +553,6 @@ def watch_stop(action: Callable[[], object]) -> Callable[[], None]:
     """
     asked = _create_event(None, False, False, f"Global\\taskq-stop-{os.getpid()}")
     ended = _create_event(None, True, False, None)
-    handle_console = _function("SetConsoleCtrlHandler", _BOOL, _BYTES, _BOOL)
 
     def watch() -> None:
         while _wait_for_any(2, (_HANDLE * 2)(ended, asked), False, _INFINITE) == 1:
@@ -548,14 +562,14 @@ def watch_stop(action: Callable[[], object]) -> Callable[[], None]:
         _set_event(ended)
         thread.join()
         _on_stop.remove(action)
-        handle_console(_leaver, False)
+        _handle_console(False)
         _close_handle(asked)
         _close_handle(ended)
 
     thread = threading.Thread(target=watch, name="taskq-stop", daemon=True)
     thread.start()
     _on_stop.append(action)
-    handle_console(_leaver, True)
+    _handle_console(True)
     return stop
 
 

@@ -703,17 +703,17 @@ class _Events:
 
 
 @pytest.mark.parametrize(
-    ("event", "answer"),
+    ("event", "answer", "below"),
     [
-        pytest.param(0, [False], id="Ctrl-C, a signal"),
-        pytest.param(1, [False], id="Ctrl-Break, another"),
-        pytest.param(2, ["asked", 20.0, True], id="the console is closed"),
-        pytest.param(5, [True], id="some user logs off"),
-        pytest.param(6, ["asked", 20.0, True], id="the machine shuts down"),
+        pytest.param(0, [False], [True], id="Ctrl-C, a signal"),
+        pytest.param(1, [False], [True], id="Ctrl-Break, another"),
+        pytest.param(2, ["asked", 20.0, True], [20.0, True], id="the console is closed"),
+        pytest.param(5, [True], [True], id="some user logs off"),
+        pytest.param(6, ["asked", 20.0, True], [20.0, True], id="the machine shuts down"),
     ],
 )
 def test_a_closing_console_of_windows_asks_a_worker_to_stop(
-    monkeypatch: pytest.MonkeyPatch, event: int, answer: list[object]
+    monkeypatch: pytest.MonkeyPatch, event: int, answer: list[object], below: list[object]
 ) -> None:
     """The process ends when the handler returns; Wine closes no console."""
     seen, handlers = list[object](), list[Any]()
@@ -727,6 +727,13 @@ def test_a_closing_console_of_windows_asks_a_worker_to_stop(
     assert seen == answer
     stop()
     assert (bool(leave(event)), seen, handlers) == (False, answer, []), "as without a worker"
+    seen.clear()
+    monkeypatch.setattr(windows, "_is_below", threading.Event())
+    windows.leave_console()
+    stop = windows.watch_stop(lambda: seen.append("asked"))
+    seen.append(bool(leave(event)))
+    stop()
+    assert (seen, handlers) == (below, [leave]), "its guard asks it"
 
 
 def test_requests_to_stop_a_worker_of_windows_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:

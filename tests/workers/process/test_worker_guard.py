@@ -26,6 +26,7 @@ from taskq_workers.process import guard, supervisor
 from taskq_workers.process.guard import TABLE, Event, Guard, ProcessLife, WorkerProcess
 from taskq_workers.process.supervisor import Notifier, run_to_the_end
 from tests.effort import ended
+from tests.programs import run_python
 
 REFUSAL = "the log cannot be used"
 
@@ -435,6 +436,24 @@ def test_a_request_ends_run_worker_and_the_program_goes_on(
             assert not engine.system.ask_to_stop(process.pid), "nothing listens any more"
         out, err = process.communicate("\n", timeout=30)
     assert (process.returncode, out) == (0, "ended\n"), err
+
+
+@pytest.mark.parametrize(
+    ("program", "left"),
+    [
+        ("from taskq.cli.main import main; main(['worker', 'holds', '--burst'])", 0),
+        ("from taskq.cli.main import main; main(['worker', 'holds', '--burst', '--below'])", 1),
+        ("from taskq_workers.children import inside; inside._leave_signals_to_the_worker()", 1),
+    ],
+)
+def test_workers_below_another_process_and_children_leave_the_console_to_it(
+    tmp_path: Path, program: str, left: int
+) -> None:
+    text = "from taskq import TaskQ\napp = TaskQ('data')\n@app.task\ndef nop() -> None: ...\n"
+    (tmp_path / "holds.py").write_text(text)
+    noting = "from taskq import engine; engine.system.leave_console = lambda: print('left')\n"
+    done = run_python("-c", noting + program, cwd=tmp_path, check=True)
+    assert done.stdout.splitlines().count("left") == left
 
 
 def test_an_app_takes_the_very_options_of_a_worker() -> None:

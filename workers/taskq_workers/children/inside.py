@@ -94,6 +94,7 @@ def _leave_signals_to_the_worker() -> None:
     # starts. The worker has blocked them until now.
     before = {number: signal.signal(number, _do_nothing) for number in _GROUP_SIGNALS}
     guards.keep_from_children(before)
+    engine.system.leave_console()
     system.mask(_GROUP_SIGNALS, "SIG_UNBLOCK")
 
 

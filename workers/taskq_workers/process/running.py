@@ -163,7 +163,10 @@ def _run(
         executed = _here(app, order) if executor is None else find_executor(executor)(app, order)
         worker = stack.enter_context(executed)
         worker.tells_drain = False
-        worker.stops = os.getppid() if order.is_below or tie is not None else os.getpid()
+        worker.stops = os.getpid()
+        if order.is_below or tie is not None:
+            worker.stops = os.getppid()
+            engine.system.leave_console()
 
         def on_ready(store: engine.Store, stats: views.LogStats) -> None:
             facts = _facts(worker, store, stats, time.perf_counter() - began)
