@@ -15,8 +15,10 @@ import pytest
 from pyarrow.parquet import ParquetFile
 
 from taskq import Put, TaskLog
+from taskq.core.records import Kind
 from taskq.engine import FailureKind
 from taskq.errors import TaskqError
+from taskq.log.format import codec
 from taskq_plugins.spark.lake.erase import chosen_jobs, count_rows, erase_jobs
 from taskq_plugins.spark.lake.store import Lake, LakeWriter
 from taskq_plugins.spark.run.derived import Outside, refresh_tables
@@ -177,6 +179,21 @@ def test_nor_do_derived_tables(tmp_path: Path, spark: SparkSession) -> None:
         refresh_tables(spark, writer, Outside())
 
     erased_at_each_moment(tmp_path, refresh)
+
+
+@pytest.mark.slow
+def test_failures_of_days_that_went_go_when_nothing_is_new(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    edge, hub, lake = MadeLog(tmp_path / "hub" / "edge"), tmp_path / "hub", tmp_path / "lake"
+    edge.enqueue(2)  # of the year 2023
+    failed = codec.encode_back(Kind.RETRIED, 0, 1, 1, 3, 0, b"ValueError: no", 4)
+    edge.frame(claimed(1), failed, claimed(1, attempt=2), succeeded(1, 5, 6, attempt=2))
+    kit.run(spark, hub, lake)
+    rows = kit.table_rows(lake, "failures", "rollup_hour")
+    assert all(rows.values())
+    kit.run(spark, hub, lake, keep_days={"jobs": 30, "attempts": 30})
+    assert kit.table_rows(lake, *rows) == rows | {"failures": []}
 
 
 def erased_at_each_moment(tmp_path: Path, refresh: Callable[[LakeWriter], None]) -> None:

@@ -21,6 +21,7 @@ from taskq_plugins.spark.lake.store import (
     JOB_ID,
     JOBS,
     OPEN,
+    QUOTING,
     RECORDS,
     STALE,
     STEPS,
@@ -44,8 +45,6 @@ _BY_HUB: Final = (
     "sent: taskq hub put HUB DEVICE TASK"
 )
 _TABLES: Final = (RECORDS, OPEN, ATTEMPTS, JOBS, STEPS)
-#: Tables whose rows cover several jobs, and the column that names the group.
-_QUOTING: Final = {"duplicates": "key", "failures": "pattern"}
 
 
 class Erased(NamedTuple):
@@ -108,7 +107,7 @@ def erase_jobs(writer: LakeWriter, job_ids: Sequence[str]) -> list[Erased]:
         writer.commit(table, new, gone)
         erased.append(Erased(table, rows, len(gone)))
     writer.note()
-    for table in filter(lake.has, (*_TABLES, *_QUOTING)):
+    for table in filter(lake.has, (*_TABLES, *QUOTING)):
         writer.vacuum(table, keep_hours=0)
     return erased
 
@@ -165,7 +164,7 @@ def _drop_quotes(writer: LakeWriter, job_ids: Sequence[str]) -> None:
         rows = lake.dataset(table).to_table(columns=["key", "reason"], filter=of_jobs)
         keys.update(rows["key"].drop_null().to_pylist())
         patterns.update(map(FailureKind.pattern_of, rows["reason"].drop_null().to_pylist()))
-    for (table, column), values in zip(_QUOTING.items(), (keys, patterns), strict=True):
+    for (table, column), values in zip(QUOTING.items(), (keys, patterns), strict=True):
         if lake.has(table):
             rows = lake.rows(table)
             is_gone = pc.is_in(rows[column], pa.array(values, rows[column].type))

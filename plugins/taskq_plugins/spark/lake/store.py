@@ -81,6 +81,8 @@ POSITIONS_APP: Final = "taskq-positions"
 #: The applications whose transactions are the versions of jobs and attempts that a derived table
 #: was made of; in ``records``, the version of jobs before the batch.
 MADE_OF: Final = {JOBS: "taskq-jobs", ATTEMPTS: "taskq-attempts"}
+#: Derived tables whose rows cover several jobs, and the column that names the group.
+QUOTING: Final = {"duplicates": "key", "failures": "pattern"}
 #: Transactions of a derived table that is to be computed anew, from all rows.
 STALE: Final = dict.fromkeys((APP, *MADE_OF.values()), -1)
 DELTA_LOG: Final = "_delta_log"
@@ -488,6 +490,8 @@ class LakeWriter:
             for file in self.lake.files(table)
         )
         if any(is_old):
+            for name in filter(self.lake.has, QUOTING if table in MADE_OF else ()):
+                self.commit(name, (), apps=STALE)
             self.lake.delta(table).delete(where)
             self._sync(table)
 

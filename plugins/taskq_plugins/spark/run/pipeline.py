@@ -158,9 +158,11 @@ def update(
             break
     refreshed: list[str] = []
     if lake.batch() >= 0 and not asked():
+        for table in filter(lake.has, options.keep_days):
+            writer.drop_days(table, options.kept_from(table))
         refreshed = _refresh(spark, writer, options, on_table, outside)
         if folded or refreshed or time.monotonic() >= writer.vacuum_due:
-            keep_in_order(writer, options)
+            keep_in_order(writer)
     problems = set(planned.problems.values())
     if not options.fail_on_data_loss:  # lost segments are skipped
         problems -= skipped.keys() - {problem.text for problem in seen.problems}
@@ -261,11 +263,8 @@ def _segments_of(log: LogInventory) -> Iterator[dict[str, Any]]:
         yield row | times | {"size_bytes": segment.size_bytes}
 
 
-def keep_in_order(writer: LakeWriter, options: RunOptions) -> None:
-    """Let old days go, write small files together, and remove what nobody needs any more."""
-    for table in options.keep_days:
-        if writer.lake.has(table):
-            writer.drop_days(table, options.kept_from(table))
+def keep_in_order(writer: LakeWriter) -> None:
+    """Write small files together, and remove what nobody needs any more."""
     is_due = time.monotonic() >= writer.vacuum_due
     writer.upkeep(vacuum=is_due)
     if is_due:
