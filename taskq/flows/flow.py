@@ -278,23 +278,25 @@ def group(*members: Any) -> Any:
 
 @overload
 def chord(
-    members: Iterable[Runnable[R]],
+    members: Iterable[Runnable[R]] | Flow[list[R]],
     callback: Step[list[R | Failed], S],
     on_failure: Literal["run"],
 ) -> Flow[S]: ...
 @overload
 def chord(
-    members: Iterable[Runnable[R]],
+    members: Iterable[Runnable[R]] | Flow[list[R]],
     callback: Next[list[R], S],
     on_failure: Literal["cancel", "wait"] = ...,
 ) -> Flow[S]: ...
 @overload
 def chord(
-    members: Iterable[Runnable[Any]], callback: Runnable[S], on_failure: OnFailure = ...
+    members: Iterable[Runnable[Any]] | Flow[list[Any]],
+    callback: Runnable[S],
+    on_failure: OnFailure = ...,
 ) -> Flow[S]: ...
 @overload
 def chord(
-    members: Iterable[Step[X, R]],
+    members: Iterable[Step[X, R]] | Step[X, list[R]],
     callback: Next[list[R], S],
     on_failure: Literal["cancel", "wait"] = ...,
 ) -> Step[X, S]: ...
@@ -304,7 +306,8 @@ def chord(members: Any, callback: Any, on_failure: OnFailure = "cancel") -> Any:
     """Run parts side by side, then a step that takes the list of their results.
 
     Args:
-        members: calls or flows; a group is one member with a list as its result.
+        members: calls or flows, or one group; a group among others is one member with a list as its
+            result.
         callback: a step; or a call or flow, which waits for the members and takes nothing.
         on_failure: if a member dies, is cancelled or expires: "cancel" the callback and everything
             after it; "run" it with a ``Failed`` in that member's place; or let it "wait" until the
@@ -314,7 +317,9 @@ def chord(members: Any, callback: Any, on_failure: OnFailure = "cancel") -> Any:
     Raises:
         UsageError: a part is neither a call, a step nor a flow.
     """
-    node = Parallel(_members("chord", (members,)))
+    node = members.node if isinstance(members, Flow | Step) else None
+    if not isinstance(node, Parallel):
+        node = Parallel(_members("chord", (members,)))
     return _flow_or_step(Chain((node, _node("chord", callback)), _policy(on_failure)))
 
 
@@ -356,12 +361,11 @@ def _check_same_log(first: TaskPort[Any], other: TaskPort[Any]) -> None:
 
 def _members(where: str, members: tuple[Any, ...]) -> tuple[Node, ...]:
     if len(members) == 1 and not isinstance(members[0], Call | Flow | Step):
-        try:
-            members = tuple(members[0])
-        except TypeError:
+        if not isinstance(members[0], Iterable):
             raise errors.UsageError(
                 f"{where}() takes calls or an iterable of them, got {members[0]!r:.60}"
-            ) from None
+            )
+        members = tuple(members[0])
     return tuple(_node(where, member) for member in members)
 
 

@@ -108,6 +108,12 @@ FLOWS: dict[str, tuple[Callable[[Parts], Any], Any]] = {
     "a call in a later place waits": (lambda p: chain(p.one.call(1), p.one.call(2)), 2),
     "no member": (lambda _: group([]), []),
     "a chord of none": (lambda p: chord([], p.anything.step()), []),
+    "a chord of a group": (lambda p: chord(p.one.map([1, 2]), p.anything.step()), [1, 2]),
+    "a chord of a chain": (lambda p: chord(chain(p.one.call(1)), p.anything.step()), [1]),
+    "a chord of a group among others": (
+        lambda p: chord([p.one.map([1, 2])], p.anything.step()),
+        [[1, 2]],
+    ),
     "a chord of one": (lambda p: chord([p.one.call(1)], p.anything.step()), [1]),
     "a chain of one": (lambda p: chain(p.one.call(1)), 1),
     "a call twice": (lambda p: group([p.one.call(1)] * 2), [1, 1]),

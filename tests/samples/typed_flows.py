@@ -41,6 +41,9 @@ async def good() -> None:
     flow = chord(pages, total.step(more=1))
     assert_type(flow, Flow[float])
     assert_type(chord([fetch.call("a")], count.step(), on_failure="run"), Flow[int])
+    assert_type(chord(fetch.map("ab"), count.step(), on_failure="run"), Flow[int])
+    assert_type(chord(group(pages), total.step()), Flow[float])
+    assert_type(chord(group(parse.step(), parse.step()), total.step()), Step[bytes, float])
     assert_type(chain(group(pages), total.step()), Flow[float])
     handle = await flow.enqueue()
     assert_type(handle, FlowHandle[float])
@@ -53,4 +56,5 @@ async def bad() -> None:
     parse.step(True, False)  # E: call-arg
     chain(fetch.call("a"), total.step())  # E: misc
     chord([fetch.call("a")], total.step())  # E: misc
+    chord(fetch.map("ab"), total.step())  # E: misc
     chain(parse.step(), parse.step())  # E: misc
