@@ -347,7 +347,10 @@ class Connection:
         """
         check_directory(path)
         if self.current is not None and self.current.usable:
-            raise errors.UsageError(f"{self.path} is open: set the data directory before first use")
+            raise errors.UsageError(
+                f"{self.path} is open: close the app first, or choose the directory (or enter the "
+                f"sandbox) before its first use"
+            )
 
     def move(self, path: str, config: config.LogConfig) -> None:
         """Use another directory, see `check_move`."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import taskq.extras as extras
-from taskq import Durability, engine, errors, hooks, values
+from taskq import Durability, engine, errors, hooks, values, views
 
 if TYPE_CHECKING:
     from taskq import JobHandle, State, Task, TaskQ, views
@@ -85,7 +85,7 @@ async def drain(
         AssertionError: an attempt failed, or the jobs enqueue one another for ever.
     """
     report = Drained()
-    names = None if queues is None else list(queues)
+    names = None if queues is None else list(values.checked_queues(queues))
     while True:
         worker = app.worker(concurrency, names, burst=True, on_event=report)
         async with worker as running:
@@ -227,7 +227,9 @@ def use_clock(app: TaskQ, clock: engine.Clock) -> None:
     """
     connection = app.connection
     if connection.current is not None and connection.current.usable:
-        raise errors.UsageError(f"{connection.path} is open: set the clock before first use")
+        raise errors.UsageError(
+            f"{connection.path} is open: close the app first, or set the clock before its first use"
+        )
     connection.config = replace(connection.config, clock=clock)
     if isinstance(clock, MovedClock):
         clock.note(connection)
@@ -266,18 +268,21 @@ def enqueued(
     task: Task[..., Any] | str | None = None,
     *,
     app: TaskQ | None = None,
-    state: State | None = None,
+    state: State | str | None = None,
 ) -> list[EnqueuedJob]:
     """Return the jobs of a task, or all jobs, oldest first; at most the newest 10 000.
 
     Args:
         task: the task or its name; None for all, which needs ``app``.
         app: the app with the log; the task's app if None.
-        state: only jobs in this state; None for any, settled ones included.
+        state: only jobs in this state, also by its name; None for any, settled ones included.
 
     Raises:
-        UsageError: no app is given, and the task is given by its name alone.
+        UsageError: there is no such state, or a task's name is given without an app.
     """
+    wanted = None if state is None else views.STATES.get(str(state))
+    if state is not None and wanted is None:
+        raise errors.UsageError(f"state is {state!r:.60}: the states are {', '.join(views.STATES)}")
     name = task if isinstance(task, str) or task is None else task.name
     if app is None:
         if task is None or isinstance(task, str):
@@ -286,12 +291,12 @@ def enqueued(
     clock = app.connection.config.clock
     try:
         with engine.LogReader.open(str(app.data_dir), clock) as reader:
-            views = reader.jobs(None if state is None else {state}, None, name, JOBS_MAX)
+            found = reader.jobs(None if wanted is None else {wanted}, None, name, JOBS_MAX)
     except errors.LogError:
         if (app.data_dir / "taskq.json").exists():
             raise
         return []  # nothing was ever enqueued
-    return [_job(app, view) for view in reversed(views)]
+    return [_job(app, view) for view in reversed(found)]
 
 
 def assert_enqueued(
@@ -529,7 +534,7 @@ class Sandbox:
     signal_sync = hooks.blocking(signal)
 
     def enqueued(
-        self, task: Task[..., Any] | str | None = None, *, state: State | None = None
+        self, task: Task[..., Any] | str | None = None, *, state: State | str | None = None
     ) -> list[EnqueuedJob]:
         """Return the jobs of a task, oldest first; see ``taskq.testing.enqueued``."""
         return enqueued(task, app=self.app, state=state)

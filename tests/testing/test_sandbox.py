@@ -91,6 +91,11 @@ async def test_a_drain_runs_what_is_ready_and_what_that_enqueues(shop: _Shop, bo
     assert (report.count, report.succeeded) == (2, 2)
     assert shop.sent == [("a@b.c", "welcome since 2021")]
     assert [job.id for job in box.enqueued(state=State.READY)] == [slow.id]
+    assert [job.id for job in box.enqueued(state="ready")] == [slow.id]
+    with pytest.raises(UsageError, match=r"state is 'done': the states are .*dead"):
+        box.enqueued(state="done")
+    with pytest.raises(UsageError, match="queues is 'slow': give a list of names"):
+        await box.drain("slow")
     assert (await box.drain()).count == 1
     assert (await drain(shop.app)).count == 0
 
@@ -125,9 +130,9 @@ async def test_a_sandbox_leaves_no_files(shop: _Shop) -> None:
         inside = shop.app.data_dir
         assert inside.is_dir()
         assert box.enqueued(shop.send)
-        with pytest.raises(UsageError, match="before first use"):
+        with pytest.raises(UsageError, match=r"close the app first, .*before its first use"):
             use_clock(shop.app, TravelClock())
-        with pytest.raises(UsageError, match="is open"):
+        with pytest.raises(UsageError, match="is open: close the app first"):
             Sandbox(shop.app).__enter__()
     assert not inside.exists()
     assert shop.app.data_dir == before
