@@ -66,8 +66,17 @@ class ArgumentCodec:
             try:
                 return self._validate(dict(zip(self.signature.names, args, strict=True)))
             except ValueError:
-                pass  # the slow path words the error
+                # The slow path words the error.
+                return self._checked(self._unread(args, kwargs))
         return self._checked(self.signature.bind(args, kwargs))
+
+    def _unread(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the values of a call that were read once already, unless one is an iterator."""
+        values = self.signature.bind(args, kwargs)
+        spent = loose.find_iterator(values)
+        if spent:
+            raise self._refused(spent.path, lambda _: serialization.once_text(spent.part))
+        return values
 
     def _checked(self, values: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -151,7 +160,7 @@ class ArgumentCodec:
         looks = self._looks or self._loses
         validate = self._looking() if looks else self._validator.validate_python
         dump = self._serializer.to_json if self._way.is_kept else self._dump_compared
-        slow, named = self._encode, _naming(names)
+        slow, named = self._encode_again, _naming(names)
 
         def large(args: tuple[Any, ...], kwargs: dict[str, Any], body: bytes) -> bytes:
             fits = len(body) <= model.PAYLOAD_BYTES_MAX and not serialization.large_problem(body, 1)
@@ -222,6 +231,9 @@ class ArgumentCodec:
 
     def _encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         return self.dump(self.validated(args, kwargs))
+
+    def _encode_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        return self.dump(self._checked(self._unread(args, kwargs)))
 
     def _decode(self, payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
         try:

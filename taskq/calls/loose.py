@@ -114,6 +114,17 @@ def find_unreadable(value: object, is_read: Callable[[Any], bool]) -> Changed | 
     return None
 
 
+def find_iterator(value: object) -> Changed | None:
+    """Return a part of a value that can be read only once, None without any."""
+    try:
+        for node in _walk(value, KEPT):
+            if hasattr(type(node.part), "__next__"):
+                return Changed(node.path(), node.part)
+    except ValueError:  # too deep, which is reported later
+        pass
+    return None
+
+
 def look_for(schema: Any) -> Look | None:
     """Return what finds a changed part where a schema of pydantic lets anything be.
 

@@ -458,6 +458,9 @@ class ResultCodec:
 
     def _encode_coerced(self, value: object) -> bytes:
         """Encode what can become the annotated type, such as a tuple for a list."""
+        spent = loose.find_iterator(value)
+        if spent:
+            raise errors.UsageError(f"{self._task}: the result: {once_text(spent.part)}")
         way = self._way
         try:
             fitting = self._validator.validate_python(value)
@@ -561,10 +564,15 @@ def encode_loose(task: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> by
     return body
 
 
+def once_text(part: object) -> str:
+    """Return why an iterator is refused: a first look at it may have taken its values."""
+    return f"{shown(part)} can be read once: pass a list, or what is in it"
+
+
 def _unreadable_text(changed: loose.Changed) -> str:
     part, kind = changed.part, shown(changed.part)
     if hasattr(part, "__next__"):
-        return f"{kind} can be read once: pass a list, or what is in it"
+        return once_text(part)
     at = "".join(f"[{name!r}]" for name in changed.path)
     what = "keys of a dict" if isinstance(part, dict) else kind
     return f"{what} at {at} of the arguments would come back as something else: {_READABLE}"

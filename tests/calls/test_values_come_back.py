@@ -19,6 +19,7 @@ import zoneinfo
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, NotRequired, Optional
 from uuid import UUID
@@ -618,11 +619,35 @@ def test_what_can_be_read_once_is_refused_unread(tmp_path: Path) -> None:
     with (tmp_path / "f").open() as file:
         for once in (file, io.BytesIO(b"abc"), iter([1, 2]), (n for n in range(2)), map(str, [1])):
             for given in (once, [once], {"a": once}):
-                with pytest.raises(InvalidCall, match=r"'value' cannot be written.*pass"):
+                with pytest.raises(InvalidCall, match=r"'value' .* can be read once.*pass"):
                     CODECS["any_"].encode((given,), {})
                 with pytest.raises(InvalidCall, match=r"can be read once.*pass"):
                     encode_loose("other.take", (given,), {"value": given})
             assert list(once), "nobody has read it"
+
+
+@pytest.mark.parametrize(
+    "make", [iter, reversed, partial(map, lambda item: item), lambda items: (n for n in items)]
+)
+@pytest.mark.parametrize(
+    "hint", [list[int], tuple[int, ...], set[int], list[int] | None, Iterable[int]], ids=str
+)
+def test_an_iterator_comes_back_whole_or_is_refused(make: Any, hint: Any) -> None:
+    """It is read once: a second look, for the words of an error, would find a rest of it."""
+
+    def take(value: Any) -> Any: ...
+
+    take.__annotations__.update({"value": hint, "return": hint})
+    signature = Signature("t", take)
+    codec, result = ArgumentCodec(signature), ResultCodec(signature)
+    for args, kwargs in [((make([2, 1]),), {}), ((), {"value": make([2, 1])})]:
+        _, found = codec.decode(codec.encode(args, kwargs))
+        assert sorted(found["value"]) == [1, 2]
+    with pytest.raises(InvalidCall, match=r"'value' \(.* can be read once: pass a list"):
+        codec.encode((make([1, 2, "wrong", 3]),), {})
+    for value in (make([1, 2]), {"a": make([1, 2])}, [make([1, 2])]):
+        with pytest.raises(UsageError, match=r"the result: .* can be read once: pass a list"):
+            result.encode(value)
 
 
 PLAIN: list[Any] = [str, int, float, bool, Any, None, type(None)]
