@@ -6,8 +6,6 @@ It needs the extra `docs`. Its pages are the documents of the repository and the
 ``.docs/mkdocs.yml`` arranges them, ``.docs/assemble.py`` makes them.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ python -m tests.drawings            draw them anew
 python -m tests.drawings record     run the demo, record it (asciinema 2) first
 """
 
-from __future__ import annotations
-
 import html
 import json
 import subprocess

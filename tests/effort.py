@@ -4,8 +4,6 @@ By default at some, so that nobody waits for long; among the torture runs (``pyt
 which each test with the mark ``grows`` belongs as well, at all that its author names.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

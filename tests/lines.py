@@ -3,8 +3,6 @@
 python -m tests.lines [REVISION]
 """
 
-from __future__ import annotations
-
 import ast
 import statistics
 import subprocess

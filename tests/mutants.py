@@ -14,8 +14,6 @@ A survivor is a test to write, unless nobody could ever see the difference: then
 there, and tries no mutant again that it calls killed or equivalent: a run that was stopped goes on.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import itertools
@@ -30,8 +28,9 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 import click
@@ -41,9 +40,6 @@ import pytest
 import rich.console
 
 from taskq.core.values import NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ROOT: Final = Path(__file__).parents[1]
 LEDGER: Final = ROOT / "tests/mutants.md"

@@ -6,8 +6,6 @@
 A ring is due when its last run is older than the newest commit by seven days.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

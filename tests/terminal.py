@@ -5,8 +5,6 @@ Each ``$`` line is typed; the lines up to the next one are its output, and ``[2]
 for any lines. All other text is exact.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

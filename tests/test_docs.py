@@ -1,7 +1,5 @@
 """The documents as a site: it builds, it opens from a file, and its search answers newcomers."""
 
-from __future__ import annotations
-
 import html
 import json
 import os

@@ -1,7 +1,5 @@
 """The doors: commands, workers, plugins and ``taskq.testing`` come in by public faces only."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Each extra alone does what its guide says; one version is kept."""
 
-from __future__ import annotations
-
 import json
 import ntpath
 import nturl2path

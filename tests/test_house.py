@@ -1,7 +1,5 @@
 """The rules of the house that no linter knows; sleeps and circles are in pyproject.toml."""
 
-from __future__ import annotations
-
 import ast
 import fnmatch
 import functools

@@ -1,7 +1,5 @@
 """Importing taskq is cheap, and brings nothing along that was not asked for."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Foreign text is shown as text, without values whose names call them secret."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

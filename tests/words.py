@@ -5,8 +5,6 @@ with paths, the texts of these that have a habit. A text is a docstring, a run o
 subject of a commit, or a sentence of a document: of its prose, its lists and cells of its tables.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import gc

@@ -1,7 +1,5 @@
 """Alerts are sent once when they begin and once when they are over, by any watcher."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json

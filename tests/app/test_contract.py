@@ -1,7 +1,5 @@
 """One contract of all front ends: jobs from their put to their end; see ``conftest.Front``."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from datetime import UTC, datetime, timedelta

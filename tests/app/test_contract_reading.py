@@ -1,7 +1,5 @@
 """The contract of all front ends: the log read and replayed, its state, opening and closing."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncGenerator

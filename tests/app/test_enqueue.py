@@ -1,7 +1,5 @@
 """An enqueue: its options, children of a job, and how few functions it runs through."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc
@@ -51,12 +49,6 @@ async def test_nothing_is_done_until_an_enqueue_is_awaited(app: TaskQ) -> None:
         del late
         gc.collect()
     assert not app.data_dir.exists()
-
-
-def test_handles_are_equal_if_they_are_of_one_job(app: TaskQ) -> None:
-    first, second = (app.enqueue_sync(app.call_by_name("work")) for _ in range(2))
-    assert app.job(first.id) == first != second
-    assert len({first, second, app.job(first.id)}) == 2
 
 
 def test_one_app_serves_many_event_loops(tmp_path: Path) -> None:
@@ -243,9 +235,6 @@ async def test_children_wait_for_the_success_and_then_have_ids(
     assert pending[0].id == pending[1].id != pending[2].id
     assert await pending[2].handle.result(0) == "small"
     assert repr(pending[2]) == f"<PendingJob child {pending[2].id}>"
-
-
-# -- route -----------------------------------------------------------------------------------------
 
 
 ROUTE: Final = Path(__file__).parents[1] / "bench" / "route.py"

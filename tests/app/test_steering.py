@@ -1,7 +1,5 @@
 """A log is steered while it runs: tasks, slots and schedules, from any process and by any door."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The layer below tasks: bytes in, deliveries out, settled by hand."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from pathlib import Path
@@ -10,7 +8,6 @@ from typing import Any
 import pytest
 
 from taskq import State, TaskLog, TaskQ, errors
-from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.requests import ClaimRequest
@@ -165,22 +162,3 @@ async def test_deliveries_are_settled_and_jobs_put_together(log: TaskLog) -> Non
     assert [delivery.payload for delivery in await log.claim(9)] == [b"new", b"3"]
     assert repr(job) == f"<PendingPut {job.id}>"
     assert repr(running) == f"<PendingCancel {ids[1]}>"
-
-
-async def test_a_settlement_that_is_refused_leaves_nothing_of_its_transaction(
-    log: TaskLog,
-) -> None:
-    await log.put(b"x")
-    (held,) = await log.claim()
-    before = (await log.stats()).next_lsn
-    with pytest.raises(errors.PayloadTooLarge):  # noqa: PT012 - the block is what is tested
-        async with log.transaction() as tx:
-            tx.put(b"good")
-            tx.ack(held, b"y" * (PAYLOAD_BYTES_MAX + 1))
-    assert (await log.stats()).next_lsn == before
-    await log.release(held)
-    with pytest.raises(errors.StaleDelivery):  # noqa: PT012 - as above
-        async with log.transaction() as tx:
-            tx.put(b"good")
-            tx.ack(held)
-    assert [delivery.payload for delivery in await log.claim(9)] == [b"x"]

@@ -247,8 +247,6 @@ def test_an_assertion_about_a_task_that_nobody_knows_is_refused(app: TaskQ, task
         assert_enqueued("others.task", 1, taskq_app=app)
 
 
-# -- the traceback ---------------------------------------------------------------------------------
-
 SCRIPT = """
 import sys
 from taskq import TaskQ

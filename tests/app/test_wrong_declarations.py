@@ -193,9 +193,6 @@ def test_a_schedule_that_nobody_ticks_is_warned_of(
     assert warned == ([] if has_worker else [("daily",)])
 
 
-# -- odd numbers -----------------------------------------------------------------------------------
-
-
 class Whole:
     """An integer of another library, as numpy has them."""
 
@@ -216,9 +213,6 @@ def test_a_delivery_with_an_odd_number_is_still_held(tmp_path: Path) -> None:
             with pytest.raises(UsageError, match=r"^seconds is "):
                 log.extend_sync(delivery, odd)
         log.ack_sync(delivery)
-
-
-# -- typing ----------------------------------------------------------------------------------------
 
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,6 @@ validation, no keys, no retries and no owner liveness: those would only slow it 
 Run it alone: ``python -m tests.bench.bench --contender sqlite --contender sqlite-tuned``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import enum

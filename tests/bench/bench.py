@@ -6,28 +6,31 @@ the clock runs. Each sample checks by the store's own counts that every job ende
 README.md for the columns.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc
 import json
 import os
+import subprocess
 import sys
 import threading
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tests.bench.baseline_sqlite import SqliteContender
 from tests.bench.harness import Others, Table, median, microseconds, options, say, scratch, start
-from tests.bench.load import SUBJECT, WORKER_CONCURRENCY, Clock, Tally, fill, produce
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
-
-    from tests.bench.load import Contender, Enqueue
+from tests.bench.load import (
+    SUBJECT,
+    WORKER_CONCURRENCY,
+    Clock,
+    Contender,
+    Enqueue,
+    Tally,
+    fill,
+    produce,
+)
 
 #: Scenario -> jobs of a sample.
 JOBS: Final = {

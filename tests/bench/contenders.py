@@ -15,8 +15,6 @@ Tasks report their moments through a named pipe: ``time.monotonic()`` is one clo
 of a machine (Linux).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Share what all benchmarks need: interpreters, options, directories, children, figures, tables."""
 
-from __future__ import annotations
-
 import argparse
 import atexit
 import contextlib

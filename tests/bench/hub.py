@@ -4,8 +4,6 @@
 many devices, all at once. ``--mib`` is of the backlog.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

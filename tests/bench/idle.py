@@ -3,8 +3,6 @@
 Run: ``python -m tests.bench.idle``. See README.md.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pty

@@ -1,7 +1,5 @@
 """The load of every contender: argument, no-op, producers, and a count of calls."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

@@ -6,8 +6,6 @@ and 2 ms apart; nobody works. System calls are counted by strace, where it is in
 marks that the program writes. Every job must wait in the log afterwards.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -4,8 +4,6 @@ Run: ``python -m tests.bench.memory [--only waiting|first|past|lookup]``. Each f
 in processes of its own. See README.md.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import random

@@ -5,8 +5,6 @@ its own (``--venvs``). Every sample is a fresh process in a fresh directory (``c
 taken in turn, that checks its end state by the store's own counts. See README.md for the rows.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

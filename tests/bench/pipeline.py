@@ -5,8 +5,6 @@ processes. ``open`` keeps a pipeline open while a log grows by 1 000 records eve
 seconds. Every job must be in the tables once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -5,8 +5,6 @@ table stands the command that made it. ``--write`` puts all into README.md, betw
 ``--quick`` rehearses it, and installs what is missing.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -155,9 +155,6 @@ async def test_a_task_that_is_not_known_here_is_enqueued_by_its_name(app: TaskQ)
     ]
 
 
-# -- wrong calls -----------------------------------------------------------------------------------
-
-
 async def test_a_transaction_over_its_limit_is_refused_whole(
     app: TaskQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:

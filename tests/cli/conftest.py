@@ -1,7 +1,5 @@
 """A task log with a job in every state that is easy to reach, made through the public API."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Run ``taskq`` from a test, and the log that the tests look at."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ A session writes the tag of every log as one of ``TAGS``, so that its lines do n
 to run, and the folder beside its log as ``FOLDER``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """The group: lazy, helpful about mistakes, and quiet when its output goes away."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

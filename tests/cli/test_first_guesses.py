@@ -1,7 +1,5 @@
 """``first_guesses.md``, ``wrong_usage.md`` and ``sessions.md``, line by line."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

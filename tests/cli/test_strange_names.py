@@ -1,7 +1,5 @@
 """Odd names and long texts: taken or refused at every door, and shown in tables that fit."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """No command lets a stranger's text drive a terminal or fake lines."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Conditions as values: how they are written, compared, named and probed."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import functools

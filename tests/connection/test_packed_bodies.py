@@ -1,7 +1,5 @@
 """Payloads and results that are compressed or in files: callers get what was given, everywhere."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
@@ -112,9 +110,6 @@ def app_without_zstandard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
 
 
-# -- large ones ------------------------------------------------------------------------------------
-
-
 async def test_a_body_of_16_mib_is_in_the_log_and_a_larger_one_is_refused_with_a_way_out(
     log: TaskLog,
 ) -> None:
@@ -136,9 +131,6 @@ async def test_a_body_of_16_mib_is_in_the_log_and_a_larger_one_is_refused_with_a
         assert (await log.compact(keep=0)).segments
     with LogReader.open(str(log.data_dir)) as reader:
         assert not reader.verify().damage
-
-
-# -- tasks -----------------------------------------------------------------------------------------
 
 
 async def test_arguments_and_results_of_any_size_go_through_a_task(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """The table of transitions is the only truth, and derived figures of views follow from it."""
 
-from __future__ import annotations
-
 import ast
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -39,9 +37,6 @@ def test_each_kind_is_legal_from_its_origins_alone(kind: Kind) -> None:
     assert {state for state in State if legal(state, kind)} == ORIGINS.get(kind, set())
 
 
-# -- nothing else decides -------------------------------------------------------------------------
-
-
 def chosen_states(node: ast.AST) -> list[int]:
     """Lines where a state is named as a value, not asked for, compared with, or keyed by."""
     if isinstance(node, ast.Compare | ast.Subscript):
@@ -70,9 +65,6 @@ def test_nothing_else_in_the_library_chooses_a_state() -> None:
         for line in chosen_states(ast.parse(text))
     }
     assert not elsewhere
-
-
-# -- the diagram of the guide ----------------------------------------------------------------------
 
 
 def test_the_diagram_draws_every_transition_once() -> None:

@@ -1,7 +1,5 @@
 """Every reason for a job not to run, and its sentence."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, Final
 

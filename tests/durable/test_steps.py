@@ -1,29 +1,23 @@
 """Tasks that go on where they were: what is kept, what is waited for, what a user meets."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import anyio
 import pytest
 
-from taskq import Failed, State, TaskQ, current_job, durable, retry
+from taskq import Failed, JobHandle, State, TaskQ, current_job, durable, retry
 from taskq.app.context import _Relay
 from taskq.connection.connection import Packer
 from taskq.durable.waits import DurableRun
 from taskq.errors import JobFailed, UsageError
 from taskq.testing import Sandbox
 from tests.effort import turns_counted
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-    from pathlib import Path
-
-    from taskq import JobHandle
 
 
 async def ordered(box: Sandbox, function: Callable[..., Any], **options: Any) -> JobHandle[Any]:
@@ -964,9 +958,6 @@ async def test_a_signal_is_taken_by_the_event_that_it_fits(app: TaskQ, box: Sand
         await box.signal(job, "paid", cents)
         await box.drain()
     assert await job.result(5) == [500, 5]
-
-
-# -- versions --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("before", [None, "0"])

@@ -1,26 +1,20 @@
 """Steps that fail: refused by the log, given up, undone."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from taskq import Discard, State, TaskQ, current_job, durable, retry
+from taskq import Discard, JobHandle, State, TaskQ, current_job, durable, retry
 from taskq.errors import AppendFailed, JobCancelled, LogFailed, LogGone, LogLocked
 from taskq.log.journal.journal import Journal
 from taskq.log.machine.disk import LocalDisk
 from taskq.testing import Sandbox
 from taskq_workers.slots import outcomes
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-    from pathlib import Path
-
-    from taskq import JobHandle
 
 _REFUSED = 3
 

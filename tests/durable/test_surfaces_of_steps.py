@@ -1,16 +1,16 @@
 """Steps of a job show in commands, why, the timeline and streams."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from taskq import Shards, TaskQ, durable
+from taskq import JobHandle, Shards, TaskQ, durable
 from taskq.cli.main import main
 from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.records import STEPS_FEATURE, Cause, Kind
@@ -22,12 +22,6 @@ from taskq.log.requests import Op
 from taskq.log.state.facets import Facets
 from tests.hub.simulation import Simulation
 from tests.workers.fakes import Held
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from taskq import JobHandle
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Examples, each run as its reader would run it."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import hashlib

@@ -1,7 +1,5 @@
 """The example from its first file to its last check, on a tree made by the test."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from pathlib import Path

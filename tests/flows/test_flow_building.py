@@ -1,7 +1,5 @@
 """Flows: refused where they are built, cancelled to their end, with the results of their parts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

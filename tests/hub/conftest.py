@@ -1,7 +1,5 @@
 """A hub of a test, in its process or served there."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A hub of a test, its devices, and no line between."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

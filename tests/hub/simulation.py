@@ -7,8 +7,6 @@ and a process may die at each step of asking, ingesting and settling. After ever
 bytes are compared with all bytes that the device ever had.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

@@ -1,7 +1,5 @@
 """``taskq hub`` and ``taskq sync`` from a terminal, and other commands on a copy."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import json

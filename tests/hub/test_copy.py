@@ -1,7 +1,5 @@
 """How a copy grows, what it refuses, and what it sets aside."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Final, NamedTuple, cast

@@ -1,7 +1,5 @@
 """A hub on a server: after nginx and Caddy, with TLS, under systemd, watched."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

@@ -1,7 +1,5 @@
 """Permissions of a device: sending, reading, its quota, and the answers to it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

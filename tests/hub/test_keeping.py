@@ -1,7 +1,5 @@
 """Retention until the other side has a record: the device's pin and grace, the hub's deletions."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """A hub that was copied while it ran, or damaged, has again what its devices still have."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Sync on a metered line, or on battery."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

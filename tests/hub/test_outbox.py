@@ -1,7 +1,5 @@
 """Jobs that a hub has for its devices: handed over once, ended once, never forgotten."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import json

@@ -1,7 +1,5 @@
 """The protocol as PROTOCOL.md has it: held by a second device that knows nothing of ours."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

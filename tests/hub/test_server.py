@@ -1,7 +1,5 @@
 """The hub's HTTP, and the session of a device over it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """A device that stays at its hub: a worker that syncs, and what a line without end does."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

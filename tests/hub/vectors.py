@@ -4,8 +4,6 @@ The second device sends a log of two segments, of which one is its parent's, to 
 jobs in a second session.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Give most tests of the log what they begin with."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.log.world import Process, World

@@ -3,8 +3,6 @@
 All must agree with a process that only reads, and so never loses its place.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Final
 
 from taskq.core.folds.jobtable import STATE_MASK

@@ -1,7 +1,5 @@
 """Random processes on a machine that fails at random, and a memory of every answer they gave."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections import Counter
@@ -9,7 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 from taskq.core.controls import Change
 from taskq.core.errors import (
@@ -54,6 +52,7 @@ from taskq.log.requests import (
     Enrolment,
     Ingest,
     Op,
+    Outcome,
     Request,
     Settlement,
     Turn,
@@ -72,9 +71,6 @@ from tests.log.world import (
     tend_a_while,
 )
 from tests.machine.crashable import PowerLost, ProcessKilled
-
-if TYPE_CHECKING:
-    from taskq.log.requests import Outcome
 
 #: A request, and what its answer means.
 Made: TypeAlias = "tuple[Op, Any, Callable[[Any], None]]"

@@ -5,8 +5,6 @@ program causes it: at each line of the source that reaches the system, several t
 such a line does not try again raises here.
 """
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import errno

@@ -1,26 +1,22 @@
 """The extension, compiled here as strictly as can be, and both ways of every scenario."""
 
-from __future__ import annotations
-
 import importlib.machinery
 import importlib.util
 import os
 import shutil
 import sysconfig
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from taskq import _native as native
 from taskq._native import build
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from types import ModuleType
-
-    #: Lets what follows run in C, or in Python.
-    Choose = Callable[[bool], None]
+#: Lets what follows run in C, or in Python.
+Choose = Callable[[bool], None]
 
 #: No warning passes, except in CPython's own headers.
 STRICT = ("-Wall", "-Wextra", "-Werror", "-Wconversion", "-Wno-sign-conversion", "-Wshadow")

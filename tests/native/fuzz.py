@@ -5,12 +5,11 @@ case is a window of frames' records with bytes changed, cut or moved, or the ope
 with some of them replaced.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from taskq import _native as native
 from taskq.core.folds.lanes import Lane
@@ -18,9 +17,6 @@ from taskq.core.kinds import BIRTH
 from taskq.core.parsing import Tag
 from taskq.log.format import codec
 from taskq.log.requests import Delivery, EnqueueSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 COUNT: Final = 10_000_000
 SPEC: Final = EnqueueSpec("mail", "send")

@@ -1,15 +1,14 @@
 """The extension is built where it can be, and what was built otherwise is not used."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import sys
 import sysconfig
 import zipfile
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
@@ -17,12 +16,8 @@ from taskq import TaskQ
 from taskq import _native as native
 from taskq._native import build
 from tests.cli.helpers import taskq
+from tests.native.conftest import Choose
 from tests.programs import run_python
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.native.conftest import Choose
 
 #: Raise both versions (``native.h``, ``taskq/_native/__init__.py``) before you change this.
 SOURCES: Final = (11, "3cb8cb4a60c8b762")

@@ -1,13 +1,13 @@
 """Encoders, decoders and columns in C equal their Python twins, and logs byte for byte."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading
 import zlib
 from array import array
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -30,13 +30,7 @@ from taskq.testing.sandbox import FakeClock, use_clock
 from tests.effort import grows, some
 from tests.log.simulation import Simulation
 from tests.log.world import fixed_ids
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.native.conftest import Choose
-
+from tests.native.conftest import Choose
 
 #: The fixture that chooses a language holds no state of a case, and a busy machine may be slow.
 examples = settings(

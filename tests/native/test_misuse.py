@@ -1,7 +1,5 @@
 """Functions in C raise on bad input, read nothing beyond its end, and leave no object."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import gc
@@ -9,8 +7,9 @@ import sys
 import threading
 from collections import deque
 from itertools import cycle
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
@@ -20,11 +19,7 @@ from taskq import _native as native
 from taskq.core.parsing import Tag
 from taskq.log.decide.enqueue import Run, answer
 from tests.effort import grows, some
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.native.conftest import Choose
+from tests.native.conftest import Choose
 
 RUNNING: Final[contextvars.ContextVar[Any]] = contextvars.ContextVar("running")
 PLAIN: Final = bytes(28)

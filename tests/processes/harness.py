@@ -4,8 +4,6 @@ Nothing here sleeps for a guessed time. A test waits for a line of a child, for 
 ``eventually`` for a condition that another process brings about and that nobody announces.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import queue

@@ -9,8 +9,6 @@ In the end, when all are left alone, nothing is lost, nothing is there twice, an
 anything.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -4,8 +4,6 @@
 ``replayed`` does the same to a simulated machine, which can lose its power after any of them.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import os

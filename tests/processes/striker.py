@@ -1,7 +1,5 @@
 """A kill of this process at the nth time of a moment."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """The owner of a log's files: its user, or its group, with any umask."""
 
-from __future__ import annotations
-
 import contextlib
 import grp
 import os

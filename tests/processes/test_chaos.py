@@ -1,7 +1,5 @@
 """Processes that are killed, stopped and started while they do all there is to do."""
 
-from __future__ import annotations
-
 import random
 import signal
 import time

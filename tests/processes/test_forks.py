@@ -1,7 +1,5 @@
 """A log in a process that forks, and on several event loops."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

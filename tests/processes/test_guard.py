@@ -1,7 +1,5 @@
 """Several worker processes under one guard: deaths, signals, replacement, the guard's own end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Hub and device killed in a bad world."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.effort import grows, some

@@ -1,7 +1,5 @@
 """Workers that are killed, stopped or told to stop at each moment of a job, on each executor."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import fcntl

@@ -4,8 +4,6 @@
 itself at its COUNT-th turn of a step.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,7 +1,5 @@
 """Several processes on one log: they share its jobs, keys and pauses, and wake each other."""
 
-from __future__ import annotations
-
 import logging
 import random
 import struct

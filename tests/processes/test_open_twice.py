@@ -1,7 +1,5 @@
 """One directory, opened twice: in one process, in two, and for one process alone."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import threading

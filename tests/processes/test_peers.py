@@ -1,7 +1,5 @@
 """Peers of a process, and the programs that these tests start."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

@@ -4,8 +4,6 @@ The simulation asks the same of the committer, step by step. Here it is the stor
 by the system calls that it makes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 import shutil

@@ -1,7 +1,5 @@
 """A process that stands still, a disk that answers late, a mailbox that is full or closes."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

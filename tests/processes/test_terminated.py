@@ -3,8 +3,6 @@
 Acknowledged jobs are done, and nothing waits for ever.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -8,8 +8,6 @@ and so may fork, and a keeper for each program, which waits for its end and repo
 kills a program that nobody can ask for its end any more: no test leaves one at work.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import faulthandler

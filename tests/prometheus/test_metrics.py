@@ -1,7 +1,5 @@
 """Figures for Prometheus: the log's counts from all workers, and one worker's own."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """Past jobs are enqueued once more, and dead letters requeued and purged."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import json

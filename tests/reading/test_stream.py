@@ -1,7 +1,5 @@
 """Reading the log as it grows: every record once, in order, from wherever one likes."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from datetime import UTC, datetime, timedelta
@@ -35,9 +33,6 @@ async def follows(log: TaskLog) -> None:
             await asyncio.sleep(0)
 
 
-# -- from where ------------------------------------------------------------------------------------
-
-
 async def test_a_stream_from_a_time_to_come_passes_over_what_is_before(log: TaskLog) -> None:
     moment = datetime.now(UTC) + timedelta(milliseconds=100)
     stream = log.stream(from_time=moment)
@@ -48,9 +43,6 @@ async def test_a_stream_from_a_time_to_come_passes_over_what_is_before(log: Task
     record = await asyncio.wait_for(first, 30)
     assert record.time >= moment
     await stream.aclose()
-
-
-# -- which -----------------------------------------------------------------------------------------
 
 
 async def test_a_job_that_nothing_is_known_of_passes_every_filter(log: TaskLog) -> None:

@@ -1,7 +1,5 @@
 """Named readers: each record until it is handled, despite crashes; one at a time; moves."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc
@@ -134,9 +132,6 @@ async def test_a_position_that_cannot_be_saved_stops_the_stream(
         ):
             await lsns(stream)
     assert await lsns(log.stream(reader="billing", follow=False)) == [1, 2, 3, 4, 5]
-
-
-# -- knowing and moving ----------------------------------------------------------------------------
 
 
 async def test_the_lag_counts_records_and_not_the_lsns_that_a_crash_left_out(

@@ -1,7 +1,5 @@
 """When schedules tick: expressions, intervals, daylight saving, jitter and what was missed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import islice

@@ -1,7 +1,5 @@
 """One worker over several logs: what is of a log stays in it; slots are shared by weight."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

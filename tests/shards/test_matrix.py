@@ -4,8 +4,6 @@ A command is played by ``tests/cli/sessions.md``; a new one, or a new method, fa
 has a row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -21,8 +19,6 @@ from tests.cli.test_first_guesses import SESSIONS
 from tests.terminal import steps
 
 SECONDS: Final = 20
-
-# -- commands --------------------------------------------------------------------------------------
 
 #: They take no root of shards, or need packages that may be missing.
 ELSEWHERE: Final = frozenset({

@@ -1,7 +1,5 @@
 """``TaskQ(shards=…)``: jobs with one key are in one log, whichever process enqueues them."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections import defaultdict

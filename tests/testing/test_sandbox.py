@@ -1,7 +1,5 @@
 """The testing kit, as a test of an application uses it."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime

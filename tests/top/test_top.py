@@ -1,7 +1,5 @@
 """``taskq top``: what it shows of a log, and what its keys do, on a real pseudo terminal."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import os

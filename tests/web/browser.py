@@ -1,7 +1,5 @@
 """Asks a site without a socket, as a browser or a program would."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

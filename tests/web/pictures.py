@@ -12,9 +12,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from PIL import Image
 from playwright.sync_api import sync_playwright
@@ -23,9 +24,6 @@ from rich.text import Text
 
 from tests.processes.harness import Child
 from tests.web.browser import CHROMIUM
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 HERE: Final = Path(__file__).parent
 FOLDER: Final = HERE / "pictures"

@@ -3,8 +3,6 @@
 ``TASKQ_DATA_DIR`` is the log; no mail is sent before there is a file ``…mail-is-up`` beside it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from pathlib import Path

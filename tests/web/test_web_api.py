@@ -1,7 +1,5 @@
 """Programs get the data of all pages as JSON, and may act where they are allowed to."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

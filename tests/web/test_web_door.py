@@ -1,7 +1,5 @@
 """Attacks on the page: each is refused or inert, and a refusal names the remedy."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json
@@ -492,9 +490,6 @@ async def test_localhost_is_a_name_of_its_own(data: Path) -> None:
     async with program(data) as client:
         given = {"Host": "LOCALHOST:8321", "Origin": "http://localhost:8321"}
         assert (await client.get("/", headers=given)).status_code == 200
-
-
-# -- names and payloads ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["/api/jobs", "/api/claims", "/act/pause"])

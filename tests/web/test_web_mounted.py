@@ -1,7 +1,5 @@
 """An app's own page: within a web app of its program, and beside a worker in development."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

@@ -1,7 +1,5 @@
 """People see on the pages what a log holds, and change it by forms where they may."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import html

@@ -1,7 +1,5 @@
 """Pictures of the page: a flow whose lines cross no other box, the last hour, and steps."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

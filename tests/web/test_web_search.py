@@ -1,7 +1,5 @@
 """Searches, filters, choices and the slider of the page."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Sentry and Django: packages of hooks."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tasks that child processes import by the name of this module."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import functools

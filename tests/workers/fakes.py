@@ -5,24 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import Any, cast
 
 from taskq import TaskQ
+from taskq.core.errors import TaskqError
 from taskq.core.folds.lanes import Lane
+from taskq.core.model import Extras
 from taskq.core.parsing import Tag
 from taskq.core.records import Kind
+from taskq.core.views import OwnerView, Serving, Waiting
 from taskq.log.format import codec
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taskq.core.errors import TaskqError
-    from taskq.core.model import Extras
-    from taskq.core.views import OwnerView, Serving, Waiting
-    from taskq.log.store.port import LoopPort
-    from taskq.log.store.store import Store
-    from taskq_workers.slots.settling import Settled
+from taskq.log.store.port import LoopPort
+from taskq.log.store.store import Store
+from taskq_workers.slots.settling import Settled
 
 
 def make_delivery(spec: EnqueueSpec, body: bytes, *, job: int = 1, attempt: int = 1) -> Delivery:

@@ -1,7 +1,5 @@
 """``taskq worker`` as a process of its own."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging

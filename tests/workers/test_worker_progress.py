@@ -1,7 +1,5 @@
 """Progress reports of running jobs, their readers, and their lifetime."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

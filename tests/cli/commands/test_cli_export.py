@@ -1,7 +1,5 @@
 """Commands that write files or remove some: export, report, compact, backup, restore."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """Commands that read a log (ls, show, peek, workers, tail), and put."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Bounds and costs of ``Agenda``; ``test_agenda_machine`` holds the rest."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 
@@ -109,9 +107,6 @@ def test_settling_together_equals_settling_one_by_one(
     for job in jobs:
         assert in_turn.apply_ended(Kind.SUCCEEDED, job)
     assert picture(together) == picture(in_turn)
-
-
-# -- dead letters ----------------------------------------------------------------------------------
 
 
 KEY = b"\x04\x01mailt"

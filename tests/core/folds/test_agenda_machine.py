@@ -1,10 +1,7 @@
 """``Agenda``: any history of enqueues, claims, settles, steps of the clock … equals the model's."""
 
-from __future__ import annotations
-
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
@@ -17,6 +14,7 @@ from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.claims import GONE
 from taskq.core.folds.freeze import freeze_agenda, thaw_agenda
 from taskq.core.folds.jobtable import META_EXPIRES, STATE_MASK
+from taskq.core.folds.lanes import Lane
 from taskq.core.model import LIVE_STATES, PRIORITY_MAX, State
 from taskq.core.rates import RATE_WINDOW_NS_MIN, Limit, Rate
 from taskq.core.records import Kind
@@ -24,12 +22,7 @@ from taskq.core.views import QueueStats
 from tests.core.folds.test_freeze import Columns
 from tests.effort import grows, some
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from taskq.core.folds.lanes import Lane
-
-    Where = tuple[int, str, str, bytes]
+Where = tuple[int, str, str, bytes]
 
 # -- agenda model ----------------------------------------------------------------------------------
 

@@ -1,7 +1,5 @@
 """``Dedup``: a key is held for its window, or until its job is settled, and not a moment longer."""
 
-from __future__ import annotations
-
 import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator

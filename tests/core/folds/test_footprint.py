@@ -1,7 +1,5 @@
 """Memory of a waiting job: no object, 64 bytes at most, 40 more with a key."""
 
-from __future__ import annotations
-
 import sys
 from array import array
 from collections import deque

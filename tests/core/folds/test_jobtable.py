@@ -1,7 +1,5 @@
 """``JobTable``: every unsettled job is found by its id, and settled ones cost nothing for long."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """``Lane``: ids come out oldest first, whether they came fresh or were given back."""
 
-from __future__ import annotations
-
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterator

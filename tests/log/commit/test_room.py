@@ -1,7 +1,5 @@
 """A disk that fills up: new jobs are refused first, and what ends jobs goes on."""
 
-from __future__ import annotations
-
 import errno
 import re
 from concurrent.futures import Future
@@ -297,9 +295,6 @@ def test_health_looks_at_the_files_that_may_still_be_made(
         (seen,) = [item for item in check_health(tmp_path) if item.name == "disk"]
         assert seen.ok is is_well
         assert seen.detail.startswith("3 files may still be made") is not is_well
-
-
-# -- disk refuses ----------------------------------------------------------------------------------
 
 
 def test_claims_and_watchers_wait_until_there_is_room(world: World) -> None:

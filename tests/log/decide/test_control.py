@@ -1,7 +1,5 @@
 """Waiting jobs are edited, withdrawn and paused; running ones are asked to cancel."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any

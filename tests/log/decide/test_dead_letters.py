@@ -1,9 +1,6 @@
 """Dead letters: requeue and purge, crashes meanwhile, their listeners, and their retention."""
 
-from __future__ import annotations
-
 import logging
-import re
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -17,13 +14,12 @@ from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log import requests
 from taskq.log.config import LogConfig, QueuePolicy
-from taskq.log.read.selection import DeadFilter, count_dead, dead_page, letters, newest_dead
+from taskq.log.read.selection import DeadFilter, dead_page, letters, newest_dead
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
 from taskq.log.upkeep import retention as deadkeep
 from tests.log.world import PLAIN, SMALL, Process, World, keeping, tend
 
 MAIL = EnqueueSpec(queue="mail", task="mail.send", priority=7, attempts=2)
-ALL = 2**62
 
 
 def kill(process: Process, job: int, reason: bytes = b"ValueError: no") -> None:
@@ -61,29 +57,6 @@ def purge(process: Process, *jobs: int) -> list[TaskqError | None]:
 def outcome(process: Process, job: int) -> requests.Outcome:
     answer: requests.Outcome = process.ask(Op.OUTCOME, job)
     return answer
-
-
-def test_a_requeued_job_keeps_its_id_and_counts_its_attempts_anew(
-    world: World, process: Process
-) -> None:
-    extras = Extras(headers={"trace": "abc"}, key=b"k", window_ns=60 * SECOND_NS)
-    job = dead_letter(process, b"payload", extras, MAIL, b"first reason")
-    assert requeue(process, job) == [None]
-    view = world.job(job)
-    assert (view.state, view.attempt, view.reason, view.settled_ns) == (State.READY, 0, "", 0)
-    assert (view.payload, view.headers, view.key) == (b"payload", {"trace": "abc"}, b"k")
-    assert (view.queue, view.task, view.priority, view.attempts_max) == ("mail", "mail.send", 7, 2)
-    (delivery,) = process.claim()
-    assert (delivery.job, delivery.attempt, delivery.payload) == (job, 1, b"payload")
-    assert delivery.headers == {"trace": "abc"}
-    process.settle(delivery, body=b"done")
-    view = world.job(job)
-    assert (view.state, view.result) == (State.SUCCEEDED, b"done")
-    assert [(attempt.number, attempt.outcome) for attempt in view.attempts] == [
-        (1, "dead"),
-        (1, "succeeded"),
-    ]
-    assert view.attempts[0].reason == "first reason"
 
 
 def test_a_second_requeue_is_refused_with_the_state_of_the_job(process: Process) -> None:
@@ -208,30 +181,6 @@ def test_letters_are_listed_by_the_latest_death(world: World, process: Process) 
     assert [view.lsn for view in views] == [jobs[1]]
     views, _ = newest_dead(process.committer.sight, DeadFilter(error="reason 1"), 1, None)
     assert [view.lsn for view in views] == [jobs[1]]
-
-
-def test_letters_are_found_by_queue_task_reason_and_time(world: World, process: Process) -> None:
-    start = world.clock.wall_ns()
-    first = dead_letter(process, spec=MAIL, reason=b"TimeoutError: slow")
-    world.clock.advance(100)
-    second = dead_letter(process, reason=b"ValueError: bad")
-    late = start + 50 * SECOND_NS
-    for wanted, expected in (
-        (DeadFilter(), [first, second]),
-        (DeadFilter(queue="mail"), [first]),
-        (DeadFilter(task="mail.send"), [first, second]),
-        (DeadFilter(queue="mail", task="other"), []),
-        (DeadFilter(error="Error"), [first, second]),
-        (DeadFilter(error="slow"), [first]),
-        (DeadFilter(error=re.compile("^Value.*bad$")), [second]),
-        (DeadFilter(since_ns=late), [second]),
-        (DeadFilter(before_ns=late), [first]),
-    ):
-        assert dead_page(process.committer.sight, wanted, 0, ALL, 99) == (expected, [], 0)
-        views, _ = newest_dead(process.committer.sight, wanted, 99, None)
-        assert [view.lsn for view in views] == expected[::-1]
-        if wanted.error is None:
-            assert count_dead(process.committer.sight, wanted) == len(expected)
 
 
 def test_pages_together_find_every_letter_once(process: Process) -> None:

@@ -1,7 +1,5 @@
 """Flows in the log: a held job is released once, after all of its inputs, through crashes."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Final
 
 import pytest
@@ -88,9 +86,6 @@ def test_compaction_keeps_counts_and_the_results_that_are_still_taken_in(drops: 
     ties = look_at_ties(other.committer.sight, callback)
     assert ties is not None
     assert list(ties.inputs) == inputs
-
-
-# -- crashes ---------------------------------------------------------------------------------------
 
 
 class Flows(Simulation):

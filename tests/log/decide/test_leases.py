@@ -1,7 +1,5 @@
 """Claims with a deadline, and jobs that expire: once, neither early nor late."""
 
-from __future__ import annotations
-
 import random
 from functools import partial
 from typing import Final
@@ -69,9 +67,6 @@ _YEAR: Final = 365 * 24 * _HOUR
 _COMPACTED: Final = keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None)
 _JOB: Final = EnqueueSpec("jobs", "run", 9)
 _FILL: Final = EnqueueSpec("fill", "run", 1)
-
-
-# -- what reads the log ---------------------------------------------------------------------------
 
 
 def test_all_views_of_a_job_agree_on_its_times(world: World, process: Process) -> None:

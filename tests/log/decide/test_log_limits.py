@@ -1,7 +1,5 @@
 """Limits that hold over all processes on a log: what runs at a time, and what starts in a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, ClassVar, Final

@@ -1,7 +1,5 @@
 """Steps, waits within a run, and signals, as the decisions of one process."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -225,9 +223,6 @@ def test_a_settled_job_takes_no_signals(process: Process) -> None:
     process.settle(claim(process))
     with pytest.raises(JobSettled, match="takes no signals any more"):
         process.ask(Op.SIGNAL, NewSignal(job, "paid", b"1"))
-
-
-# -- other jobs ------------------------------------------------------------------------------------
 
 
 def children(count: int, parent: int, later: int = 0) -> tuple[Any, ...]:

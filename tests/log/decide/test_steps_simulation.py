@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from taskq.core.errors import JobCancelled, JobSettled, NotDead, StaleDelivery
 from taskq.core.flows import FlowPart
@@ -21,18 +22,13 @@ from taskq.core.model import LIVE_STATES, SECOND_NS, Extras, State
 from taskq.core.records import Cause, Kind
 from taskq.log.config import QueuePolicy
 from taskq.log.decide.steps import NewSignal, NewStep
+from taskq.log.format.flows import Stepped
 from taskq.log.read.flows import look_at_ends, look_at_signals, look_at_steps
 from taskq.log.read.selection import letters
-from taskq.log.requests import Cancel, ClaimRequest, EnqueueSpec, Op, Settlement, Trait
+from taskq.log.requests import Cancel, ClaimRequest, Delivery, EnqueueSpec, Op, Settlement, Trait
 from tests.effort import grows, some
 from tests.log.simulation import Simulation
 from tests.log.world import Process, keeping, meaning
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from taskq.log.format.flows import Stepped
-    from taskq.log.requests import Delivery
 
 pytestmark = grows
 ACTS: Final = 250

@@ -1,7 +1,5 @@
 """Transactions across kinds: all of it or nothing, when refused, cut or crashed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final
@@ -116,9 +114,6 @@ CHANGED: Final = {
 }  # fmt: skip
 
 
-# -- what it does ----------------------------------------------------------------------------------
-
-
 # -- one bad part ----------------------------------------------------------------------------------
 
 
@@ -181,9 +176,6 @@ def test_a_bad_transaction_harms_no_other_request_of_its_batch(process: Process)
     assert cancelled.result(0) is requests.Cancel.WITHDRAWN
     jobs = [first.result(0), second.result(0)]
     assert [delivery.job for delivery in process.claim(9)] == jobs
-
-
-# -- every cut -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("power", [True, False])
@@ -255,9 +247,6 @@ def test_only_jobs_of_one_spec_without_options_go_together_as_columns() -> None:
     assert together([]) == []
 
 
-# -- key modes -------------------------------------------------------------------------------------
-
-
 MINUTE = 60 * SECOND_NS
 MAIL = EnqueueSpec("mail", "mail.send")
 
@@ -269,7 +258,6 @@ def key(
 
 
 REPLACE = key(conflict=Conflict.REPLACE)
-RAISES = key(conflict=Conflict.RAISE)
 
 
 def holders(world: World, name: str = "k", queue: str = "default") -> list[int]:
@@ -289,9 +277,6 @@ def test_keys_with_equal_hashes_stay_apart(
     assert process.offer(extras=key("a")) == requests.Duplicate(first)
     assert process.offer(extras=key("b")) == requests.Duplicate(other_key)
     assert process.offer(extras=key("a"), spec=MAIL) == requests.Duplicate(other_queue)
-
-
-# -- until the window, the job, or both are over ---------------------------------------------------
 
 
 @pytest.mark.parametrize("extras", [key(), key(window_ns=MINUTE, both=True)])
@@ -316,23 +301,6 @@ def test_a_job_whose_record_does_not_read_frees_its_key_as_it_ends(
 # -- on conflict -----------------------------------------------------------------------------------
 
 
-def test_a_held_key_raises_when_asked_to(world: World, process: Process) -> None:
-    """The error names the job; nothing is written; and when the key is free nothing is raised."""
-    first = process.enqueue(extras=RAISES)
-    before = world.kinds()
-    with pytest.raises(
-        errors.DuplicateKey, match=r"key 'k' of queue 'default' is held by job"
-    ) as caught:
-        process.offer(extras=RAISES)
-    assert caught.value.job_id == f"{process.journal.tag}-{first}"
-    assert caught.value.key == b"k"
-    assert world.kinds() == before
-    process.enqueue(extras=RAISES, spec=MAIL)
-    for delivery in process.claim(2):
-        process.settle(delivery)
-    process.enqueue(extras=RAISES)
-
-
 def test_a_child_meets_the_window_that_its_parent_holds_on(world: World) -> None:
     process = world.process()
     extras = key(window_ns=MINUTE, conflict=Conflict.RAISE, both=True)
@@ -343,29 +311,6 @@ def test_a_child_meets_the_window_that_its_parent_holds_on(world: World) -> None
     world.clock.advance(60)
     process.settle(held, children=((PLAIN, b"child", extras),))
     assert len(holders(world)) == 1
-
-
-# -- limits, and older readers ---------------------------------------------------------------------
-
-
-def test_held_keys_are_limited(world: World) -> None:
-    """The error names the limit; jobs without a key go on, and so do keys once others are free."""
-    process = world.process(LogConfig(segment_bytes=SEGMENT_BYTES_MIN, keys_max=3))
-    for number in range(3):
-        process.enqueue(extras=key(f"k{number}"))
-    with pytest.raises(errors.UsageError, match="3 dedup keys are held, and keys_max is 3"):
-        process.offer(extras=key("another"))
-    process.enqueue()
-    process.settle(process.claim()[0])
-    process.enqueue(extras=key("another"))
-    process.settle(process.claim()[0])
-    with pytest.raises(errors.UsageError, match="keys_max"):
-        process.ask(Op.ENQUEUE_MANY, [(PLAIN, b"", key("a")), (PLAIN, b"", key("b"))])
-    with pytest.raises(errors.UsageError, match="keys_max is 0, it must be above 0"):
-        LogConfig(keys_max=0)
-
-
-# -- crashes ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("conflict", Conflict)
@@ -400,48 +345,6 @@ def _ingest(
     extras = Extras(key=key, on_conflict=Conflict.RAISE) if key else None
     items: list[requests.Item] = [(PLAIN, b"%d" % line, extras) for line in range(first, end)]
     return requests.Ingest(sources.checked_move("file", end, after), together(items))
-
-
-def _position(process: Process, name: str = "file") -> int | None:
-    state = process.catch_up().need_agenda().sources.get(name)
-    return None if state is None else int(state.position)
-
-
-def _lines(world: World) -> list[int]:
-    return [int(it.body or b"") for it in world.records() if it.type == Kind.ENQUEUED]
-
-
-def test_the_slower_of_two_ingesters_is_refused_with_both_positions(world: World) -> None:
-    first, other = world.process(), world.process()
-    first.ask(Op.INGEST, _ingest(0, 3))
-    with pytest.raises(errors.SourceMoved, match=r"'file' stands at 3, and not unknown") as caught:
-        other.ask(Op.INGEST, _ingest(0, 2))
-    assert (caught.value.source, caught.value.position, caught.value.after) == ("file", 3, None)
-    with pytest.raises(errors.SourceMoved, match="stands at 3, and not at 2"):
-        other.ask(Op.INGEST, _ingest(2, 4, after=2))
-    with pytest.raises(errors.SourceMoved, match="'new' is unknown here, and not at 2"):
-        other.ask(Op.INGEST, requests.Ingest(sources.checked_move("new", 3, 2), []))
-    assert _lines(world) == [0, 1, 2]
-
-
-def test_a_refused_job_moves_nothing(world: World) -> None:
-    process = world.process()
-    process.enqueue(extras=Extras(key=b"k"))
-    with pytest.raises(errors.DuplicateKey):
-        process.ask(Op.INGEST, _ingest(0, 1, key=b"k"))
-    assert _position(process) is None
-    assert world.kinds() == [Kind.ENQUEUED]
-
-
-def test_without_jobs_a_source_moves_alone_and_is_forgotten(world: World) -> None:
-    process = world.process()
-    process.ask(Op.INGEST, _ingest(5, 5))
-    assert world.kinds() == [Kind.INGESTED]
-    assert process.ask(Op.INGEST, requests.Ingest(sources.Move("file", b"", b"5"), [])) == []
-    assert _position(process) is None
-    assert not world.fold().need_agenda().sources
-    process.ask(Op.INGEST, requests.Ingest(sources.Move("file", b"", b""), []))
-    assert world.kinds() == [Kind.INGESTED] * 2
 
 
 def test_number_and_bytes_of_sources_are_limited(

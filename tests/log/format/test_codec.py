@@ -1,7 +1,5 @@
 """Encoded records decode to the same; other bytes are refused, never guessed at."""
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import random
@@ -154,9 +152,6 @@ def test_a_record_is_whole_if_its_crc_with_its_own_is_the_known_one(
     assert codec.crc32(record, (lsn + 1) & 0xFFFFFFFF) != codec.CRC_OF_WHOLE
     record[at % len(record)] ^= 1 << bit
     assert codec.crc32(record, lsn & 0xFFFFFFFF) != codec.CRC_OF_WHOLE
-
-
-# -- limits ---------------------------------------------------------------------------------------
 
 
 def test_headers_up_to_the_limit_are_kept_and_one_byte_more_is_refused() -> None:
@@ -496,9 +491,6 @@ def test_an_end_that_names_more_than_its_record_holds_is_refused(length: int) ->
     process.append(end + codec.encode_job(Kind.CANCELLED, 0, 0, first + 2**20, 0), 2)
     with pytest.raises(FormatError, match=f"UNLOCKS has {length} bytes"):
         world.fold()
-
-
-# -- requests --------------------------------------------------------------------------------------
 
 
 def test_every_operation_is_decided_in_one_place() -> None:

@@ -1,7 +1,5 @@
 """The bytes of the format: what is written today must be readable for ever, so they are pinned."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
@@ -246,9 +244,6 @@ def test_each_kind_of_record_has_the_pinned_bytes_and_reads_back() -> None:
             assert struct.unpack("<I", data[-4:])[0] == zlib.crc32(data[:-4], 31)
 
 
-# -- golden logs -----------------------------------------------------------------------------------
-
-
 GOLDEN = sorted(path.stem for path in HERE.glob("*.zip"))
 
 
@@ -274,9 +269,6 @@ async def test_a_log_of_an_older_version_says_what_it_said_and_goes_on(
     name: str, tmp_path: Path
 ) -> None:
     await opened(name, tmp_path)
-
-
-# -- kinds -----------------------------------------------------------------------------------------
 
 
 #: Source files that may know a kind by its name.

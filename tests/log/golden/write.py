@@ -4,14 +4,13 @@ A log is never made anew: it stands for logs of users. A new format gets another
 -m tests.log.golden.write NAME DIRECTORY`` keeps a log that an older version wrote.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from taskq.core.flows import FlowPart
 from taskq.core.folds.steps import Form, Wait, pack_waits
@@ -22,12 +21,7 @@ from taskq.log.read.reader import LogReader
 from taskq.log.read.selection import waiting_job
 from taskq.log.requests import Edit, EnqueueSpec, Op
 from taskq.testing.sandbox import FakeClock
-from tests.log.world import PATH, World, fill_segment, keeping, tend
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.log.world import Process
+from tests.log.world import PATH, Process, World, fill_segment, keeping, tend
 
 HERE: Final = Path(__file__).parent
 EXPECTED: Final = "expected.json"

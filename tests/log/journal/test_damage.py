@@ -1,7 +1,5 @@
 """Torn tails are cut without a person; damage is reported with its place, and costs only itself."""
 
-from __future__ import annotations
-
 import json
 import random
 import struct
@@ -112,9 +110,6 @@ def test_only_the_latest_torn_tails_are_kept() -> None:
     assert len(aside) == 16
 
 
-# -- damage ----------------------------------------------------------------------------------------
-
-
 def test_every_flipped_byte_of_a_synced_frame_costs_only_its_own_record() -> None:
     files, jobs, frame = _three_frames([b"job one", b"job two", b"job three"])
     records = [job for job in jobs[1] if job]
@@ -158,9 +153,6 @@ def _record_ends(frame: Frame) -> list[int]:
     return ends
 
 
-# -- what the disk does not give back --------------------------------------------------------------
-
-
 def _unreadable_middle() -> tuple[World, list[list[int]], set[tuple[str, int]]]:
     """Frames of 18 KB, and sectors in the midst of the second's first record."""
     world = World()
@@ -181,9 +173,6 @@ def test_a_sector_that_cannot_be_read_costs_only_what_is_in_it() -> None:
     damage = process.catch_up().damage
     assert [(gap.first_lsn, gap.next_lsn) for gap in damage] == [(jobs[1][0], jobs[1][1] + 1)]
     assert process.enqueue() > jobs[-1][-1]
-
-
-# -- lacking zeros ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", range(8))

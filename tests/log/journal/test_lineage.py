@@ -1,7 +1,5 @@
 """A copied or forked directory goes on as another log, and no name is given twice."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

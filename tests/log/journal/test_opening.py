@@ -1,7 +1,5 @@
 """The first and the next open of a log, after any crash."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -206,9 +204,6 @@ def test_a_write_on_a_read_only_file_system_fails_with_advice(read_only: Path) -
         TaskQ(read_only).open_sync()
     with pytest.raises(LogError, match="Read-only"):
         TaskQ(read_only / "new").open_sync()
-
-
-# -- read only -------------------------------------------------------------------------------------
 
 
 def _mark(path: Path, *features: str) -> None:

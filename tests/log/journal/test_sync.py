@@ -1,7 +1,5 @@
 """Order of syncs, one sync for many writers, and nothing built on a failed fsync."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import queue
@@ -373,9 +371,6 @@ def test_a_full_disk_goes_without_a_sync_point() -> None:
     assert len(world.machine.content(world.segments()[-1])) == size
     process.enqueue(b"and another")
     assert not process.catch_up().damage
-
-
-# -- real files -----------------------------------------------------------------------------------
 
 
 async def test_a_second_without_work_leaves_one_sync_point_and_then_nothing_more(

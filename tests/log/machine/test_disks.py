@@ -1,7 +1,5 @@
 """The simulated disk does what the real one does, and forgets what a real one may forget."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl
@@ -18,7 +16,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 from hypothesis import given
@@ -30,11 +28,9 @@ from taskq.log.machine import disk as machine_disk
 from taskq.log.machine import posix, windows
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.machine.meters import Histogram
+from taskq.log.machine.ports import Disk
 from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
 from tests.machine.sharing import Held
-
-if TYPE_CHECKING:
-    from taskq.log.machine.ports import Disk
 
 _SEEDS: Final = range(60)
 #: a folder's name, too long for Windows beside others

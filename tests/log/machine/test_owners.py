@@ -1,7 +1,5 @@
 """Owners of a log: their doors, refused peers, and what workers say that they claim."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -5,8 +5,6 @@ Appends of two processes, the fineness of clocks, and whether ``os.kill(pid, 0)`
 process have no one answer there; the log uses none of them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

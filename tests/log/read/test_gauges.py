@@ -1,7 +1,5 @@
 """The age of the oldest job, rates of endings, the last hour, and the engine's figures."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -47,9 +45,6 @@ def _rate(process: Process, queue: str = "mail") -> float | None:
 
 def _engine(process: Process) -> EngineStats:
     return engine_stats(process.committer)
-
-
-# -- ages ------------------------------------------------------------------------------------------
 
 
 def test_the_age_of_a_job_whose_frame_is_damaged_is_not_made_up_and_others_are_known() -> None:

@@ -1,7 +1,5 @@
 """Counts of a day, a week and a month outlive the segments that they are from."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

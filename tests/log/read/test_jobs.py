@@ -1,7 +1,5 @@
 """Lists, timelines, exports and past states of jobs equal a filter over all of them."""
 
-from __future__ import annotations
-
 import tracemalloc
 from pathlib import Path
 
@@ -155,9 +153,6 @@ async def test_what_only_looks_like_the_end_of_a_job_is_none(tmp_path: Path) -> 
         assert len(reader.segments()) > 1
         assert [view.job_id for view in reader.jobs({State.CANCELLED}, None, None, 10)] == [job]
         assert reader.jobs({State.EXPIRED}, None, None, 10) == []
-
-
-# -- past jobs -------------------------------------------------------------------------------------
 
 
 def test_jobs_since_a_time_exclude_older_ones_also_after_compaction() -> None:

@@ -1,7 +1,5 @@
 """Readers: named places and permissions, what grows meanwhile, and one open reader."""
 
-from __future__ import annotations
-
 import os
 import uuid
 from concurrent.futures import Future

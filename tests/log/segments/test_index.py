@@ -289,9 +289,6 @@ def test_a_frame_that_is_indexed_in_steps_is_indexed_as_if_at_once(seed: int, re
     assert whole.clocks == stepped.clocks
 
 
-# -- stories ---------------------------------------------------------------------------------------
-
-
 def told_by_walking(journal: Journal, job: int, now_ns: int) -> JobView | None:
     story: Story | None = None
     for record in records(journal, journal.start()):

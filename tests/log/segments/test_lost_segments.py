@@ -4,8 +4,6 @@ The log itself declares its segments (``taskq.log.journal.recovery``), so that a
 compaction.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """Folding what was written gives what the writer holds: the log is the only truth."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

@@ -464,9 +464,6 @@ def test_the_same_of_every_call_code_and_durability(durability: Durability) -> N
             _check_truth(case, power_fails=True)
 
 
-# -- a log that does not answer at all -------------------------------------------------------------
-
-
 @pytest.fixture
 def held_up(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TaskQ]:
     """Yield a log whose lock another process keeps; callers wait ``seconds`` for it."""

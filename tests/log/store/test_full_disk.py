@@ -1,7 +1,5 @@
 """The whole store on a disk that is full, replaced or gone: a small tmpfs."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """Commits on the caller's own thread, locks of handlers, and lines of jobs in the mailbox."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import dis

@@ -1,7 +1,5 @@
 """Seeded simulation: crashes and power losses at random, and every answer still holds."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Writes of others wake a waiter at any step of its thread."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

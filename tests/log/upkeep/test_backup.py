@@ -1,7 +1,5 @@
 """A backup is of one moment, despite writers, and becomes a log of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """Compaction: the oldest segment goes, and the log means what it meant."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -139,9 +137,6 @@ def test_a_damaged_segment_and_all_after_it_are_kept(caplog: pytest.LogCaptureFi
     tend(process)
     assert world.segments() == before
     assert "taskq repair" in caplog.text
-
-
-# -- crashes --------------------------------------------------------------------------------------
 
 
 def mixed(world: World, process: Process) -> None:
@@ -619,9 +614,6 @@ def test_segments_that_go_while_it_folds_make_it_begin_again(facet: str) -> None
     else:
         assert facets.need_dedup().size == 1
     assert len(world.segments()) == 2
-
-
-# -- room given back -------------------------------------------------------------------------------
 
 
 def _open_files(path: Path) -> list[str]:

@@ -1,7 +1,5 @@
 """Snapshots: opening starts from the newest that is true, and never needs one."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections import defaultdict
@@ -44,8 +42,6 @@ from tests.log.world import (
 )
 
 pytestmark = grows
-
-# -- what they are good for ------------------------------------------------------------------------
 
 
 def test_a_past_state_is_read_without_snapshots() -> None:

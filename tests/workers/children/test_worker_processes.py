@@ -1,7 +1,5 @@
 """Child processes of a worker: kept warm, recycled, handed over, and what they log."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import logging

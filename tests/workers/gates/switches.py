@@ -1,7 +1,5 @@
 """A condition that a test turns on and off, and the log's view of its jobs."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import Counter

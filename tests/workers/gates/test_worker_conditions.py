@@ -1,7 +1,5 @@
 """Queues and tasks whose conditions do not hold, or whose breaker is open, wait for them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

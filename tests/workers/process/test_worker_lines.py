@@ -1,7 +1,5 @@
 """Lines of a worker on all kinds of streams, and notes to systemd."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import os

@@ -1,7 +1,5 @@
 """Tasks that fork, and let the child return as the task does."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """A job is blamed for its own end only, and the reason names its error."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import contextvars

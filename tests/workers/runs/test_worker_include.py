@@ -1,7 +1,5 @@
 """Modules of an app: found by name, included by its workers alone, and reloaded while they run."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import itertools

@@ -1,7 +1,5 @@
 """Resources that an app opens when its worker starts, and their use by tasks."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

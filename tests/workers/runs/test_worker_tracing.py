@@ -1,7 +1,5 @@
 """Spans of enqueues and attempts, as an exporter in memory gets them; and none without an SDK."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """Schedules of an app, as its workers tick them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """Services beside the slots: upkeep, health, warnings of stray jobs, hooks of dead letters."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -13,33 +13,29 @@ import errno
 import math
 import selectors
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
+
+import pytest
+from anyio.abc import TaskStatus
 
 from taskq import retry
 from taskq.conditions import condition
-from taskq.core.errors import AppendFailed
+from taskq.core.errors import AppendFailed, TaskqError
 from taskq.core.parsing import Tag
 from taskq.core.records import Kind
+from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
+from taskq.log.store.store import Store
 from taskq_workers import pool
 from taskq_workers.gates import gate
 from taskq_workers.pool import CancelListener, LogPart, Phase, Worker
 from taskq_workers.slots import slots
+from taskq_workers.slots.rounds import Rounds
+from taskq_workers.slots.settling import Settled
 from taskq_workers.slots.slots import Slots
 from tests.workers.fakes import FakeApp, FakePort, FakeStore, make_delivery
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import pytest
-    from anyio.abc import TaskStatus
-
-    from taskq.core.errors import TaskqError
-    from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
-    from taskq.log.store.store import Store
-    from taskq_workers.slots.rounds import Rounds
-    from taskq_workers.slots.settling import Settled
 
 #: A schedule whose jobs are not done by then, on its own clock, never ends.
 _LIMIT_SECONDS: Final = 3_600.0

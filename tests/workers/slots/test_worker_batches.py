@@ -1,7 +1,5 @@
 """Batches: many jobs, one call of the function, and each job ends for itself."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Middleware around each attempt: ``@app.middleware``."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """Retries of jobs, and bodies of their arguments and results."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import struct

@@ -1,7 +1,5 @@
 """Slots, feed and crew on a log in memory."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import gc
@@ -9,7 +7,7 @@ import itertools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -19,6 +17,7 @@ from taskq import Discard, Retry, Snooze, retry
 from taskq.core.errors import StaleDelivery
 from taskq.core.records import Cause, Kind
 from taskq.log.requests import EnqueueSpec, Settlement
+from taskq.log.store.port import LoopPort
 from taskq_workers import JobFinished, Worker
 from taskq_workers.slots import slots
 from taskq_workers.slots.feed import (
@@ -35,9 +34,6 @@ from taskq_workers.slots.feed import (
 from tests.effort import grows, some
 from tests.workers.fakes import FakeApp, FakePort, make_delivery
 from tests.workers.slots.resting import Schedule, make_deterministic, run_seeds
-
-if TYPE_CHECKING:
-    from taskq.log.store.port import LoopPort
 
 
 @dataclass
