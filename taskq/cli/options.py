@@ -224,7 +224,7 @@ def open_reader(data_dir: Path | None, at: engine.Moment | None = None) -> engin
         from taskq.cli.casefile import unpacked  # noqa: PLC0415 - few look at one
 
         path = unpacked(path) or path
-    if not (path / _MARK).is_file():
+    if not (path / _MARK).is_file() and not any((path / "log").glob("[0-9]" * 20 + ".log")):
         refuse_shards(path)
         raise errors.Failure(f"{path.absolute()} is not a task log{_offer(path)}")
     reader = LogReader.open(str(path), at=at)

@@ -83,7 +83,7 @@ def sql(
             else:
                 answered = log_tables.ask_logs(query, data_dir, problems)
         except duckdb.Error as error:
-            reason = flat(str(error).partition("\n\n")[0])
+            reason = flat(str(error).partition("\n\n")[0].replace("\n", " "))
             raise WrongUsage(f"{reason} The tables are: {', '.join(tables)}") from None
     except ImportError as error:
         raise Failure(missing(what, error.name, extra)) from error

@@ -168,7 +168,8 @@ def _secret(file: Path | None) -> str:
             raise WrongUsage(f"--token-file {file} may be read by others: chmod 600 {file}")
         secret = engine.read_private(file, door.TOKENS_BYTES_MAX).strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise Failure(f"--token-file {file}: {error}") from error
+        why = "it is no UTF-8" if isinstance(error, ValueError) else error.strerror
+        raise Failure(f"--token-file {file}: {why}. Check the path and its permissions") from error
     try:
         visitors = door.visitors_of(secret)
     except errors.UsageError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -54,9 +55,7 @@ def ls(
     wanted = {documents.STATES[name] for name in states} or None
     with options.open_reader(data_dir, options.moment(at_text)) as reader:
         if query:
-            wholes = [f'{name}:="{it}"' for name, it in (("queue", queue), ("task", task)) if it]
-            wholes += map("state:{}".format, states)
-            jobs = _found(reader, " ".join((*wholes, query)), limit)
+            jobs = _found(reader, query, wanted, queue, task, limit)
         else:
             jobs = reader.jobs(wanted, queue, task, limit)
         now_ns = reader.now_ns
@@ -79,13 +78,34 @@ def ls(
     )
 
 
-def _found(reader: engine.LogReader, query: str, limit: int) -> list[documents.JobView]:
+def _found(
+    reader: engine.LogReader,
+    query: str,
+    states: set[State] | None,
+    queue: str | None,
+    task: str | None,
+    limit: int,
+) -> list[documents.JobView]:
+    """Return jobs that fit the query and each option."""
     from taskq.reading.search import Search  # noqa: PLC0415 - help must not import it
 
-    search, jobs, before = Search.parse(query, hides=False), list[documents.JobView](), 0
-    while len(jobs) < limit:
-        page = search.find(reader, limit - len(jobs), before)
-        jobs, before = [*jobs, *page.jobs], page.following
+    search = Search.parse(query, hides=False)
+    # The log itself finds whole names; an option beside the query's own values is looked at here.
+    search = replace(
+        search,
+        queues=search.queues or ((f"={queue}",) if queue else ()),
+        tasks=search.tasks or ((f"={task}",) if task else ()),
+    )
+    among = search.only(frozenset(states)) if states else search
+    jobs, before = list[documents.JobView](), 0
+    while among is not None and len(jobs) < limit:
+        page = among.find(reader, limit - len(jobs), before)
+        jobs += [
+            job
+            for job in page.jobs
+            if job.queue == (queue or job.queue) and job.task == (task or job.task)
+        ]
+        before = page.following
         if not before:
             break
     return jobs

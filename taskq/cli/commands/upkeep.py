@@ -190,7 +190,10 @@ def _tell(checks: list[views.Check], *, well: bool, as_json: bool) -> None:
         width = max(_NAME_COLUMNS, *(len(check.name) for check in checks))
         for check in checks:
             sign = "ok" if check.ok else "FAILED"
-            render.echo(f"{sign:<7} {check.name:<{width}} {text.flat(check.detail)}")
+            lines = text.printable(check.detail).split("\n")
+            render.echo(f"{sign:<7} {check.name:<{width}} {lines[0]}")
+            for line in lines[1:]:  # where an import failed
+                render.echo(f"{'':<7} {'':<{width}} {line}")
     if not well:
         click.get_current_context().exit(errors.EXIT_FAILED)
 
@@ -245,8 +248,8 @@ def check(app: str | None, data_dir: Path | None, include: tuple[str, ...], as_j
 def backup(places: tuple[Path, ...], data_dir: Path | None, as_json: bool) -> None:
     """Copy a log to DEST as it stands, beside live workers.
 
-    It has every job acknowledged before. A second backup to the same place copies new records
-    only. Read commands open it (-d DEST), and taskq restore makes a log of it.
+    It has every job acknowledged before. A second backup to the same place leaves out the
+    full segments that it has. Read commands open it (-d DEST), and taskq restore makes a log of it.
     """
     from taskq.engine import back_up  # noqa: PLC0415 - help must not import the log
 

@@ -45,6 +45,7 @@ from taskq.log.segments.identity import (
     keep_directory,
     read_identity,
     read_or_create_identity,
+    refuse_orphans,
     write_identity,
 )
 from taskq.log.segments.indexes import SegmentIndexes
@@ -336,6 +337,7 @@ class Journal:
         """Stand at the last whole frame, having written nothing."""
         identity = read_identity(self.disk, self.path)
         if identity is None:
+            refuse_orphans(self.disk, self.path)
             raise LogError(f"{self.path} is not a task log: give its directory with -d")
         self._identify(identity)
         hint, never_had_one, self.home = find_hint(self.disk, self.path, self.boot)

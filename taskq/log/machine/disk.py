@@ -86,7 +86,7 @@ class LocalDisk(system.Pace):
         """Return sorted names in a directory; empty for a missing one."""
         try:
             return sorted(os.listdir(system.named(path)))  # noqa: PTH208 - names are all that is wanted
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return []
 
     def identity(self, descriptor: int) -> tuple[int, int]:

@@ -754,6 +754,10 @@ def _directory_of(path: str) -> Iterator[tuple[int, str]]:
     directory = _open_directory(above or ".")
     try:
         yield directory, name
+    except OSError as error:
+        if error.filename == name:
+            error.filename = path
+        raise
     finally:
         os.close(directory)
 

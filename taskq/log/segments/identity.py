@@ -245,8 +245,9 @@ def _read(disk: ports.Disk, path: str) -> Identity | None:
         )  # fmt: skip
         unknown = sorted(incompat - _KNOWN)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
+        why = f"{error} is missing" if isinstance(error, KeyError) else error
         raise errors.FormatError(
-            f"{path}/{FILE}: not readable ({error}); restore it from a backup of the directory"
+            f"{path}/{FILE}: not readable ({why}); restore it from a backup of the directory"
         ) from error
     if version != FORMAT or unknown:
         what = f"features {unknown}" if unknown else f"format {version}"
@@ -301,6 +302,15 @@ def device_of_copy(path: str) -> str:
     return parts[at + 1] if at + 1 < len(parts) else "the device"
 
 
+def refuse_orphans(disk: ports.Disk, path: str) -> None:
+    """Refuse a directory with segments, but without the file that says whose they are."""
+    if any(segment_lsn(name) is not None for name in disk.names(f"{path}/log")):
+        raise errors.FormatError(
+            f"{path}: {FILE} is missing beside existing segments: bring it back from a backup of "
+            f"the directory"
+        )
+
+
 def read_or_create_identity(disk: ports.Disk, path: str, lock: LockMark, now_ns: int) -> Identity:
     """Return the identity of the directory's log; a new one in an empty directory.
 
@@ -308,10 +318,7 @@ def read_or_create_identity(disk: ports.Disk, path: str, lock: LockMark, now_ns:
     """
     identity = _read(disk, path)
     if identity is None:
-        if any(segment_lsn(name) is not None for name in disk.names(f"{path}/log")):
-            raise errors.FormatError(
-                f"{path}: taskq.json is missing beside existing segments: restore it"
-            )
+        refuse_orphans(disk, path)
         # The caller holds the writer lock, and keeps the directory.
         identity = Identity(uuid.uuid4(), now_ns, lock=lock)
         write_identity(disk, path, identity)

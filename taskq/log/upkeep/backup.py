@@ -111,10 +111,7 @@ def back_up(path: str, target: str) -> BackupReport:
     """
     disk = LocalDisk()
     source, target = map(system.resolved, (path, target))
-    if os.path.commonpath([source, target]) in {source, target}:
-        raise errors.LogError(
-            f"{target} and {path} lie within each other: back up to another place"
-        )
+    _refuse_nested(source, target)
     try:
         with LogReader.open(source) as reader:
             _check_target(disk, target, reader.log_id.bytes)
@@ -124,6 +121,11 @@ def back_up(path: str, target: str) -> BackupReport:
             return Copier(disk, source, target).run()
     except OSError as error:
         raise errors.refusal(target, error) from error
+
+
+def _refuse_nested(source: str, target: str) -> None:
+    if os.path.commonpath([source, target]) in {source, target}:
+        raise errors.LogError(f"{target} and {source} lie within each other: name another place")
 
 
 def restore(path: str, target: str, copier: type[Copier] | None = None) -> BackupReport:
@@ -146,6 +148,7 @@ def restore(path: str, target: str, copier: type[Copier] | None = None) -> Backu
     source, target = map(system.resolved, (path, target))
     if Path(target).exists() and any(Path(target).iterdir()):
         raise errors.LogError(f"{target} is not empty: restore to a new directory")
+    _refuse_nested(source, target)
     try:
         _complete(disk, source)
         if read_identity(disk, source) is None:

@@ -14,10 +14,12 @@ from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from taskq import TaskLog
+from taskq.cli.main import main
 from taskq.core.errors import LogError
 from taskq.core.rates import Limit, Rate
 from taskq.core.views import Hold, OwnerView, Serving
@@ -122,6 +124,27 @@ def test_a_log_with_something_else_for_a_file_is_an_error_that_names_it(
     if "9" not in name:  # no writer needs that one
         with pytest.raises((LogError, OSError), match=name), TaskLog.open(log):
             pass
+
+
+@pytest.mark.parametrize("name", ["log", "owners", "taskq.json"])
+def test_a_log_with_a_file_for_a_folder_or_without_its_identity_is_named_in_full(
+    tmp_path: Path, name: str
+) -> None:
+    log = tmp_path / "data"
+    with TaskLog.open(log) as opened:
+        opened.put_sync(b"x")
+    (log / name).rename(tmp_path / "away")
+    if name != "taskq.json":
+        (log / name).touch()
+    with (
+        pytest.raises(LogError, match=rf"{log}(/{name}: Not a|: {name} is missing)"),
+        TaskLog.open(log),
+    ):
+        pass
+    done = CliRunner().invoke(main, ["ls", "-d", str(log)])
+    assert done.exit_code == (name != "owners"), done.output
+    wanted = f"{log}: {name} is missing" if name == "taskq.json" else f"{log}/{name}: Not a"
+    assert name == "owners" or wanted in done.output
 
 
 def test_a_log_is_made_where_modes_cannot_be_changed(

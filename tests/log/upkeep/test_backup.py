@@ -170,6 +170,8 @@ def test_a_backup_goes_nowhere_but_to_its_place(tmp_path: Path) -> None:
     ):
         with pytest.raises(LogError, match=item):
             back_up(str(data), str(target))
+    with pytest.raises(LogError, match="lie within each other"):
+        restore(str(data), str(data / "new"))
     with pytest.raises(LogError, match="is not empty"):
         restore(str(data), str(other))
     assert (tmp_path / "thesis" / "one.txt").read_text() == "x"

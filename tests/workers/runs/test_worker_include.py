@@ -69,6 +69,17 @@ def test_modules_that_import_their_app_are_imported_once_that_is_whole(
     assert load_app("proj.app:app") is app
 
 
+def test_a_file_with_the_name_of_a_loaded_module_is_named_as_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for own in ("queue.py", "taskq/__init__.py"):
+        (tmp_path / own).parent.mkdir(exist_ok=True)
+        (tmp_path / own).touch()
+        with pytest.raises(UsageError, match=rf"{tmp_path / own} is hidden by .*: give yours"):
+            load_app(f"{own.partition('/')[0].removesuffix('.py')}:app")
+
+
 async def test_a_worker_inside_a_program_imports_them_as_it_starts(
     write: Callable[..., None],
 ) -> None:

@@ -29,7 +29,7 @@ def load_app(target: str, include: Iterable[str] = ()) -> TaskQ:
     ``include`` names modules with further tasks of the app.
     """
     module_name, colon, attribute = target.partition(":")
-    if target.endswith(".py") or "/" in target:
+    if module_name.endswith(".py") or "/" in target:
         raise errors.UsageError(
             f"{target!r} is a path: give the module's name, {_as_module(target)!r}"
         )
@@ -40,11 +40,22 @@ def load_app(target: str, include: Iterable[str] = ()) -> TaskQ:
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
+    _refuse_hidden(module_name.partition(".")[0])
     module = _import(module_name)
     app = _app_named(module, attribute) if attribute else _only_app(module)
     app.hooks.include(include)
     import_included(app)
     return app
+
+
+def _refuse_hidden(name: str) -> None:
+    """Refuse a file of the working directory that a loaded module of its name hides."""
+    loaded = getattr(sys.modules.get(name), "__file__", None)
+    files = [path for path in (Path(name, "__init__.py"), Path(f"{name}.py")) if path.is_file()]
+    if loaded and files and not (own := files[0]).samefile(loaded):
+        raise errors.UsageError(
+            f"{own.absolute()} is hidden by {loaded}, which has its name: give yours another"
+        )
 
 
 def import_included(app: TaskQ) -> None:
