@@ -190,10 +190,6 @@ class Told(NamedTuple):
         return self.is_older
 
 
-def _compare(synced: CopyEnd, log: Told) -> Verdict:
-    return compare(synced, cast("DurableLog", log))
-
-
 def _synced(at: Border = _AT, *, has_end: bool = False, begins: int = 7) -> CopyEnd:
     return CopyEnd(1, at, is_sealed=False, has_end=has_end, begins=begins)
 
@@ -214,7 +210,7 @@ def _synced(at: Border = _AT, *, has_end: bool = False, begins: int = 7) -> Copy
     ],
 )
 def test_each_finding_has_its_verdict(log: Told, verdict: Verdict, *, has_end: bool) -> None:
-    assert _compare(_synced(has_end=has_end), log) is verdict
+    assert compare(_synced(has_end=has_end), cast("DurableLog", log)) is verdict
 
 
 @given(st.integers(1, 2**63 - 1), st.integers(8, 2**20), st.binary(min_size=56, max_size=56))

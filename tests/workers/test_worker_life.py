@@ -325,28 +325,6 @@ async def test_a_log_that_is_closed_under_a_worker_stops_it_with_that_error(app:
     assert worker.stopped.is_set()
 
 
-async def test_no_more_jobs_of_a_key_run_at_a_time(app: TaskQ) -> None:
-    going, enough, full = Counter[str](), asyncio.Event(), asyncio.Event()
-
-    @app.task(name="send", retry=1, concurrency=2, concurrency_key=lambda account, _: account)
-    async def send(account: str, _number: int) -> None:
-        going[account] += 1
-        assert going[account] <= 2
-        if going.total() == 4:
-            full.set()
-        await enough.wait()
-        going[account] -= 1
-
-    async with app:
-        jobs = [await send.enqueue(account, number) for account in "ab" for number in range(5)]
-        async with app.worker(concurrency=9):
-            await full.wait()
-            assert (await app.why(jobs[4].id)).code is Why.CONCURRENCY
-            enough.set()
-            for job in jobs:
-                await job.result(timeout=30)
-
-
 async def test_a_burst_leaves_what_its_rate_does_not_let_through(app: TaskQ) -> None:
     @app.task(name="send", rate="3/h")
     async def send(_number: int) -> None: ...

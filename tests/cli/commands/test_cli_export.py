@@ -493,10 +493,6 @@ def queue(whole: Path, tmp_path: Path) -> Path:
     return path
 
 
-def _segments(path: Path) -> list[Path]:
-    return sorted((path / "log").glob("*.log"))
-
-
 def _log_check(path: Path) -> Check:
     return next(check for check in check_health(path) if check.name == "log")
 
@@ -507,7 +503,7 @@ def test_every_check_reports_a_lost_segment_until_it_is_accepted(
 ) -> None:
     assert taskq("verify", "-d", queue).exit_code == 0
     assert _log_check(queue).ok
-    victim = _segments(queue)[number]
+    victim = sorted((queue / "log").glob("*.log"))[number]
     if size is None:
         victim.unlink()
     else:

@@ -400,10 +400,6 @@ def _salvaged_record(kind: int, body: bytes, lsn: int) -> bytes:
     return _enqueued(body, lsn)
 
 
-def _is_checked(record: bytes) -> bool:
-    return record[8] & 1 == 1
-
-
 @given(
     parts=st.lists(st.tuples(st.integers(0, 4), st.binary(max_size=90)), min_size=1, max_size=60),
     chance=st.randoms(use_true_random=False),
@@ -422,7 +418,7 @@ def test_whatever_is_wrong_in_one_record_all_others_that_have_a_checksum_are_sav
     seen = {lsn: (at, record) for lsn, at, record in salvage(bytes(data), _FIRST_LSN)}
     place = 0
     for number, record in enumerate(records):
-        if number != hit and _is_checked(record):
+        if number != hit and (record[8] & 1 == 1):
             assert seen[_FIRST_LSN + number] == (place, record)
         place += len(record)
     assert set(seen) <= set(range(_FIRST_LSN, _FIRST_LSN + len(records)))

@@ -412,8 +412,11 @@ def _check_truth(case: Case, *, power_fails: bool) -> None:
             assert name not in kept, f"{name} was {outcome}, and is kept"
 
 
-def test_every_call_is_answered_within_its_limit_whatever_the_disk_refuses() -> None:
-    for case in _cases(every(83)):
+@pytest.mark.parametrize("durability", list(Durability))
+def test_every_call_is_answered_within_its_limit_whatever_the_disk_refuses(
+    durability: Durability,
+) -> None:
+    for case in _cases(every(249), durability):
         _check_answers(case)
 
 
@@ -452,16 +455,6 @@ def test_a_job_whose_frame_lacks_zeros_alone_is_not_called_refused(
     world.process()
     kept = body in [record.body for record in world.records()]
     assert (kept, answer.outcome) == (True, "unknown")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("durability", list(Durability))
-def test_the_same_of_every_call_code_and_durability(durability: Durability) -> None:
-    for case in _cases(1, durability):
-        _check_answers(case)
-        _check_truth(case, power_fails=False)
-        if durability is Durability.FSYNC:
-            _check_truth(case, power_fails=True)
 
 
 @pytest.fixture
