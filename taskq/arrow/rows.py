@@ -142,6 +142,7 @@ def headers_of(data: arrays.Bytes, options: RecordOptions, count: int) -> pa.Arr
     sizes = np.bincount(row, minlength=count)
     offsets = np.zeros(count + 1, np.int32)
     np.cumsum(sizes, out=offsets[1:])
+    assert not names.null_count  # to count them: pyarrow before 26 takes "not known" for some
     entries = pa.StructArray.from_arrays(
         [names, values], fields=[_TYPE.key_field, _TYPE.item_field]
     )
