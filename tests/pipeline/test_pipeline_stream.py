@@ -598,6 +598,16 @@ def test_a_segment_that_compaction_took_is_not_looked_for_in_a_clone_that_has_le
     assert not follower.problems
 
 
+def test_a_record_is_found_after_damage(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path / "dev")
+    frames = [made.enqueue(2) for _ in range(4)]
+    damage(frames[1], at=9)  # its header
+    (log,) = fleet_logs.look(tmp_path).logs.values()
+    found = [fleet_logs.at_lsn(log, lsn).offset for lsn in range(1, 10)]
+    first, _, third, last = (frame.offset for frame in frames)
+    assert found == [first, first, *[third] * 4, last, last, log.latest.offset]
+
+
 def at_once(path: Path) -> None:
     path.unlink()
     path.mkdir()

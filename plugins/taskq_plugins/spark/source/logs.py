@@ -295,9 +295,12 @@ def at_lsn(standing: LogInventory, lsn: int) -> Position:
     place = max((each for each in chain if each.first_lsn <= lsn), default=chain[0])
     end = standing.size(place)
     with standing.open(place) as file:
-        for offset, header in file.hop(_halve(file, lsn, end), end):
+        offset = _halve(file, lsn, end)
+        while frame := file.first_from(offset, end):  # beyond damage, too
+            offset, header = frame
             if header.next_lsn > lsn:
                 return standing.start_of(place)._replace(offset=offset, lsn=header.first_lsn)
+            offset += header.size
     later = standing.from_segment(place.first_lsn + 1)
     return standing.start_of(later[0]) if later else standing.latest
 
