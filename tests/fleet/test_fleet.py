@@ -324,17 +324,17 @@ def test_the_inventory_separates_missing_segments_from_intended_gaps(tmp_path: P
     made.enqueue(3)
     log = only(made.path)
     rows = rows_of(log)
-    assert [row.first_lsn for row in rows] == [1, 4, 7 + SKIP, 10 + SKIP]
+    assert [row.segment for row in rows] == [1, 4, 7 + SKIP, 10 + SKIP]
     assert [row.next_lsn for row in rows] == [4, 7, 10 + SKIP, 13 + SKIP]
-    assert not any(row.is_gap_before for row in rows)
-    for number, expected in ((1, [False, True, False]), (2, [False, False, True])):
+    assert not any(row.gap_from for row in rows)
+    for number, expected in ((1, [None, 4, None]), (2, [None, None, 7])):
         path = made.frames[number].path
         kept = path.read_bytes()
         path.unlink()
-        assert [row.is_gap_before for row in rows_of(log)] == expected
+        assert [row.gap_from for row in rows_of(log)] == expected
         path.write_bytes(kept)
     made.frames[0].path.unlink()
-    assert not any(row.is_gap_before for row in rows_of(log))
+    assert not any(row.gap_from for row in rows_of(log))
 
 
 @pytest.mark.parametrize(

@@ -397,12 +397,11 @@ def _arrival(row: Row) -> Any:
 
 
 def _lag(device: str, log_id: str, jobs: Rows, segments: Rows, read: Rows) -> Row:
-    there = [row for row in segments if not row["is_missing"]]
-    missing = sorted(row["segment"] for row in segments if row["is_missing"])
-    times = [row["last_record_ns"] for row in there if row["last_record_ns"] is not None]
-    skews = [row["last_record_ns"] - row["modified_ns"] for row in there
+    missing = sorted(row["gap_from"] for row in segments if row["gap_from"] is not None)
+    times = [row["last_record_ns"] for row in segments if row["last_record_ns"] is not None]
+    skews = [row["last_record_ns"] - row["modified_ns"] for row in segments
              if row["last_record_ns"] is not None]  # fmt: skip
-    arrived = max((row["modified_ns"] for row in there), default=None)
+    arrived = max((row["modified_ns"] for row in segments), default=None)
     recorded = max(times, default=read[0]["ts_ns"] if read else None)
     skew = max(skews, default=None)
     waiting = [row["enqueued_ns"] for row in jobs if row["state"] == "ready"]
@@ -417,7 +416,7 @@ def _lag(device: str, log_id: str, jobs: Rows, segments: Rows, read: Rows) -> Ro
         **{state: sum(row["state"] == state for row in jobs)
            for state in ("scheduled", "running", "dead")},
         "oldest_waiting_at": moment(min(waiting, default=None)),
-        "segments": len(there), "size_bytes": sum(row["size_bytes"] for row in there),
+        "segments": len(segments), "size_bytes": sum(row["size_bytes"] for row in segments),
         "missing_segments": len(missing), "missing_from": missing[:20],
     }  # fmt: skip
 

@@ -234,12 +234,11 @@ class Lives:
 
     def _segment(self, number: int) -> dict[str, Any]:
         chance, place = self.chance, self._place()
-        row = {"device": place["device"], "log_id": place["log_id"], "segment": 100 * number}
-        if not chance.randrange(4):
-            return row | {"is_missing": True}
-        times = [NOON + self._span(), chance.choice([None, NOON + chance.choice([0, 1, 9]) * HOUR])]
-        sizes = {"size_bytes": chance.randrange(10**6), "is_missing": False}
-        return row | sizes | {"modified_ns": times[0], "last_record_ns": times[1]}
+        return place | {
+            "segment": 100 * number, "gap_from": chance.choice([None, None, 100 * number]),
+            "size_bytes": chance.randrange(10**6), "modified_ns": NOON + self._span(),
+            "last_record_ns": chance.choice([None, NOON + chance.choice([0, 1, 9]) * HOUR]),
+        }  # fmt: skip
 
 
 @pytest.mark.long("Spark compiles and runs each of the queries")

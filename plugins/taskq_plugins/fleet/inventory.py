@@ -294,17 +294,17 @@ class Edges(NamedTuple):
 
 
 class SegmentRow(NamedTuple):
-    """One segment of a log.
+    """One segment of a log, by its first lsn; ``last_record_ns`` is None without a record.
 
-    ``is_gap_before``: at least one segment is missing between this one and the one before it.
+    ``gap_from``: the first lsn that is not there, if segments are missing before this one.
     """
 
-    first_lsn: int
+    segment: int
     next_lsn: int
     size_bytes: int
     modified_ns: int
-    last_time_ns: int
-    is_gap_before: bool
+    last_record_ns: int | None
+    gap_from: int | None
 
 
 _edges: Final[Memory[tuple[str, int, int], Edges]] = Memory()
@@ -375,7 +375,7 @@ def segment_rows(
             now.next_lsn,
             place.size_bytes,
             place.modified_ns,
-            now.time_ns,
-            before is not None and not follows(before, place, now.created_ns),
+            now.time_ns if now.next_lsn > place.first_lsn else None,
+            None if before is None or follows(before, place, now.created_ns) else before.next_lsn,
         )
         before = now

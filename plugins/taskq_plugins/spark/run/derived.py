@@ -90,13 +90,12 @@ _MADE_OF: Final[dict[str, list[tuple[str, pc.Expression, list[str]]]]] = {
     ],
 }  # fmt: skip
 _KEYS: Final = {ROLLUP: ["hour"], "failures": ["task"], "duplicates": ["queue", "key"]}
-#: One row per segment file of every log on the hub, and one per gap: with ``is_missing`` only
-#: device, log_id and segment (the first lsn that is not there) are known.
+#: One row per segment file of every log on the hub, as ``SegmentRow``.
 SEGMENTS: Final = pa.schema(
     [
         ("device", pa.string()), ("log_id", pa.string()), ("segment", pa.int64()),
         ("size_bytes", pa.int64()), ("modified_ns", pa.int64()), ("last_record_ns", pa.int64()),
-        ("is_missing", pa.bool_()),
+        ("gap_from", pa.int64()),
     ]
 )  # fmt: skip
 #: Last record of each log in the tables.

@@ -19,19 +19,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
-from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
 from taskq.arrow import UNLIMITED
 from taskq.errors import TaskqError
-from taskq_plugins.fleet.inventory import segment_rows
-from taskq_plugins.fleet.places import log_problem
 from taskq_plugins.spark.errors import SourceGone, failure
 from taskq_plugins.spark.lake.store import ATTEMPTS, JOBS, POSITION, READ, positions_of
 from taskq_plugins.spark.run import batch as batches
 from taskq_plugins.spark.run.derived import Outside, refresh_tables
-from taskq_plugins.spark.source.logs import FleetSnapshot, LogInventory, look
+from taskq_plugins.spark.source.logs import FleetSnapshot, look
 from taskq_plugins.spark.source.options import ReadOptions, read_options
 from taskq_plugins.spark.source.plan import Plan, plan
 from taskq_plugins.spark.source.positions import positions_from_json, positions_to_json
@@ -48,8 +45,6 @@ _BODY_BYTES_MAX: Final = 64 * 1024
 PART_BYTES: Final = 4 * 1024 * 1024
 #: Time between two removals of old files by a run that stays open: each lists every file.
 _VACUUM_SECONDS: Final = 600
-#: Segment rows of the logs as they were seen; most have not changed since.
-_segments_known: Final[WeakKeyDictionary[LogInventory, list[dict[str, Any]]]] = WeakKeyDictionary()
 #: Hears of each batch of a run.
 OnBatch: TypeAlias = Callable[[int, batches.BatchResult, float], None]
 #: How often a batch is planned anew because something went before it was read.
@@ -236,10 +231,7 @@ def outside_of(sight: FleetSnapshot) -> Outside:
     """Return what the derived tables need of the logs as they stand."""
     segments, declared = [], []
     for log in sight.logs.values():
-        known = _segments_known.get(log)
-        if known is None:
-            known = _segments_known[log] = list(_segments_of(log))
-        segments += known
+        segments += log.segments
         declared += [
             {
                 "device": log.log.device, "log_id": log.log.log_id, "kind": "gap",
@@ -249,18 +241,6 @@ def outside_of(sight: FleetSnapshot) -> Outside:
             for gap in log.breaks
         ]  # fmt: skip
     return Outside(segments, declared, sight.at_ns)
-
-
-def _segments_of(log: LogInventory) -> Iterator[dict[str, Any]]:
-    place = log.log
-    for segment in segment_rows(place, log.places, log.end, on_problem=log_problem):
-        row = {"device": place.device, "log_id": place.log_id, "segment": segment.first_lsn}
-        if segment.is_gap_before:
-            yield row | {"is_missing": True}
-        times = {"modified_ns": segment.modified_ns, "last_record_ns": None, "is_missing": False}
-        if segment.next_lsn > segment.first_lsn:
-            times["last_record_ns"] = segment.last_time_ns
-        yield row | times | {"size_bytes": segment.size_bytes}
 
 
 def keep_in_order(writer: LakeWriter) -> None:

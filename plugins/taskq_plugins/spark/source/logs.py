@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.errors import LogError
 from taskq_plugins.fleet import inventory, places
@@ -59,6 +59,14 @@ class LogInventory:
     def breaks(self) -> list[inventory.DeclaredBreak]:
         """Return the gaps that a hub's copy declares."""
         return inventory.breaks(self.log)
+
+    @cached_property
+    def segments(self) -> list[dict[str, Any]]:
+        own = {"device": self.log.device, "log_id": self.log.log_id}
+        rows = inventory.segment_rows(
+            self.log, self.places, self.end, on_problem=places.log_problem
+        )
+        return [own | row._asdict() for row in rows]
 
     def gap_before(self, first_lsn: int) -> inventory.DeclaredBreak | None:
         return next((gap for gap in self.breaks if gap.at.segment == first_lsn), None)

@@ -155,13 +155,12 @@ DEVICE_LAG: Final = """
     WITH of_segments AS (
         SELECT device, log_id,
             max(last_record_ns) AS segment_record_ns,
-            max(modified_ns) FILTER (WHERE NOT is_missing) AS last_arrival_ns,
-            max(last_record_ns - modified_ns) FILTER (WHERE NOT is_missing) AS skew_ns,
-            count_if(NOT is_missing) AS segments,
-            sum(size_bytes) FILTER (WHERE NOT is_missing) AS size_bytes,
-            count_if(is_missing) AS missing_segments,
-            slice(array_sort(collect_list(segment) FILTER (WHERE is_missing)), 1, 20)
-                AS missing_from
+            max(modified_ns) AS last_arrival_ns,
+            max(last_record_ns - modified_ns) AS skew_ns,
+            count(*) AS segments,
+            sum(size_bytes) AS size_bytes,
+            count(gap_from) AS missing_segments,
+            slice(array_sort(collect_list(gap_from)), 1, 20) AS missing_from
         FROM {segments} GROUP BY device, log_id
     ), waits AS (
         SELECT device, log_id,
