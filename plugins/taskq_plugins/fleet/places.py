@@ -56,12 +56,7 @@ class FleetError(LogError):
 
 
 class LogTwice(FleetError):
-    """Two directories hold a log of the same id, and neither is the beginning of the other.
-
-    Attributes:
-        log_id: of both.
-        paths: where they are.
-    """
+    """Two directories hold a log of the same id, and neither is the beginning of the other."""
 
     def __init__(self, log_id: str, first: str, second: str) -> None:
         super().__init__(
@@ -69,7 +64,6 @@ class LogTwice(FleetError):
             f"records that the other lacks: move the wrong one out of there"
         )
         self.log_id = log_id
-        self.paths = (first, second)
 
 
 #: Hears of a log or segment that cannot be used, and of which device or first lsn it is.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -205,10 +205,11 @@ class _Fold:
             return self._logs
         about = DETAILS.empty_table()
         options = pa.ipc.IpcWriteOptions(compression="lz4")
-        with _closing(
-            pa.ipc.new_stream(self._path(number), DETAILS, options=options)
-            for number in range(self._buckets)
-        ) as writers:
+        with ExitStack() as stack:
+            writers = [
+                stack.enter_context(pa.ipc.new_stream(self._path(number), DETAILS, options=options))
+                for number in range(self._buckets)
+            ]
             for table in _grouped(
                 _decoded(self._planned, DETAILS, payload=self._has_payload), DETAILS
             ):
@@ -250,17 +251,6 @@ class _Fold:
     def _bucket(self, number: int) -> pa.Table:
         with pa.OSFile(self._path(number)) as file, pa.ipc.open_stream(file) as reader:
             return reader.read_all()
-
-
-@contextmanager
-def _closing(writers: Iterator[Any]) -> Iterator[list[Any]]:
-    opened: list[Any] = []
-    try:
-        opened += writers
-        yield opened
-    finally:
-        for writer in opened:
-            writer.close()
 
 
 def _grouped(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:

@@ -41,6 +41,7 @@ from taskq_plugins.spark.source.positions import (
     OptionError,
     Position,
     Unreadable,
+    loss_of,
 )
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def plan(
             sight = logs.look(options.path, options.devices)
             same = {log_id: log for log_id, log in sight.logs.items() if log_id in known}
             sight = sight._replace(logs=same)
-    raise DataLoss("", gone, 0, "without it")
+    raise loss_of("", gone, 0, "without it")
 
 
 def _plan(
@@ -618,7 +619,7 @@ def _gap_between(
     if follows(border, place, header.created_ns if header is not None else 0):
         return None
     where = f"at least one segment before {segment_name(place.first_lsn)}"
-    on_loss(DataLoss(standing.log.device, where, border.next_lsn, f"at lsn {place.first_lsn}"))
+    on_loss(loss_of(standing.log.device, where, border.next_lsn, f"at lsn {place.first_lsn}"))
     return _gap(standing, border.next_lsn, place)
 
 
@@ -647,7 +648,7 @@ def _compacted(standing: LogInventory, first_lsn: int) -> int | None:
 
 
 def _loss(at: Position, segment: int, goes_on: str) -> DataLoss:
-    return DataLoss(at.device, f"segment {segment_name(segment)}", at.lsn, goes_on)
+    return loss_of(at.device, f"segment {segment_name(segment)}", at.lsn, goes_on)
 
 
 # -- what is there, and what is left ---------------------------------------------------------------

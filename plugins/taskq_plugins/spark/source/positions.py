@@ -106,50 +106,33 @@ class OptionError(UsageError):
 
 
 class Unreadable(LogError):
-    """A log or a segment cannot be read, by its permissions or its content.
-
-    Attributes:
-        cause: the original error.
-    """
+    """A log or a segment cannot be read, by its permissions or its content."""
 
     def __init__(self, cause: LogError) -> None:
         super().__init__(f"{cause}; with the option corruptMode=skip it is left out")
-        self.cause = cause
 
 
 class DataLoss(LogError):
-    """Records that were to be read are not in the log any more, or never came with it.
+    """Records that were to be read are not in the log any more, or never came with it."""
 
-    Attributes:
-        device: whose log it is.
-        lsn: of the first record that is missing, if there was one.
-    """
 
-    def __init__(self, device: str, where: str, lsn: int, goes_on: str) -> None:
-        super().__init__(
-            f"device {device}: {where} is missing, which held records from lsn {lsn} on: "
-            f"compaction took it before it was read, or it was not copied; {_GO_ON} {goes_on}"
-        )
-        self.device = device
-        self.lsn = lsn
+def loss_of(device: str, where: str, lsn: int, goes_on: str) -> DataLoss:
+    """Return the error for a device's records from an lsn on, and where reading may go on."""
+    return DataLoss(
+        f"device {device}: {where} is missing, which held records from lsn {lsn} on: compaction "
+        f"took it before it was read, or it was not copied; {_GO_ON} {goes_on}"
+    )
 
 
 class LogVanished(DataLoss):
     """A log that was being read is not there any more, and its device has no other."""
 
     def __init__(self, device: str, log_id: str) -> None:
-        LogError.__init__(
-            self,
+        super().__init__(
             f"device {device}: its log {log_id} is gone from the directory, read or not; {_GO_ON} "
-            f"with the others",
+            f"with the others"
         )
-        self.device = device
-        self.lsn = 0
 
 
 class LogHeld(DataLoss):
     """A log of which nothing can be read before something is gone; with its own words."""
-
-    def __init__(self, text: str) -> None:
-        LogError.__init__(self, text)
-        self.device, self.lsn = "", 0

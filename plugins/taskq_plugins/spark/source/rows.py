@@ -24,7 +24,7 @@ from taskq.arrow import (
 from taskq.arrow.problems import SegmentUnreadable, shown
 from taskq.arrow.schema import DAMAGED
 from taskq.errors import FormatError
-from taskq_plugins.spark.source.positions import DataLoss, Unreadable
+from taskq_plugins.spark.source.positions import Unreadable, loss_of
 
 _log: Final = logging.getLogger("taskq")
 #: Small pieces that are decoded together.
@@ -87,7 +87,7 @@ def _decoded(piece: Piece, reading: RowReader) -> Iterator[pa.RecordBatch]:
         )
     except SegmentMissing:
         where = f"{shown(piece.path)}, bytes {piece.start} to {piece.end}"
-        loss = DataLoss(piece.device, where, piece.segment, "without it")
+        loss = loss_of(piece.device, where, piece.segment, "without it")
         if reading.fails_on_loss:
             raise loss from None
         _log.warning("failOnDataLoss=false: %s", loss)
