@@ -291,12 +291,12 @@ def enqueued(
     clock = app.connection.config.clock
     try:
         with engine.LogReader.open(str(app.data_dir), clock) as reader:
-            found = reader.jobs(None if wanted is None else {wanted}, None, name, JOBS_MAX)
+            jobs = reader.jobs(None if wanted is None else {wanted}, None, name, JOBS_MAX)
     except errors.LogError:
         if (app.data_dir / "taskq.json").exists():
             raise
         return []  # nothing was ever enqueued
-    return [_job(app, view) for view in reversed(found)]
+    return [_job(app, view) for view in reversed(jobs)]
 
 
 def assert_enqueued(

@@ -641,8 +641,8 @@ def test_an_iterator_comes_back_whole_or_is_refused(make: Any, hint: Any) -> Non
     signature = Signature("t", take)
     codec, result = ArgumentCodec(signature), ResultCodec(signature)
     for args, kwargs in [((make([2, 1]),), {}), ((), {"value": make([2, 1])})]:
-        _, found = codec.decode(codec.encode(args, kwargs))
-        assert sorted(found["value"]) == [1, 2]
+        _, named = codec.decode(codec.encode(args, kwargs))
+        assert sorted(named["value"]) == [1, 2]
     with pytest.raises(InvalidCall, match=r"'value' \(.* can be read once: pass a list"):
         codec.encode((make([1, 2, "wrong", 3]),), {})
     for value in (make([1, 2]), {"a": make([1, 2])}, [make([1, 2])]):

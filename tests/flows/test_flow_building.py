@@ -107,7 +107,10 @@ FLOWS: dict[str, tuple[Callable[[Parts], Any], Any]] = {
     "no member": (lambda _: group([]), []),
     "a chord of none": (lambda p: chord([], p.anything.step()), []),
     "a chord of a group": (lambda p: chord(p.one.map([1, 2]), p.anything.step()), [1, 2]),
-    "a chord of a chain": (lambda p: chord(chain(p.one.call(1)), p.anything.step()), [1]),
+    "a chord of a chain": (
+        lambda p: chord(chain(p.one.call(1)), p.anything.step()),  # type: ignore[arg-type]
+        [1],
+    ),
     "a chord of a group among others": (
         lambda p: chord([p.one.map([1, 2])], p.anything.step()),
         [[1, 2]],

@@ -153,8 +153,6 @@ def update(
             break
     refreshed: list[str] = []
     if lake.batch() >= 0 and not asked():
-        for table in filter(lake.has, options.keep_days):
-            writer.drop_days(table, options.kept_from(table))
         refreshed = _refresh(spark, writer, options, on_table, outside)
         if folded or refreshed or time.monotonic() >= writer.vacuum_due:
             keep_in_order(writer)
@@ -187,6 +185,8 @@ def _refresh(
     on_table: Callable[[str], None],
     outside: Outside,
 ) -> list[str]:
+    for table in filter(writer.lake.has, options.keep_days):
+        writer.drop_days(table, options.kept_from(table))
     # The rollups' sources may be gone: older days stay unchanged.
     since = max(options.kept_from(JOBS), options.kept_from(ATTEMPTS))
     with spark_errors():
