@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from asyncio import TimerHandle
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import h11
@@ -132,3 +134,21 @@ def config_of(
             f"as PEM files"
         ) from error
     return config
+
+
+@contextlib.contextmanager
+def listen(address: str, port: int) -> Iterator[socket.socket]:
+    """Yield a socket that listens there, at a free port for 0.
+
+    Raises:
+        TaskqError: nobody may listen there, or somebody does.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        # With its protocol named asyncio sends small answers at once (TCP_NODELAY).
+        made = socket.create_server((address, port), family=family)
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, made.detach())
+    except OSError as error:
+        raise TaskqError(f"cannot listen at {address}:{port}: {error.strerror or error}") from error
+    with listener:
+        yield listener

@@ -234,11 +234,17 @@ def open_reader(data_dir: Path | None, at: engine.Moment | None = None) -> engin
 
 
 def refuse_shards(path: Path) -> None:
-    """Refuse a root of shards, for a command that is of one log.
+    """Refuse a root of shards and a hub, for a command that is of one log.
 
     Raises:
-        Failure: it is one; the message names one of its logs.
+        Failure: it is either; the message names one of its logs.
     """
+    if (path / "devices").is_dir() and (path / "registry.db").is_file():
+        raise errors.Failure(
+            f"{path.absolute()} is a hub, and this is asked of one log: name it, such as -d "
+            f"{text.flat(values.as_typed(str(path / 'devices')))}/NAME/LOG; the devices are listed "
+            f"by: taskq hub devices {text.flat(values.as_typed(str(path)))}"
+        )
     if not (path / "shards.json").is_file():
         return
     from taskq import Shards  # noqa: PLC0415 - as above

@@ -5,6 +5,7 @@ import asyncio
 import json
 import re
 import shutil
+import socket
 import sqlite3
 from pathlib import Path
 from typing import Final
@@ -305,3 +306,24 @@ def test_each_command_in_a_message_exists(said: str) -> None:
     assert set(options) <= names
     given = [word for word in words if word.isupper() or word in ("./hub", "https://…")]
     assert len(given) <= len(arguments) + len(options)
+
+
+async def test_a_taken_port_a_wrong_token_file_and_a_place_within_the_hub_are_named(
+    place: Place, tmp_path: Path
+) -> None:
+    new = tmp_path / "new"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = _run("hub", "serve", new, "--bind", f"127.0.0.1:{port}")
+    assert (result.exit_code, new.exists()) == (1, False)
+    assert f"cannot listen at 127.0.0.1:{port}: Address already in use" in result.output
+    await place.write()
+    (tmp_path / "key").write_text("-----BEGIN KEY-----\nsecret\n")
+    given = ("--url", "http://127.0.0.1:1", "--token-file", tmp_path / "key")
+    result = _run("sync", "-d", place.log, *given)
+    assert (result.exit_code, "secret" in result.output) == (2, False)
+    assert f"{tmp_path / 'key'} holds no token" in result.output
+    Registry(place.hub).open()
+    (place.hub / "devices").mkdir(parents=True, exist_ok=True)
+    assert "lies within" in _run("hub", "backup", place.hub, place.hub / "x").output
+    assert f"-d {place.hub / 'devices'}/NAME/LOG" in _run("ls", "-d", place.hub).output

@@ -225,6 +225,13 @@ def test_what_is_no_answer_is_an_error_that_says_so(
         understood(asked, status, body)
 
 
+@pytest.mark.parametrize("status", [200, 302, 407, 511, 500])
+def test_the_answer_of_a_login_page_is_no_hubs(status: int) -> None:
+    with pytest.raises(HubError) as told:
+        understood(_SYNC, status, b"<html>Log in</html>")
+    assert ("login page" in str(told.value)) == (status != 500)
+
+
 def test_a_hub_cannot_bring_a_device_to_the_end_of_its_lsns() -> None:
     answer = CopyEnd(3, _AT, is_sealed=True, has_end=False, begins=2**62)
     with pytest.raises(HubError):

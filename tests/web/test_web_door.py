@@ -810,7 +810,7 @@ def address(tmp_path: Path) -> Iterator[tuple[str, int]]:
     app = TaskQ(tmp_path / "data", durability="os")
     app.stats_sync()
     app.close_sync()
-    with mount.listen("127.0.0.1", 0) as listener:
+    with patience.listen("127.0.0.1", 0) as listener:
         host = f"127.0.0.1:{listener.getsockname()[1]}"
         place = SiteAddress(scheme="http", hosts=(host,), allow_actions=True)
         server = mount.server_of(make_site(str(tmp_path / "data"), place, AccessKeys()), None)
@@ -853,5 +853,5 @@ def test_what_does_not_come_ends_its_line(
 
 def test_small_answers_are_sent_at_once() -> None:
     """An event loop asks for that on the lines of such a socket alone."""
-    with mount.listen("127.0.0.1", 0) as listener:
+    with patience.listen("127.0.0.1", 0) as listener:
         assert listener.proto == socket.IPPROTO_TCP

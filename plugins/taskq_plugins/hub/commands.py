@@ -121,31 +121,36 @@ def serve(
 
     The logs lie in HUB/devices/<device>/<log id>; read commands take them with -d while they grow.
     """
-    if not (directory / "devices").is_dir():
-        if directory.exists() and any(directory.iterdir()):
-            raise WrongUsage(f"{directory} is no hub, and not empty: look at the path")
-        (directory / "devices").mkdir(parents=True)
+    is_new = not (directory / "devices").is_dir()
+    if is_new and directory.exists() and any(directory.iterdir()):
+        raise WrongUsage(f"{directory} is no hub, and not empty: look at the path")
     module = _package("server")
+    from taskq_plugins.patience import listen  # noqa: PLC0415 - the server has its packages
+
     place = re.fullmatch(r"(\[[^]]+\]|[^:\s]+)(?::([0-9]{1,5}))?", bind)
     if place is None or int(place[2] or 0) >= _PORTS:
         raise WrongUsage(f"--bind {bind!r} is no place to listen: write 127.0.0.1:{_PORT_DEFAULT}")
     host, port = place[1], int(place[2] or _PORT_DEFAULT)
     module.keep_memory()
-    with _alone(directory):
-        Registry(directory).open()
-        scheme = "https" if tls["certfile"] else "http"
-        words = f"serving {directory} at {scheme}://{host}:{port}"
-        # One process and one loop: each copy has one writer.
-        server = module.Server(directory.absolute(), _seconds(keep))
-        where = {"host": host.strip("[]"), "port": port}
-        figures: Any = contextlib.nullcontext()
-        if metrics_port is not None:
-            package = _package("metrics", "metrics")
-            figures = package.told(Registry(directory), server.app, where["host"], metrics_port)
-        with figures:
-            listener = module.Listener(server, (tls["certfile"], tls["keyfile"]), **where)
-            listener.began = partial(render.echo, words, err=True)
-            listener.run()
+    with listen(host.strip("[]"), port) as listening:
+        if is_new:
+            (directory / "devices").mkdir(parents=True)
+        port = listening.getsockname()[1]
+        with _alone(directory):
+            Registry(directory).open()
+            scheme = "https" if tls["certfile"] else "http"
+            words = f"serving {directory} at {scheme}://{host}:{port}"
+            # One process and one loop: each copy has one writer.
+            server = module.Server(directory.absolute(), _seconds(keep))
+            where = {"host": host.strip("[]"), "port": port}
+            figures: Any = contextlib.nullcontext()
+            if metrics_port is not None:
+                package = _package("metrics", "metrics")
+                figures = package.told(Registry(directory), server.app, where["host"], metrics_port)
+            with figures:
+                listener = module.Listener(server, (tls["certfile"], tls["keyfile"]), **where)
+                listener.began = partial(render.echo, words, err=True)
+                listener.run([listening])
 
 
 @_at_hub

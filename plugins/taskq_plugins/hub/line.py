@@ -222,6 +222,10 @@ def line_to(hub: HubSettings, url: str | None, file: Path | None) -> tuple[str, 
         token = read_private(file, _TOKEN_BYTES_MAX)
     if not token.strip():
         raise UsageError(_ENROLL_FIRST)
+    if len(token.split()) > 1 or not token.isascii():  # never shown: it may be another secret
+        raise UsageError(
+            f"{file} holds no token: it is the one word that 'taskq hub enroll' prints"
+        )
     return url, token.strip()
 
 

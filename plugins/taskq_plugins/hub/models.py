@@ -11,6 +11,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from http import HTTPStatus
 from itertools import pairwise
 from typing import Annotated, Any, Final, TypeAlias
 from uuid import UUID
@@ -424,7 +425,8 @@ def understood(
 def refusal(status: int, title: str = "") -> HubError:
     """Return what an answer of that status means for a person."""
     kind = HubStops if status in (401, 403, 410, 426) else HubError
-    return kind(f"the hub answers {status}: {_ADVICE.get(status) or title or _SEE_HUB}")
+    by = _SEE_HUB if status >= HTTPStatus.BAD_REQUEST and status not in _ON_THE_WAY else _PORTAL
+    return kind(f"the hub answers {status}: {_ADVICE.get(status) or title or by}")
 
 
 def agreed(spoken: Iterable[str]) -> int:
@@ -450,6 +452,13 @@ _STOPS: Final = {
     Trouble.HELD: "the hub holds this device: see why with 'taskq hub devices HUB NAME' there, and "
     "let it go on with 'taskq hub enroll HUB NAME --replace'",
 }
+_ON_THE_WAY: Final = {
+    HTTPStatus.PROXY_AUTHENTICATION_REQUIRED, HTTPStatus.NETWORK_AUTHENTICATION_REQUIRED,
+}  # fmt: skip
+_PORTAL: Final = (
+    "that is no answer of a hub, but of a network's login page or a proxy on the way: open the "
+    "address in a browser"
+)
 _SEE_HUB: Final = "see the hub's own log, and try again later"
 _ADVICE: Final = {
     401: "it does not know the token: ask for another with 'taskq hub enroll HUB NAME --replace' "

@@ -56,6 +56,8 @@ def taken_in(hub: Path, device: str, source: Path) -> tuple[UUID, int]:
 def hub_backed_up(hub: Path, target: Path) -> int:
     if target.exists() and any(target.iterdir()):
         raise LogError(f"{target} is not empty: back up to a new directory")
+    if target.resolve().is_relative_to(hub.resolve()):
+        raise LogError(f"{target} lies within {hub}: name another place")
     part = target.with_name(f"{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)

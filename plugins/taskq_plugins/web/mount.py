@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from taskq import TaskQ, engine, errors, values
 from taskq.text import flat
 from taskq_plugins.looks.reading import Looks
-from taskq_plugins.patience import Patient, config_of
+from taskq_plugins.patience import Patient, config_of, listen
 from taskq_plugins.web import door, endpoints
 from taskq_plugins.web.api import Acts, Api
 from taskq_plugins.web.pages import Pages
@@ -274,26 +274,6 @@ def worker_page(app: TaskQ) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join()
-
-
-@contextlib.contextmanager
-def listen(address: str, port: int) -> Iterator[socket.socket]:
-    """Yield a socket that listens there, at a free port for 0.
-
-    Raises:
-        TaskqError: nobody may listen there, or somebody does.
-    """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        # With its protocol named asyncio sends small answers at once (TCP_NODELAY).
-        made = socket.create_server((address, port), family=family)
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, made.detach())
-    except OSError as error:
-        raise errors.TaskqError(
-            f"cannot listen at {address}:{port}: {error.strerror or error}"
-        ) from error
-    with listener:
-        yield listener
 
 
 def serve(
