@@ -205,7 +205,11 @@ def unread_text(cause: str) -> str:
 
 def unwritten_text(error: ValueError) -> str:
     remedy = _READABLE
-    if "utf-8" in str(error):
+    if "surrogates" in str(error):
+        remedy = (
+            "such text names a file, most likely: annotate bytes, and pass os.fsencode(…) of it"
+        )
+    elif "utf-8" in str(error):
         remedy = 'give its model ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")'
     return f"cannot be written as JSON ({cause_of(error)}): {remedy}"
 
