@@ -206,9 +206,7 @@ def unread_text(cause: str) -> str:
 def unwritten_text(error: ValueError) -> str:
     remedy = _READABLE
     if "surrogates" in str(error):
-        remedy = (
-            "such text names a file, most likely: annotate bytes, and pass os.fsencode(…) of it"
-        )
+        remedy = "for a file's name annotate bytes, and pass os.fsencode(…) of it"
     elif "utf-8" in str(error):
         remedy = 'give its model ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")'
     return f"cannot be written as JSON ({cause_of(error)}): {remedy}"
