@@ -179,11 +179,13 @@ def checked_queues(names: Iterable[str]) -> frozenset[str]:
     """Return the names of queues to read from.
 
     Raises:
-        UsageError: it is no list of names, or one of them cannot be a queue's.
+        UsageError: it is no list of names, empty, or one of them cannot be a queue's.
     """
     if isinstance(names, str | bytes) or not isinstance(names, Iterable):
         raise UsageError(f"queues is {names!r:.60}: give a list of names")
     checked = frozenset(names)
+    if not checked:
+        raise UsageError("queues is empty: name at least one, or leave it out for all")
     for name in checked:
         check_name("queue name", name)
     return checked

@@ -346,6 +346,9 @@ class Worker:
         )
         if max_jobs is not None and values.whole(max_jobs, "max_jobs") < 1:
             raise errors.UsageError(f"max_jobs is {max_jobs}, at least 1, or None for no limit")
+        for name, hook in (("on_event", on_event), ("on_dead", on_dead)):
+            if hook is not None and not callable(hook):
+                raise errors.UsageError(f"{name} is {hook!r:.60}: give a function of one argument")
         joblogs.note_jobs()
         self.app = app
         self.concurrency = self._slots_given = concurrency

@@ -675,12 +675,10 @@ class Weights:
         shares: name of each queue and its weight, 1 to WEIGHT_MAX.
 
     Raises:
-        UsageError: no queue, or a weight out of range.
+        UsageError: a weight is out of range.
     """
 
     def __init__(self, shares: Mapping[str, int]) -> None:
-        if not shares:
-            raise UsageError("queues is empty: name at least one, or leave it out for all")
         self._turns: list[tuple[frozenset[str], int]] = []
         for queue, share in shares.items():
             weight = self.checked(share, f"the weight of queue {queue!r}")

@@ -174,9 +174,9 @@ def test_a_queue_that_may_not_be_claimed_now_is_passed_over() -> None:
     assert len(result) == 5
 
 
-@pytest.mark.parametrize("wrong", [{}, {"a": 0}, {"a": WEIGHT_MAX + 1}, {"a": True}, {"a": 1.5}])
+@pytest.mark.parametrize("wrong", [{"a": 0}, {"a": WEIGHT_MAX + 1}, {"a": True}, {"a": 1.5}])
 def test_a_weight_that_is_none_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(UsageError, match=r"weight|queues"):
+    with pytest.raises(UsageError, match="weight"):
         Weights(wrong)
 
 
