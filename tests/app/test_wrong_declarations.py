@@ -32,16 +32,12 @@ def app(tmp_path: Path) -> TaskQ:
     return TaskQ(tmp_path / "here")
 
 
-@pytest.fixture
-def other(tmp_path: Path) -> TaskQ:
-    return TaskQ(tmp_path / "there")
-
-
 def increment(number: int) -> int:
     return number + 1
 
 
-def test_a_flow_of_two_apps_is_refused_unless_one_is_named(app: TaskQ, other: TaskQ) -> None:
+def test_a_flow_of_two_apps_is_refused_unless_one_is_named(app: TaskQ, tmp_path: Path) -> None:
+    other = TaskQ(tmp_path / "there")
     ours, theirs = app.task(increment), other.task(name="theirs")(increment)
     flow = chain(ours.call(1), theirs.step())
     with pytest.raises(UsageError, match=r"theirs .*two apps.*app\.enqueue_flow\(flow\)"):

@@ -87,8 +87,9 @@ async def test_what_would_be_too_large_is_not_decompressed(tmp_path: Path) -> No
 
 
 async def test_zstd_without_its_package_is_refused_before_any_write(
-    log: TaskLog, app_without_zstandard: None, tmp_path: Path
+    log: TaskLog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
     extra = re.escape(install_line("zstd"))
     with pytest.raises(CompressionUnavailable, match=extra):
         await log.put(TEXT, compress="zstd")
@@ -103,11 +104,6 @@ async def test_zstd_without_its_package_is_refused_before_any_write(
     with pytest.raises(CompressionUnavailable, match=extra):
         app.task(compress="zstd")(work)
     assert await log.peek() == []
-
-
-@pytest.fixture
-def app_without_zstandard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "zstandard", None)
 
 
 async def test_a_body_of_16_mib_is_in_the_log_and_a_larger_one_is_refused_with_a_way_out(

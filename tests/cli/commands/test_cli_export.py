@@ -366,20 +366,15 @@ def test_a_command_removes_nothing_by_the_way(
 OPTIONS: LogOptions = {"segment_bytes": SEGMENT_BYTES_MIN, "upkeep": False}
 
 
-@pytest.fixture
-def grown(tmp_path: Path) -> Path:
-    asyncio.run(fill_grown(tmp_path))
-    return tmp_path
-
-
 def logs(path: Path) -> list[str]:
     return sorted(file.name for file in (path / "log").glob("*.log"))
 
 
 def test_the_settings_that_it_obeys_are_named_before_anything_goes(
-    grown: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = grown
+    path = tmp_path
+    asyncio.run(fill_grown(path))
     here = path / "here"
     here.mkdir()
     monkeypatch.chdir(here)

@@ -231,18 +231,15 @@ def check_running(agenda: Agenda) -> None:
         assert not limit.concurrency or count <= limit.concurrency, (task, key)
 
 
-@pytest.fixture
-def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine that does one in a millisecond."""
-    monkeypatch.setattr(errand, "STEPS_MAX", 1)
-    monkeypatch.setattr(snapshots, "_PATIENCE_BYTES", 1_000)
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.usefixtures("small_steps")
 @grows
 @pytest.mark.parametrize("seed", range(some(2, 100)))
-def test_flows_limits_and_cancels_are_the_same_to_all_and_all_ends(seed: int) -> None:
+def test_flows_limits_and_cancels_are_the_same_to_all_and_all_ends(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As on a machine that does a step in a millisecond.
+    monkeypatch.setattr(errand, "STEPS_MAX", 1)
+    monkeypatch.setattr(snapshots, "_PATIENCE_BYTES", 1_000)
     mix = LimitedMix(seed)
     mix.run(ACTS)
     mix.drain()

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from enum import Enum, auto
@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from taskq import TaskLog, TaskQ
+from taskq import TaskLog
 from taskq.core.errors import LogClosed, LogError, LogFailed, LogLocked, TaskqError
 from taskq.core.model import SECOND_NS, Durability, Extras, State
 from taskq.core.records import Kind
@@ -457,25 +457,14 @@ def test_a_job_whose_frame_lacks_zeros_alone_is_not_called_refused(
     assert (kept, answer.outcome) == (True, "unknown")
 
 
-@pytest.fixture
-def held_up(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TaskQ]:
-    """Yield a log whose lock another process keeps; callers wait ``seconds`` for it."""
-    app, limit = TaskQ(tmp_path), getattr(request, "param", 30.0)
-    app._connection.config = replace(app._connection.config, lock_wait_seconds=limit)
-    app.enqueue_by_name_sync("never.run")
-    with (tmp_path / "write.lock").open("rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield app
-    app.close_sync()
-
-
-@pytest.mark.parametrize("held_up", [0.2], indirect=True)
-async def test_a_claim_does_not_return_empty_while_the_log_is_stalled(
-    held_up: TaskQ,
-) -> None:
-    log = TaskLog(held_up._connection)
-    with pytest.raises(LogLocked, match="the writer lock is held"):
-        await log.claim(wait=0.1)
+async def test_a_claim_does_not_return_empty_while_the_log_is_stalled(tmp_path: Path) -> None:
+    """Another process keeps its lock."""
+    async with TaskLog.open(tmp_path, lock_wait=0.2) as log:
+        await log.put(b"never run")
+        with (tmp_path / "write.lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with pytest.raises(LogLocked, match="the writer lock is held"):
+                await log.claim(wait=0.1)
 
 
 # -- sites -----------------------------------------------------------------------------------------
@@ -703,12 +692,6 @@ class Sweep:
         return ", ".join(sorted(set(scene.errors)))
 
 
-@pytest.fixture
-def sweep(monkeypatch: pytest.MonkeyPatch) -> Sweep:
-    monkeypatch.setattr(thread, "_REST_SECONDS", 0.02)
-    return Sweep(Sites(monkeypatch))
-
-
 def _fault(text: str, site: Site) -> str:
     if site.call == "sync":
         return ""  # nobody knows what is on disk: the log is to be opened again
@@ -717,9 +700,12 @@ def _fault(text: str, site: Site) -> str:
 
 
 @grows
-def test_one_call_that_fails_loses_doubles_and_hangs_nothing(sweep: Sweep) -> None:
+def test_one_call_that_fails_loses_doubles_and_hangs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The log ends only where an fsync failed. With ``-s`` it prints the table of all."""
-    bad: list[str] = []
+    monkeypatch.setattr(thread, "_REST_SECONDS", 0.02)
+    sweep, bad = Sweep(Sites(monkeypatch)), list[str]()
     for site, code in sweep.cases()[7 :: every(80)]:
         try:
             answer = sweep.play(site, code)

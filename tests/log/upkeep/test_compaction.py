@@ -193,17 +193,14 @@ def history(seed: int) -> int:
     return len(files.numbered()) - len(files.lsns)
 
 
-@pytest.fixture
-def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine that does one in a millisecond."""
-    monkeypatch.setattr(errand, "STEPS_MAX", 1)
-    monkeypatch.setattr(snapshot, "BLOCK_BYTES", 512)
-
-
-@pytest.mark.usefixtures("small_steps")
 @grows
 @pytest.mark.parametrize("start", range(1, 1 + some(2, 200), 2))
-def test_processes_that_compact_at_once_lose_nothing_and_bring_nothing_back(start: int) -> None:
+def test_processes_that_compact_at_once_lose_nothing_and_bring_nothing_back(
+    start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As on a machine that does a step in a millisecond.
+    monkeypatch.setattr(errand, "STEPS_MAX", 1)
+    monkeypatch.setattr(snapshot, "BLOCK_BYTES", 512)
     seeds = range(start, start + 2)
     assert sum(history(seed) for seed in seeds) > len(seeds)
 
