@@ -603,9 +603,9 @@ def test_a_record_is_found_after_damage(tmp_path: Path) -> None:
     frames = [made.enqueue(2) for _ in range(4)]
     damage(frames[1], at=9)  # its header
     (log,) = fleet_logs.look(tmp_path).logs.values()
-    found = [fleet_logs.at_lsn(log, lsn).offset for lsn in range(1, 10)]
+    offsets = [fleet_logs.at_lsn(log, lsn).offset for lsn in range(1, 10)]
     first, _, third, last = (frame.offset for frame in frames)
-    assert found == [first, first, *[third] * 4, last, last, log.latest.offset]
+    assert offsets == [first, first, *[third] * 4, last, last, log.latest.offset]
 
 
 def at_once(path: Path) -> None:

@@ -129,12 +129,9 @@ def update(
         LakeError: the lake cannot be used, or somebody else writes to it.
         PipelineFailed: Spark failed; what was committed before stands.
     """
-    started, lake = time.monotonic(), writer.lake
-    source = options.of_source()
+    started, lake, source = time.monotonic(), writer.lake, options.of_source()
     committed, finished = lake.reached()
-    folded = []
-    if committed > finished:
-        folded.append(_fold(spark, writer, on_batch))
+    folded = [_fold(spark, writer, on_batch)] if committed > finished else []
     seen = look(source.path, source.devices)
     outside = outside_of(seen)
     targets = {log_id: log.latest for log_id, log in seen.logs.items()}
