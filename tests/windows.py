@@ -136,11 +136,20 @@ class _Process(subprocess.Popen):  # type: ignore[type-arg]
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._job = getattr(subprocess, "Handle", int)(_create_job(None, None))
-        _assign(int(self._job), int(self._handle))  # type: ignore[attr-defined,unused-ignore]
+        # All children of a worker are in one job, which two of these cannot have within them.
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_globals["__name__"] in ("subprocess", __name__):
+            frame = frame.f_back
+        self._has_job = not frame.f_globals["__name__"].startswith("taskq")
+        if self._has_job:
+            _assign(int(self._job), int(self._handle))  # type: ignore[attr-defined,unused-ignore]
         self.alive.add(self)
 
     def end(self) -> None:
-        _end_all(int(self._job), 1)
+        if self._has_job:
+            _end_all(int(self._job), 1)
+        else:
+            self.kill()
 
     def communicate(self, *args: Any, **options: Any) -> Any:
         try:

@@ -25,6 +25,7 @@ from taskq_workers import Worker, WorkerThread
 from taskq_workers.process import guard, supervisor
 from taskq_workers.process.guard import TABLE, Event, Guard, ProcessLife, WorkerProcess
 from taskq_workers.process.supervisor import Notifier, run_to_the_end
+from taskq_workers.runs import system
 from tests.effort import ended
 from tests.programs import run_python
 
@@ -454,6 +455,24 @@ def test_workers_below_another_process_and_children_leave_the_console_to_it(
     noting = "from taskq import engine; engine.system.leave_console = lambda: print('left')\n"
     done = run_python("-c", noting + program, cwd=tmp_path, check=True)
     assert done.stdout.splitlines().count("left") == left
+
+
+def test_a_process_that_cannot_be_tied_to_its_worker_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On Windows, whose jobs refuse a process that is in an unrelated one."""
+    started = list[subprocess.Popen[bytes]]()
+
+    def refuse(process: subprocess.Popen[bytes]) -> None:
+        started.append(process)
+        raise OSError("it is in another job")
+
+    monkeypatch.setattr(system, "_IS_WINDOWS", True)
+    monkeypatch.setattr(engine.system, "end_with_us", refuse)
+    with pytest.raises(OSError, match="another job"):
+        system.start([sys.executable, "-c", "input()"], None, ends_with_us=True, stdin=-1)
+    with started[0] as process:
+        assert process.wait() == (1 if os.name == "nt" else -signal.SIGKILL)
 
 
 def test_an_app_takes_the_very_options_of_a_worker() -> None:

@@ -174,7 +174,11 @@ def start(
     options |= {} if channel is None else {"stdin": subprocess.PIPE}
     process = subprocess.Popen(command, creationflags=group, **options)  # noqa: S603 - our own
     if ends_with_us:
-        engine.system.end_with_us(process)
+        try:
+            engine.system.end_with_us(process)
+        except OSError:
+            process.kill()
+            raise
     if process.stdin is None:
         return process
     share: Any = getattr(channel, "share", None)
