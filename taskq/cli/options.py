@@ -243,7 +243,7 @@ def refuse_shards(path: Path) -> None:
         raise errors.Failure(
             f"{path.absolute()} is a hub, and this is asked of one log: name it, such as -d "
             f"{text.flat(values.as_typed(str(path / 'devices')))}/NAME/LOG; the devices are listed "
-            f"by: taskq hub devices {text.flat(values.as_typed(str(path)))}"
+            f"by: {text.flat(values.as_typed('taskq', 'hub', 'devices', str(path)))}"
         )
     if not (path / "shards.json").is_file():
         return

@@ -227,9 +227,9 @@ def test_what_is_no_answer_is_an_error_that_says_so(
 
 @pytest.mark.parametrize("status", [200, 302, 407, 511, 500])
 def test_the_answer_of_a_login_page_is_no_hubs(status: int) -> None:
-    with pytest.raises(HubError) as told:
+    with pytest.raises(HubError) as raised:
         understood(_SYNC, status, b"<html>Log in</html>")
-    assert ("login page" in str(told.value)) == (status != 500)
+    assert ("login page" in str(raised.value)) == (status != 500)
 
 
 def test_a_hub_cannot_bring_a_device_to_the_end_of_its_lsns() -> None:

@@ -344,11 +344,7 @@ class Worker:
             max_rss_per_child=max_rss_per_child,
             target=target,
         )
-        if max_jobs is not None and values.whole(max_jobs, "max_jobs") < 1:
-            raise errors.UsageError(f"max_jobs is {max_jobs}, at least 1, or None for no limit")
-        for name, hook in (("on_event", on_event), ("on_dead", on_dead)):
-            if hook is not None and not callable(hook):
-                raise errors.UsageError(f"{name} is {hook!r:.60}: give a function of one argument")
+        _check(max_jobs, on_event=on_event, on_dead=on_dead)
         joblogs.note_jobs()
         self.app = app
         self.concurrency = self._slots_given = concurrency
@@ -805,6 +801,14 @@ class Worker:
     def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
+
+
+def _check(max_jobs: int | None, **hooks: object) -> None:
+    if max_jobs is not None and values.whole(max_jobs, "max_jobs") < 1:
+        raise errors.UsageError(f"max_jobs is {max_jobs}, at least 1, or None for no limit")
+    for name, hook in hooks.items():
+        if hook is not None and not callable(hook):
+            raise errors.UsageError(f"{name} is {hook!r:.60}: give a function of one argument")
 
 
 def _only(error: BaseException | None) -> BaseException | None:

@@ -81,11 +81,7 @@ def web(
     else:
         with open_reader(data_dir) as reader:  # fail here, not in a browser
             path = reader.journal.path
-    if named := re.fullmatch(r"(?:\[([^]]+)\]|([^:]+)):(\d{1,5})", bind):
-        bind, port = named[1] or named[2], int(named[3])
-        if port > _PORT_MAX:
-            raise WrongUsage(f"--bind names port {port}: there are {_PORT_MAX}")
-    address = _address(bind)
+    address, port = _address(bind, port)
     if (tls_cert is None) != (tls_key is None):
         raise WrongUsage("give --tls-cert and --tls-key together")
     tls = None if tls_cert is None or tls_key is None else (str(tls_cert), str(tls_key))
@@ -112,9 +108,13 @@ def web(
         mount.serve(made, listener, tls, ready)
 
 
-def _address(bind: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _address(bind: str, port: int) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]:
+    if named := re.fullmatch(r"(?:\[([^]]+)\]|([^:]+)):(\d{1,5})", bind):
+        bind, port = named[1] or named[2], int(named[3])
+        if port > _PORT_MAX:
+            raise WrongUsage(f"--bind names port {port}: there are {_PORT_MAX}")
     try:
-        return ipaddress.ip_address(bind)
+        return ipaddress.ip_address(bind), port
     except ValueError:
         raise WrongUsage(
             f"--bind {bind!r:.80} is no address: write 127.0.0.1, ::1 or one of this machine's"
