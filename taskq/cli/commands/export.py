@@ -146,6 +146,9 @@ def _lines(path: Path | None) -> Iterator[JsonLines]:
 @contextmanager
 def _whole(path: Path) -> Iterator[Path]:
     """Yield a name to write to: the file gets its own once it is whole, and on disk."""
+    if path.exists() and not path.is_file():  # /dev/stdout or a pipe, which stays what it is
+        yield path
+        return
     # In a directory for all, a name that can be guessed could be a link that somebody put there.
     temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}.tmp")
     temporary.touch(_PRIVATE, exist_ok=False)

@@ -210,8 +210,10 @@ def _makeable(path: Path) -> Look:
     if near == path.absolute():
         try:
             access.refuse_foreign(near)
-        except (errors.LogError, OSError) as error:
+        except errors.LogError as error:
             return False, str(error)
+        except OSError as error:
+            return False, str(errors.refusal(str(path), error))
         detail = f"{path} holds no log yet: one is made at the start"
     is_open = os.access(near, os.R_OK | os.W_OK | os.X_OK)
     return is_open, detail if is_open else access.denied(str(near))

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import stat
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,26 @@ async def ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
             await done.result(SECONDS)
         waits = await echo.options(key="ada", delay="1h").enqueue(PRIVATE)
     return {"dead": dead.id, "done": done.id, "waits": waits.id}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a pipe has no name in a folder there")
+def test_a_pipe_is_written_to_and_stays_one_and_a_directory_is_named(
+    sample: Sample, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reads = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        assert taskq("export", "-d", sample.path, "-o", pipe).exit_code == 0
+        assert os.read(reads, 1 << 16).decode() == taskq("export", "-d", sample.path).stdout
+    finally:
+        os.close(reads)
+    assert pipe.is_fifo()
+    result = taskq("export", "-d", sample.path, "-o", tmp_path)
+    assert (result.exit_code, result.output) == (
+        1,
+        f"taskq: {tmp_path}: Is a directory. Check the path and its permissions\n",
+    )
 
 
 @pytest.mark.parametrize("with_payloads", [False, True])
