@@ -69,7 +69,7 @@ def web(
     any number of live processes; nothing can be changed without --allow-actions.
     """
     try:
-        from taskq_plugins import patience  # noqa: PLC0415 - help needs no package
+        from taskq_plugins.patience import listen  # noqa: PLC0415 - help needs no package
         from taskq_plugins.web import door, mount  # noqa: PLC0415 - likewise
     except ImportError as error:
         raise Failure(extras.missing("taskq web", error.name, "web")) from error
@@ -92,7 +92,7 @@ def web(
         )
     _secret(token_file)
     tokens = None if token_file is None else door.TokenFile(token_file)
-    with patience.listen(str(address), port) as listener:
+    with listen(str(address), port) as listener:
         place = _place(address, listener.getsockname()[1], names, tls is not None, allow_actions)
         place = replace(place, show_secrets=show_secrets)
         known = door.AccessKeys(root=door.kept_root(path), tokens=tokens)
