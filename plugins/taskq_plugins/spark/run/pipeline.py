@@ -135,12 +135,9 @@ def update(
     seen = look(source.path, source.devices)
     outside = outside_of(seen)
     targets = {log_id: log.latest for log_id, log in seen.logs.items()}
-    sight: FleetSnapshot | None = seen
-    skipped: dict[str, None] = {}
-    passed: dict[str, None] = {}
+    skipped, passed = dict[str, None](), dict[str, None]()
     while True:
-        planned = _read(spark, writer, options, (sight, targets))
-        sight = None
+        planned = _read(spark, writer, options, (None if folded else seen, targets))
         skipped |= dict.fromkeys(planned.skipped)
         passed |= dict.fromkeys(planned.passed)
         if not planned.pieces or asked():
