@@ -20,7 +20,7 @@ from taskq.engine import FailureKind
 from taskq.errors import TaskqError
 from taskq.log.format import codec
 from taskq_plugins.spark.lake.erase import chosen_jobs, count_rows, erase_jobs
-from taskq_plugins.spark.lake.store import Lake, LakeWriter
+from taskq_plugins.spark.lake.store import STALE, Lake, LakeWriter
 from taskq_plugins.spark.run.derived import Outside, refresh_tables
 from tests.cli.helpers import taskq, taskq_json
 from tests.effort import grows, some
@@ -147,9 +147,9 @@ def test_an_erasure_that_is_cut_short_anywhere_is_whole_when_run_again(
 ) -> None:
     asyncio.run(worked(tmp_path / "hub" / "edge-2"))
     run_here(tmp_path / "hub", lake.path)
-    kit.put(lake, "duplicates", pa.table({"queue": ["q"], "key": [f"{CARD}-1".encode()]}))
+    kit.put(lake, "duplicates", pa.table({"queue": ["q"], "key": [f"{CARD}-1".encode()]}), 1)
     kind = {"pattern": [FailureKind.pattern_of(f"ValueError: {CARD} declined")]}
-    kit.put(lake, "failures", pa.table(kind | {"example_reason": [CARD]}))
+    kit.put(lake, "failures", pa.table(kind | {"example_reason": [CARD]}), 1)
     ids = chosen_jobs(lake, [], "true", purged=True)
     real = LakeWriter.commit
     for turn in range(20):
@@ -167,6 +167,8 @@ def test_an_erasure_that_is_cut_short_anywhere_is_whole_when_run_again(
             break
     assert turn > len(("duplicates", "failures", "records", "_open", "attempts", "jobs"))
     assert files_with(lake, CARD) == []
+    stale = {lake.batch(table, app) for table in ("duplicates", "failures") for app in STALE}
+    assert stale == {-1}, "the next run makes them anew, from all rows"
 
 
 def test_tables_do_not_depend_on_when_jobs_were_erased(tmp_path: Path) -> None:
