@@ -7,6 +7,7 @@ import os
 import typing
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Protocol, Self, TypeAlias, TypeVar, Unpack, overload
@@ -229,6 +230,11 @@ class TaskQ(holder.LogHolder):
         self.settings = load_settings(self._base, data_dir=data_dir, **self._given)
         return self.settings.data_dir, self.settings.log_config()
 
+    def _configure_again(self, path: str | os.PathLike[str]) -> tuple[Path, LogConfig]:
+        """Return another directory and its configuration, with the clock of this app."""
+        directory, config = self._configure(path)
+        return directory, replace(config, clock=self._connection.config.clock)
+
     @functools.cached_property
     def settings(self) -> Settings:
         """Return what the app was made with."""
@@ -260,7 +266,7 @@ class TaskQ(holder.LogHolder):
     @data_dir.setter
     def data_dir(self, path: str | os.PathLike[str]) -> None:
         self._connection.check_move(os.fspath(path))
-        self._directory, config = self._configure(path)
+        self._directory, config = self._configure_again(path)
         self._connection.move(os.fspath(path), config)
 
     # The overloads overlap on purpose: the first that fits is the closer one.

@@ -26,7 +26,7 @@ def over(app: TaskQ, path: str | os.PathLike[str]) -> TaskQ:
     """See ``TaskQ.over``."""
     view = object.__new__(type(app))
     view.__dict__.update(app.__dict__)
-    view._directory, here = view._configure(path)
+    view._directory, here = view._configure_again(path)
     view._connection = connection.Connection(os.fspath(path), here)
     view._router = None
     view._origin = app
