@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from taskq.app.holder import LogHolder
-from taskq.app.transaction import LogTransaction, failed, released
+from taskq.app.transaction import LogTransaction, claimed, failed, released
 from taskq.calls.call import Put, PutOptions, key_bytes
 from taskq.connection import connection, logoptions
 from taskq.connection.blocking import blocking, refuse_in_loop, run
@@ -183,6 +183,7 @@ class TaskLog(LogHolder):
             PayloadTooLarge: the result is over PAYLOAD_BYTES_MAX; the delivery goes on.
         """
         flags = 0
+        claimed(delivery)
         if result is not None:
             connection.check_bytes("the result", result)
             packer = self._connection.packer
@@ -229,7 +230,7 @@ class TaskLog(LogHolder):
         """
         lease_ns = durations.positive_nanoseconds(seconds, "seconds")
         port = await self._connection.port()
-        await port.extend(delivery, lease_ns)
+        await port.extend(claimed(delivery), lease_ns)
 
     extend_sync = blocking(extend)
 
@@ -267,6 +268,7 @@ class TaskLog(LogHolder):
         Raises:
             LogClosed: the log is closed here.
         """
+        claimed(delivery)
         port = await self._connection.port()
         return bool(await port.look(lambda sight: is_asked(sight.facets, delivery)))
 

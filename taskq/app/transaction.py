@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from taskq.app.app import TaskQ
 
 
+def claimed(delivery: Delivery) -> Delivery:
+    """Return what ``claim`` returned; raises UsageError if it is something else, such as an id."""
+    given: object = delivery
+    if not isinstance(given, Delivery):
+        raise errors.UsageError(f"the delivery is {given!r:.60}: give one that claim() returned")
+    return given
+
+
 def failed(delivery: Delivery, reason: str, delay: durations.Duration | None) -> Settlement:
     """Return the attempt failed: due again later, or dead after the last one.
 
@@ -32,6 +40,7 @@ def failed(delivery: Delivery, reason: str, delay: durations.Duration | None) ->
         UsageError: the delay is no duration.
     """
     body = encode_reason(reason)
+    claimed(delivery)
     if 0 < delivery.attempts_max <= delivery.attempt:
         return Settlement(kinds.DEATH, delivery, body, cause=records.Cause.EXHAUSTED)
     if delay is None:
@@ -48,7 +57,8 @@ def released(delivery: Delivery, delay: durations.Duration) -> Settlement:
     Raises:
         UsageError: the delay is no duration.
     """
-    return Settlement(kinds.RELEASE, delivery, delay_ns=durations.nanoseconds(delay, "delay"))
+    delay_ns = durations.nanoseconds(delay, "delay")
+    return Settlement(kinds.RELEASE, claimed(delivery), delay_ns=delay_ns)
 
 
 R = TypeVar("R")
@@ -240,6 +250,7 @@ class LogTransaction(_Transaction[PendingPut]):
     ) -> None:
         """End a delivery well; arguments as in ``TaskLog.ack``."""
         packing = None
+        claimed(delivery)
         if result is not None:
             check_bytes("the result", result)
             packer = self._connection.packer

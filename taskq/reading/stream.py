@@ -286,7 +286,15 @@ class Stream:
         try:
             if start.reader is not None:
                 named = readers.NamedReader.take(LocalDisk(), path, store.identity, start.reader)
-            cursor, position = self._find(files, path, named, extent)
+            while True:
+                try:
+                    cursor, position = self._find(files, path, named, extent)
+                    # Open from now on, so that it may be read though compaction removes it.
+                    files.descriptor(cursor.segment)
+                    break
+                except segments.SegmentGone:
+                    files.forget()
+                    files.refresh()
             if named is not None and named.position is None:
                 # From now on compaction keeps what the reader has not read.
                 named.save(position)
@@ -323,7 +331,7 @@ class Stream:
         if start.time_ns is not None:
             cursor = positions.find_time(files, start.time_ns, extent)
             return cursor, readers.ReaderPosition(cursor.segment, cursor.next_lsn)
-        if start.lsn is None:
+        if not start.lsn:
             cursor = frames.Cursor(oldest, codec.SEGMENT_HEADER.size, oldest)
             return cursor, readers.ReaderPosition(oldest, oldest)
         check_lsn(path, start.lsn, oldest, extent)

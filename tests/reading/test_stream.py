@@ -45,6 +45,32 @@ async def test_a_stream_from_a_time_to_come_passes_over_what_is_before(log: Task
     await stream.aclose()
 
 
+@pytest.mark.parametrize("reader", [None, "reader"])
+async def test_a_stream_begins_at_the_oldest_segment_that_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str | None
+) -> None:
+    """Compaction takes the oldest one as soon as it was found."""
+    left: list[Path] = []
+
+    def found(stream: Stream, *args: Any) -> Any:
+        place = find(stream, *args)
+        left.pop(0).unlink()
+        return place
+
+    async with TaskLog.open(tmp_path, segment_bytes=SEGMENT_BYTES_MIN) as log:
+        for _ in range(4):
+            await log.put(bytes(SEGMENT_BYTES_MIN // 2))
+        left += sorted((tmp_path / "log").glob("*.log"))[:1]
+        find = Stream._find
+        with monkeypatch.context() as patch:
+            patch.setattr(Stream, "_find", lambda *args: found(*args) if left else find(*args))
+            async with log.stream(reader=reader, follow=False) as stream:
+                first = await anext(stream)
+        assert first.lsn > 1
+        async with log.stream(from_lsn=0, follow=False) as stream:
+            assert (await anext(stream)).lsn == first.lsn
+
+
 async def test_a_job_that_nothing_is_known_of_passes_every_filter(log: TaskLog) -> None:
     """Its first records are gone: it is not for a filter to drop what it cannot judge."""
     await log.put(b"x" * 70_000, queue="mail")
