@@ -34,6 +34,8 @@ def add_note(text: str, photos: tuple[Path, ...]) -> None:
 @click.argument("text")
 def edit_note(note_id: str, text: str) -> None:
     """Change a note."""
+    if note_id not in {note.id for note in notes()}:
+        raise click.ClickException(f"there is no note {note_id!r}; ls lists them")
 
     async def write() -> None:
         async with app:

@@ -24,10 +24,19 @@ R = TypeVar("R")
 
 def over(app: TaskQ, path: str | os.PathLike[str]) -> TaskQ:
     """See ``TaskQ.over``."""
+    view = _view_of(app)
+    view._directory, here = view._configure_again(path)
+    return _join(app, view, connection.Connection(os.fspath(path), here))
+
+
+def _view_of(app: TaskQ) -> TaskQ:
     view = object.__new__(type(app))
     view.__dict__.update(app.__dict__)
-    view._directory, here = view._configure_again(path)
-    view._connection = connection.Connection(os.fspath(path), here)
+    return view
+
+
+def _join(app: TaskQ, view: TaskQ, line: connection.Connection) -> TaskQ:
+    view._connection = line
     view._router = None
     view._origin = app
     if app._router is None:
@@ -139,9 +148,10 @@ class ByKey:
             return self._made
 
     def _view(self, index: int, path: str) -> TaskQ:
-        view = over(self._app, path)
-        connection = view._connection
-        connection.packer = _OwnCalls(connection, self._shards, index)
+        # The settings are those of the root.
+        line = connection.Connection(path, self._app._connection.config)
+        view = _join(self._app, _view_of(self._app), line)
+        line.packer = _OwnCalls(line, self._shards, index)
         view.hooks = _OwnHooks(self._app.hooks, self._shards, index)
         return view
 

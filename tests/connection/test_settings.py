@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from taskq import Durability, QueuePolicy, TaskQ
+from taskq import Durability, QueuePolicy, Shards, TaskQ
 from taskq.connection.logoptions import LogOptions
 from taskq.connection.settings import Settings, load_settings, settings_files
 from taskq.errors import LogError, TaskqError, UsageError
@@ -246,6 +246,7 @@ _NAMED: dict[str, Callable[[Path, pytest.MonkeyPatch], TaskQ]] = {
     "user_data": _of_user,
     "environment": _from_environment,
     "moved": _moved,
+    "shards": lambda path, _: TaskQ(shards=Shards(path)).logs()[1],
     "over": lambda path, _: TaskQ(path.with_name("other")).over(path),
 }
 
