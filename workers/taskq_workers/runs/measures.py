@@ -58,7 +58,8 @@ class Measures:
             "taskq.task": event.task,
         }
         self._consumed.add(1, attributes)
-        attributes["taskq.outcome"] = event.outcome
+        # A new dict, as a provider may have kept the one that it got.
+        attributes = {**attributes, "taskq.outcome": event.outcome}
         if event.outcome in _FAILED:
             attributes["error.type"] = event.reason.partition("\n")[0].partition(":")[0]
         self._duration.record(event.seconds, attributes)

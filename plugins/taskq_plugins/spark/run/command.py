@@ -111,7 +111,7 @@ def _size(_context: click.Context, _option: click.Parameter, text: str) -> int:
     return size
 
 
-class Keep(click.ParamType[dict[str, int]]):
+class Keep(click.ParamType):  # type: ignore[type-arg] # no generic before click 8.4
     """How many days are kept, by table: ``90d``, or ``records=30d``."""
 
     name = "span"
