@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -126,8 +127,20 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Path:
         subprocess.run([python, "-m", "pip", "install", "-q", "pyinstaller", ROOT], check=True)
     (home / "both.spec").write_text(SPEC.read_text().replace("ROOT", ROOT.as_posix()))
     command = [python, "-m", "PyInstaller", "--log-level", "ERROR", "both.spec"]
-    subprocess.run(command, cwd=home, check=True)
+    subprocess.run(command, cwd=home, check=True, env={**os.environ, **_installed(home)})
     return home / "dist"
+
+
+def _installed(home: Path) -> dict[str, str]:
+    """Return variables by which PyInstaller finds taskq's hooks though it is not installed."""
+    if any(each.module == "taskq.frozen" for each in entry_points(group="pyinstaller40")):
+        return {}
+    folder = home / "taskq_local-0.1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: taskq-local\nVersion: 0.1.0\n")
+    hooks = "[pyinstaller40]\nhook-dirs = taskq.frozen:hook_dirs\n"
+    (folder / "entry_points.txt").write_text(hooks)
+    return {"PYTHONPATH": os.pathsep.join([str(home), os.environ.get("PYTHONPATH", "")])}
 
 
 @pytest.mark.slow

@@ -76,7 +76,8 @@ def test_a_file_with_the_name_of_a_loaded_module_is_named_as_hidden(
     for own in ("queue.py", "taskq/__init__.py"):
         (tmp_path / own).parent.mkdir(exist_ok=True)
         (tmp_path / own).touch()
-        with pytest.raises(UsageError, match=rf"{tmp_path / own} is hidden by .*: give yours"):
+        hidden = re.escape(f"{tmp_path / own} is hidden by ")
+        with pytest.raises(UsageError, match=f"{hidden}.*: give yours"):
             load_app(f"{own.partition('/')[0].removesuffix('.py')}:app")
 
 
