@@ -83,11 +83,19 @@ class LocalDisk(system.Pace):
         access.make_directory(path)
 
     def names(self, path: str) -> list[str]:
-        """Return sorted names in a directory; empty for a missing one."""
+        """Return sorted names in a directory; empty for a missing one.
+
+        Raises:
+            NotADirectoryError: something else has its name.
+        """
         try:
             return sorted(os.listdir(system.named(path)))  # noqa: PTH208 - names are all that is wanted
         except FileNotFoundError:
             return []
+        except NotADirectoryError:
+            if os.path.lexists(path):
+                raise
+            return []  # something else has the name of a directory above it
 
     def identity(self, descriptor: int) -> tuple[int, int]:
         """(device, inode) of an open file."""
