@@ -195,6 +195,14 @@ def settings_of_programs(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("own_settings")
 
 
+@pytest.fixture(autouse=True)
+def own_path() -> Iterator[None]:
+    """Take back the working directory, from which the modules of an app are imported."""
+    path = sys.path.copy()
+    yield
+    sys.path[:] = path
+
+
 @pytest.fixture
 def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """Yield a directory: in memory where TMPDIR is, but for tests of the disk itself."""

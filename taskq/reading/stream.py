@@ -32,6 +32,8 @@ _log: Final = logging.getLogger("taskq")
 #: kill or a power cut.
 COMMIT_RECORDS_MAX: Final = 10_000
 COMMIT_SECONDS_MAX: Final = 0.05
+#: Looks for a first segment that compaction removes meanwhile.
+_TRIES: Final = 10
 
 #: Policy for damaged bytes.
 OnDamage: TypeAlias = Literal["raise", "skip"]
@@ -286,13 +288,15 @@ class Stream:
         try:
             if start.reader is not None:
                 named = readers.NamedReader.take(LocalDisk(), path, store.identity, start.reader)
-            while True:
+            for left in reversed(range(_TRIES)):
                 try:
                     cursor, position = self._find(files, path, named, extent)
                     # Open from now on, so that it may be read though compaction removes it.
                     files.descriptor(cursor.segment)
                     break
                 except segments.SegmentGone:
+                    if not left:
+                        raise
                     files.forget()
                     files.refresh()
             if named is not None and named.position is None:

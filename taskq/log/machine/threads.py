@@ -47,9 +47,12 @@ async def on_thread(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> 
 
     call = partial(copy_context().run, _outcome, partial(work, *args, **kwargs))
     value, error = await asyncio.get_running_loop().run_in_executor(pool(), call)
-    if error is not None:
+    if error is None:
+        return value  # type: ignore[return-value]
+    try:
         raise error
-    return value  # type: ignore[return-value]
+    finally:
+        del error  # its traceback holds this frame
 
 
 def _outcome(work: Callable[[], R]) -> tuple[R | None, BaseException | None]:
