@@ -550,6 +550,8 @@ def block_broken_pipe() -> None:
 
 def lives(pid: int) -> bool:
     """Return whether there is such a process."""
+    if pid <= 0:  # 0 and below are groups
+        return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

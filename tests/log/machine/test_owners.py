@@ -364,6 +364,12 @@ def test_a_group_of_the_users_name_without_others_lets_nobody_in(
 
 
 @pytest.mark.posix("signals a process by its number")
+def test_no_process_has_a_number_below_one() -> None:
+    """A damaged lock file may have one; to the system it is a group, and that lives."""
+    assert [posix.lives(pid) for pid in (-1, 0, os.getpid())] == [False, False, True]
+
+
+@pytest.mark.posix("signals a process by its number")
 @pytest.mark.parametrize("proc", ["/proc", "/nowhere"])
 def test_nobody_is_asked_to_stop_but_a_worker_or_its_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proc: str
