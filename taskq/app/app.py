@@ -256,7 +256,7 @@ class TaskQ(holder.LogHolder):
     def data_dir(self) -> Path:
         """The directory, as an absolute path. May be set until the app is opened.
 
-        Settings are then those of the new directory.
+        From then on the settings of the new directory hold.
 
         Raises:
             UsageError: set while the app is open, or a setting there is wrong.

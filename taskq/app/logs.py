@@ -148,7 +148,7 @@ class ByKey:
             return self._made
 
     def _view(self, index: int, path: str) -> TaskQ:
-        # The settings are those of the root.
+        # Shards have the settings of their root.
         line = connection.Connection(path, self._app._connection.config)
         view = _join(self._app, _view_of(self._app), line)
         line.packer = _OwnCalls(line, self._shards, index)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def claimed(delivery: Delivery) -> Delivery:
-    """Return what ``claim`` returned; raises UsageError if it is something else, such as an id."""
+    """Return a delivery of ``claim``; raises UsageError for anything else, such as an id."""
     given: object = delivery
     if not isinstance(given, Delivery):
         raise errors.UsageError(f"the delivery is {given!r:.60}: give one that claim() returned")

@@ -67,7 +67,7 @@ class WrongSegment(LogError):
         )
 
 
-#: What a reader does about damage that no other copy makes good.
+#: The end of a message of damage in every copy.
 ADVICE: Final = ": corruptMode=skip reads past them"
 
 

@@ -524,7 +524,7 @@ def _leave(event: int) -> bool:
     if event not in (*_CONTROL_KEYS, _LOGS_OFF):
         for action in () if is_below else (*_on_stop,):
             action()
-        time.sleep(_CLOSE_SECONDS)  # with the return of this the process ends
+        time.sleep(_CLOSE_SECONDS)  # the process ends when this returns
     return True
 
 

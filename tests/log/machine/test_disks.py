@@ -657,7 +657,7 @@ def test_a_file_that_a_scanner_holds_is_tried_again_for_a_second(
 
 
 class _Events:
-    """Windows' events; one that has a name shows one waiting thread each time that it is set."""
+    """Events of Windows: each set of a named one shows a waiting thread."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names = dict[int, str | None]()

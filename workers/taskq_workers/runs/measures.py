@@ -58,7 +58,7 @@ class Measures:
             "taskq.task": event.task,
         }
         self._consumed.add(1, attributes)
-        # A new dict, as a provider may have kept the one that it got.
+        # A new dict: a provider may have kept the first one.
         attributes = {**attributes, "taskq.outcome": event.outcome}
         if event.outcome in _FAILED:
             attributes["error.type"] = event.reason.partition("\n")[0].partition(":")[0]

@@ -78,8 +78,8 @@ PARTED: Final[dict[str, tuple[str, ...]]] = {
 #: The application of a batch's transactions, and of the version of ``_positions`` in ``records``.
 APP: Final = "taskq"
 POSITIONS_APP: Final = "taskq-positions"
-#: The applications whose transactions are the versions of jobs and attempts that a derived table
-#: was made of; in ``records``, the version of jobs before the batch.
+#: Names of transactions, by source table: in a derived table they hold the source's version, in
+#: ``records`` the version of jobs before the batch.
 MADE_OF: Final = {JOBS: "taskq-jobs", ATTEMPTS: "taskq-attempts"}
 #: Derived tables whose rows cover several jobs, and the column that names the group.
 QUOTING: Final = {"duplicates": "key", "failures": "pattern"}
