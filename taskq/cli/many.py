@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 import taskq.cli.render as render
-from taskq import text, views
+from taskq import text, values, views
 from taskq.cli import errors, options
 from taskq.errors import TaskqError
 
@@ -24,15 +24,52 @@ Answer = TypeVar("Answer")
 _SHOWN_MAX: Final = 20
 
 
-def with_app(data_dir: Path | None, work: Callable[[TaskQ], Awaitable[Answer]]) -> Answer:
-    """Return what the work gives on the log of a directory, or on its shards; it must be there."""
+def with_app(
+    data_dir: Path | None,
+    work: Callable[[TaskQ], Awaitable[Answer]],
+    *,
+    queues: Iterable[str] = (),
+    tasks: Iterable[str] = (),
+) -> Answer:
+    """Return what the work gives on the log of a directory, or on its shards; it must be there.
+
+    Warn of queues and tasks that nothing in it has: such a name may be mistyped.
+    """
+    strange = list(_strange(options.resolve(data_dir), queues, tasks)) if queues or tasks else []
 
     async def run() -> Answer:
         async with _app_of(data_dir) as app:  # the app may keep more than we know of
             with app.acting(f"{render.person()} (taskq)"):
                 return await work(app)
 
-    return asyncio.run(run())
+    answer = asyncio.run(run())
+    for line in strange:
+        render.echo(line, err=True)
+    return answer
+
+
+def _strange(root: Path, queues: Iterable[str], tasks: Iterable[str]) -> Iterator[str]:
+    from taskq.engine import LogReader  # noqa: PLC0415 - help must not import the log
+    from taskq.reading.status import LogStatus  # noqa: PLC0415 - likewise
+
+    known = {"queue": set[str](), "task": set[str]()}
+    for path in options.logs_below(root):
+        if not (path / "taskq.json").is_file():
+            continue
+        with LogReader.open(str(path)) as reader:
+            status = LogStatus(reader)
+            known["queue"].update(queue.queue for queue in status.stats.queues)
+            known["task"].update(task for _, task in reader.lanes())
+            known["task"].update(schedule.task for schedule in status.next_ticks(0))
+            known["task"].update(name.removeprefix("task:") for name in status.controls)
+            for _, serving in status.serving:
+                known["queue"].update(serving.queues or ())
+                known["task"].update(serving.tasks or ())
+    for what, name in [("queue", it) for it in queues] + [("task", it) for it in tasks]:
+        if name not in known[what]:
+            near = values.nearest(name, known[what])
+            hint = f": did you mean {near!r}?" if near else ""
+            yield f"taskq: nothing in this log has the {what} {text.flat(repr(name))} yet{hint}"
 
 
 def _app_of(data_dir: Path | None) -> TaskQ:

@@ -49,8 +49,12 @@ async def test_devices_shows_late_devices_and_gaps_in_its_exit_code(place: Place
     assert _run("hub", "retire", place.hub, _DEVICE).exit_code == 0
     result = _run("hub", "devices", place.hub, "--late", "0s")
     assert (result.exit_code, "retired" in result.output) == (0, True)
-    for words in (("retire", "edge-9"), ("devices", "edge-9"), ("enroll", "edge-9", "--replace")):
-        assert _run("hub", words[0], place.hub, *words[1:]).exit_code == 2
+    for words in (
+        ("retire", "edge-9"), ("devices", "edge-9"), ("jobs", "edge-9"),
+        ("enroll", "edge-9", "--replace"), ("erase", "edge-9", "-y"), ("take", "edge-9", place.hub),
+    ):  # fmt: skip
+        result = _run("hub", words[0], place.hub, *words[1:])
+        assert (result.exit_code, "'edge-9'" in result.stderr) == (2, True), result.output
 
 
 def test_a_name_belongs_to_one_machine_until_it_is_replaced(place: Place) -> None:

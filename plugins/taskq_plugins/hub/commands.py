@@ -34,7 +34,14 @@ _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 _LATE: Final = 1
 _DAY_SECONDS: Final = 86_400
 _device: Final = click.argument("device", metavar="NAME")
-_names: Final = click.argument("names", metavar="[NAME]...", nargs=-1)
+_names: Final = click.argument(
+    "names",
+    metavar="[NAME]...",
+    nargs=-1,
+    callback=lambda context, _, names: [
+        Registry(context.params["directory"]).known(name) for name in names
+    ],
+)
 
 
 def _is_hub(_context: click.Context, _parameter: click.Parameter, path: Path) -> Path:
@@ -157,7 +164,7 @@ def serve(
 @_names
 @click.option("--late", metavar="SPAN", default="1h", show_default=True, help="Heard of before.")
 @json_option
-def devices(directory: Path, names: tuple[str, ...], late: str, as_json: bool) -> None:
+def devices(directory: Path, names: list[str], late: str, as_json: bool) -> None:
     """Show when each device was last heard of, and what the hub lacks of it.
 
     Of devices that are named it shows their logs, too, and the gaps in them. Exits with 1 if one of
@@ -166,8 +173,6 @@ def devices(directory: Path, names: tuple[str, ...], late: str, as_json: bool) -
     known, now_ns = Registry(directory).all_standing(), time.time_ns()
     if not known:
         raise Failure(f"{directory} has no device yet: taskq hub enroll {directory} NAME")
-    if missing := sorted(set(names) - known.keys()):
-        raise WrongUsage(f"{directory} has no device {missing[0]!r}")
     rows: list[dict[str, Any]] = []
     for name in names or known:
         facts = known[name]
@@ -347,7 +352,7 @@ def _cancel_open(directory: Path, device: str) -> None:
 @_at_hub
 @_names
 @json_option
-def jobs(directory: Path, names: tuple[str, ...], as_json: bool) -> None:
+def jobs(directory: Path, names: list[str], as_json: bool) -> None:
     """Show the jobs for devices that have not ended yet, the oldest first."""
     client = _package("client")
     waiting = [

@@ -73,7 +73,7 @@ def _set_paused(
         done = [("queue", queue, await act(queue)) for queue in queues]
         return done + [("task", task, await act(task=task)) for task in tasks]
 
-    changed = many.with_app(data_dir, work)
+    changed = many.with_app(data_dir, work, queues=queues, tasks=tasks)
     if as_json:
         render.print_json(
             [{kind: name, "paused": paused, "changed": new} for kind, name, new in changed]
@@ -107,7 +107,7 @@ def limit(
     if reset == (concurrency is not None or rate is not None):
         raise WrongUsage("give --concurrency or --rate, or --reset alone")
     changed = many.with_app(
-        data_dir, lambda app: app.limit(task, concurrency=concurrency, rate=rate)
+        data_dir, lambda app: app.limit(task, concurrency=concurrency, rate=rate), tasks=[task]
     )
     said = [f"concurrency {concurrency or 'none'}"] if concurrency is not None else []
     said += [f"rate {rate}"] if rate is not None else []
@@ -416,7 +416,7 @@ def add_schedule(
         span = None if every is None else options.span(every)
         await app.schedules.add(name, call, cron=cron, every=span, tz=tz, **choices)
 
-    many.with_app(data_dir, work)
+    many.with_app(data_dir, work, tasks=[task])
     document = {"name": name, "action": "add", "changed": True}
     render.print_outcome(document, f"{text.flat(name)}: added", as_json=as_json)
 
@@ -468,6 +468,8 @@ def list_sources(data_dir: Path | None, as_json: bool) -> None:
 @options.json_option
 def forget_source(name: str, data_dir: Path | None, as_json: bool) -> None:
     """Forget where NAME stands: a program that ingests it begins at its start again."""
-    forgotten = many.with_app(data_dir, lambda app: app.forget_source(name))
-    line = f"{text.flat(name)}: {'forgotten' if forgotten else 'this log knows no such source'}"
-    render.print_outcome({"name": name, "forgotten": forgotten}, line, as_json=as_json)
+    if not many.with_app(data_dir, lambda app: app.forget_source(name)):
+        listed = text.flat(values.command(str(options.resolve(data_dir)), "sources"))
+        raise WrongUsage(f"this log knows no source {name!r}: they are listed by: {listed}")
+    document = {"name": name, "forgotten": True}
+    render.print_outcome(document, f"{text.flat(name)}: forgotten", as_json=as_json)
