@@ -145,7 +145,7 @@ def test_quiet_prints_no_job_lines_and_honours_queues_and_directory(tmp_path: Pa
     queue.close_sync()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_first_signal_lets_the_running_job_finish(
     start: Callable[..., Child], queue: TaskQ, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -158,10 +158,25 @@ def test_a_first_signal_lets_the_running_job_finish(
         worker.send(number)
         worker.expect("draining: 1 running job gets 10 s to finish; once more cancels")
         assert worker.expect(f"  jobs.gate  {job}  running for ")
+        if number == signal.SIGHUP:  # shell and kernel send it
+            worker.send(number)
         (tmp_path / "gate").write_text("go on\n")
         *_, last = worker.rest()
         assert worker.wait() == 0
     assert re.fullmatch(r"stopped after .*, drained in .*: 1 job succeeded", last)
+    assert look(queue, job)[0] is State.SUCCEEDED
+
+
+@pytest.mark.usefixtures("start")
+def test_below_nohup_the_end_of_a_terminal_is_ignored(queue: TaskQ, tmp_path: Path) -> None:
+    job = put(queue, "gate")
+    with Child("nohup", sys.executable, "-m", "taskq", "worker", "jobs:app") as worker:
+        worker.expect("HERE")
+        worker.send(signal.SIGHUP)
+        worker.send(signal.SIGTERM)  # it would be the second
+        worker.expect("draining")
+        (tmp_path / "gate").write_text("go on\n")
+        assert worker.wait() == 0
     assert look(queue, job)[0] is State.SUCCEEDED
 
 

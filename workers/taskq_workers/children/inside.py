@@ -30,7 +30,6 @@ _log: Final = logging.getLogger("taskq.worker")
 
 _PR_SET_PDEATHSIG: Final = 1
 _SIGKILL: Final = 9
-_GROUP_SIGNALS: Final = system.STOP_SIGNALS
 
 
 def main(work: int, life: int, parent: int) -> None:
@@ -92,10 +91,14 @@ def _serve(channel: socket.socket, inbox: BinaryIO, bench: _Bench, *, tells_memo
 def _leave_signals_to_the_worker() -> None:
     # Handlers that do nothing, since signals that are ignored stay so in programs that a task
     # starts. The worker has blocked them until now.
-    before = {number: signal.signal(number, _do_nothing) for number in _GROUP_SIGNALS}
+    before = {
+        number: signal.signal(number, _do_nothing)
+        for number in system.GROUP_SIGNALS
+        if signal.getsignal(number) is not signal.SIG_IGN  # nohup
+    }
     guards.keep_from_children(before)
     engine.system.leave_console()
-    system.mask(_GROUP_SIGNALS, "SIG_UNBLOCK")
+    system.mask(system.GROUP_SIGNALS, "SIG_UNBLOCK")
 
 
 def _do_nothing(*_: object) -> None: ...

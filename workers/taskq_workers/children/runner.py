@@ -7,7 +7,6 @@ import contextlib
 import enum
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -25,7 +24,6 @@ from taskq_workers.runs import executors, guards, joblogs, lifespans, system, ti
 from taskq_workers.slots import feed, shipping
 
 _READ_BYTES: Final = 1 << 18
-_BLOCKED: Final = (signal.SIGINT, signal.SIGTERM)
 #: A child gets this long to leave before it is killed; lifespans come on top.
 LEAVE_SECONDS: Final = 0.5
 #: How long a frozen child may take to be ready; a copy of the program never would be.
@@ -295,7 +293,7 @@ class Child:
 
 def _start(work: socket.socket, life: int, *, from_main: bool) -> subprocess.Popen[bytes]:
     # Until it has handlers for them, signals to the whole group of processes must not end it.
-    with system.blocked(_BLOCKED):
+    with system.blocked(system.GROUP_SIGNALS):
         return programs.start_child(work, life, from_main=from_main)
 
 

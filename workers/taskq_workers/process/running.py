@@ -224,8 +224,9 @@ def run_reloading(arguments: Sequence[str]) -> None:
         signals.add(number)
         stop.set()
 
-    for number in system.STOP_SIGNALS:
-        signal.signal(number, on_signal)
+    for number in system.GROUP_SIGNALS:
+        if number != system.SIGHUP or signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, on_signal)
     end_watch = engine.system.watch_stop(stop.set)
     logging.getLogger("watchfiles").setLevel(logging.ERROR)
     command = worker_command(*arguments, "--below")
@@ -236,18 +237,20 @@ def run_reloading(arguments: Sequence[str]) -> None:
         ):
             names = {os.path.relpath(path, folder) for _, path in changes}
             _say(f"{values.listed(sorted(names), _NAMED_MAX)} changed: starting again")
+            system.send(process, signal.SIGTERM)
             _end(process)
             process = system.start(command, None, ends_with_us=True)
     finally:
         end_watch()
         # A terminal sends its Ctrl-C to the worker as well, and a second one would cancel.
         has_terminal = sys.stdin is not None and sys.stdin.isatty() and system.SIGTSTP is not None
-        _end(process, is_asked=has_terminal and signals == {signal.SIGINT})
+        if signals != {signal.SIGINT} or not has_terminal:
+            # One that closes sends SIGHUP to both, and a second SIGHUP does not cancel.
+            system.send(process, system.SIGHUP if system.SIGHUP in signals else signal.SIGTERM)
+        _end(process)
 
 
-def _end(process: subprocess.Popen[bytes], *, is_asked: bool = False) -> None:
-    if process.poll() is None and not is_asked:
-        system.send(process, signal.SIGTERM)
+def _end(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(_RELOAD_SECONDS)
     except subprocess.TimeoutExpired:

@@ -161,8 +161,8 @@ class Supervisor:
     """Runs the worker until it stops by itself or by signals.
 
     The first SIGTERM or SIGINT drains, a second cancels and releases running jobs, a third ends the
-    process on the spot. SIGTSTP (Ctrl-Z) takes effect between two batches of each storage thread,
-    so that a stopped process never holds a writer lock.
+    process on the spot. SIGHUP, of a terminal that closes, drains. SIGTSTP (Ctrl-Z) takes effect
+    between two batches of each storage thread, so that a stopped process never holds a writer lock.
 
     ``on_ready`` gets the open store and its statistics, once the worker claims; ``process`` is a
     prefix of its lines, if it is one of several. ``freezes``: loaded objects are frozen.
@@ -297,6 +297,9 @@ class Supervisor:
         pause = system.SIGTSTP
         if pause is not None and signal.getsignal(pause) is not signal.SIG_IGN:
             before[pause] = signal.signal(pause, self._on_pause_signal)
+        hang_up = system.SIGHUP  # ignored below nohup, and a program may have its own use for it
+        if hang_up is not None and signal.getsignal(hang_up) is signal.SIG_DFL:
+            before[hang_up] = signal.signal(hang_up, self._on_hang_up)
         self._leave_forks = keep_from_children(before)
         on_asked = partial(self._on_stop_signal, int(signal.SIGTERM), None)
         self._end_watch = engine.system.watch_stop(on_asked)
@@ -307,6 +310,10 @@ class Supervisor:
             os._exit(_SIGNALLED + number)
         with contextlib.suppress(RuntimeError):  # the loop is closed: the end is near anyway
             self._loop.call_soon_threadsafe(self._escalate, self._signals)
+
+    def _on_hang_up(self, number: int, frame: object) -> None:
+        if not self._signals:  # both shell and kernel send it: once more is no wish to cancel
+            self._on_stop_signal(number, frame)
 
     def _escalate(self, count: int) -> None:
         worker = self._worker
@@ -444,7 +451,7 @@ def keep_heap_small() -> None:
         return
 
 
-_SIGNALS: Final = tuple(filter(None, (*system.STOP_SIGNALS, system.SIGTSTP)))
+_SIGNALS: Final = tuple(filter(None, (*system.GROUP_SIGNALS, system.SIGTSTP)))
 
 
 def run_blocking(app: TaskQ, **options: Any) -> None:

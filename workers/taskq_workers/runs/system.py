@@ -34,6 +34,8 @@ SIGTSTP, SIGCONT, SIGCHLD, SIGHUP = map(_number, ("SIGTSTP", "SIGCONT", "SIGCHLD
 SIGKILL: Final[int] = getattr(signal, "SIGKILL", 9)
 #: What ends a worker: Ctrl-Break of a Windows console, too.
 STOP_SIGNALS: Final = tuple(filter(None, (signal.SIGTERM, signal.SIGINT, _number("SIGBREAK"))))
+#: A terminal and a service manager send these to all processes of a group.
+GROUP_SIGNALS: Final = tuple(filter(None, (*STOP_SIGNALS, SIGHUP)))
 #: The exit code of a process that was ended before it listened.
 TERMINATED: Final = 1 if _IS_WINDOWS else -signal.SIGTERM
 
