@@ -18,6 +18,7 @@ from taskq.calls.serialization import ResultCodec
 from taskq.calls.signature import Signature
 from taskq.connection import blocking, tracing
 from taskq.core import errors, model
+from taskq.core.exceptions import text_of
 from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.retry import Decision, RetryAfter, RetryPolicy, Snooze, exponential
 from taskq.core.values import NamedTuple
@@ -296,17 +297,24 @@ class StepAttempt(Attempt):
         The reason names an undo that failed for good; the older ones run nevertheless.
         """
         token = undoing_here.set(True)
-        notes = []
+        task, notes = asyncio.current_task(), []
+        assert task is not None
         try:
             if self.unwinding is None:
                 self.unwinding = {"kind": kind, "cause": cause, "reason": reason}
                 await self._record(Form.UNDOING, UNDO, 1, json.dumps(self.unwinding).encode())
             self._waits.clear()
             for undo in reversed(self.undos):
+                cancelled = task.cancelling()
                 try:
                     await self.step(undo.call)
                     notes.append(f"undone: {undo.call}")
-                except Exception as error:  # noqa: BLE001 - the older ones still run
+                except (Suspended, GeneratorExit):
+                    raise
+                except BaseException as error:
+                    if task.cancelling() > cancelled:
+                        raise
+                    # It is the undo's own error: the older ones still run.
                     _log.exception("job %s: %s could not be undone", self._job.id, undo.call)
                     notes.append(f"not undone: {undo.call} ({summary(error)})")
         except Suspended:
@@ -318,7 +326,7 @@ class StepAttempt(Attempt):
 
 
 def summary(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS_MAX]
+    return f"{type(error).__name__}: {text_of(error)}"[:_ERROR_CHARACTERS_MAX]
 
 
 # -- functions of steps, and their values ----------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from taskq import Discard, JobHandle, State, TaskQ, current_job, durable, retry
+from taskq.core.exceptions import NO_TEXT
 from taskq.errors import AppendFailed, JobCancelled, LogFailed, LogGone, LogLocked
 from taskq.log.journal.journal import Journal
 from taskq.log.machine.disk import LocalDisk
@@ -309,8 +310,24 @@ async def test_a_block_that_is_over_is_not_undone(shop: Shop, box: Sandbox) -> N
     assert await fine.result(5) == "shipped"
 
 
+class Mute(ValueError):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (ValueError("glued"), "ValueError: glued"),
+        (Mute(), f"Mute: {NO_TEXT}"),
+        (SystemExit(3), "SystemExit: 3"),
+        (asyncio.CancelledError(), "CancelledError: "),
+        (BaseExceptionGroup("all", [KeyboardInterrupt()]), "BaseExceptionGroup: all (1 sub-except"),
+    ],
+    ids=["error", "mute", "exit", "cancelled", "group"],
+)
 async def test_a_step_that_cannot_undo_is_named_and_the_others_go_on(
-    shop: Shop, box: Sandbox
+    shop: Shop, box: Sandbox, error: BaseException, named: str
 ) -> None:
     @shop.app.task(retry=1)
     async def order() -> None:
@@ -319,14 +336,33 @@ async def test_a_step_that_cannot_undo_is_named_and_the_others_go_on(
             raise OSError("no truck")
 
     def fail() -> None:
-        raise ValueError("glued")
+        raise error
 
     job = await order.enqueue()
     await box.drain(raises=False)
     _, reason = await ended(job)
     assert "no truck" in reason
-    assert "not undone: unpack#1 (ValueError: glued)\nundone: refund#1" in reason
+    assert f"not undone: unpack#1 ({named}" in reason
+    assert ")\nundone: refund#1" in reason
     assert shop.done == ["uncharge"]
+
+
+async def test_an_undo_that_is_cut_off_runs_again_at_once(shop: Shop, box: Sandbox) -> None:
+    ends = [durable.Suspended("the log failed")]
+
+    def undo() -> None:
+        if ends:
+            raise ends.pop()
+        shop.done.append("unpack")
+
+    @shop.app.task(retry=1)
+    async def order() -> None:
+        async with durable.undo("unpack", undo):
+            raise OSError("no truck")
+
+    job = await order.enqueue()
+    await box.drain(raises=False)
+    assert (shop.done, (await ended(job))[0]) == (["unpack"], State.DEAD)
 
 
 async def test_a_job_that_runs_and_is_cancelled_undoes_what_it_did(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
+from collections.abc import Awaitable
 from time import monotonic
+from types import CoroutineType
 from typing import Any, Final
 
 from taskq import Delivery, Discard, JobContext, Retry, Snooze, Task, TaskQ, engine, errors, retry
@@ -178,16 +179,18 @@ async def unwind_steps(job: JobContext | None, settlement: Settlement) -> Settle
     ended = await steps.undo(int(settlement.kind), int(settlement.cause), reason)
     delivery = settlement.delivery
     if not ended.kind:
+        if not ended.body:  # the log cut it off
+            return release(delivery)
         return Settlement(kinds.RELEASE, delivery, ended.body, 0, Cause.WAITS)
     return Settlement(ended.kind, delivery, encode_reason(ended.body), 0, Cause(ended.cause))
 
 
 def settle_bad_result(
-    task: Task[..., Any], delivery: Delivery, value: object, error: Exception
+    task: Task[..., Any], delivery: Delivery, value: object, error: BaseException
 ) -> Settlement:
     """Bury a job whose result cannot be kept, as running it again cannot help."""
-    if inspect.isawaitable(value):
-        if inspect.iscoroutine(value):
+    if is_a(value, Awaitable):
+        if is_a(value, CoroutineType):
             value.close()
         return reject(
             delivery,
