@@ -33,6 +33,7 @@ from taskq.calls.call import (
 from taskq.calls.signature import BatchSignature, Signature
 from taskq.connection import blocking, handle, tracing
 from taskq.core import durations, errors, model, parsing, records
+from taskq.core.exceptions import text_of
 from taskq.core.retry import DEFAULT, RetryPolicy, policy_of
 from taskq.core.values import TypedDict
 from taskq.log.config import MAILBOX_MAX
@@ -549,8 +550,8 @@ class Task(Enqueuer[P, R]):
             return key(*args, **kwargs)
         except Exception as error:
             raise errors.UsageError(
-                f"{self.name}: {what}= failed for this call: {type(error).__name__}: {error}. "
-                f"It is called with the task's own arguments, defaults filled in"
+                f"{self.name}: {what}= failed for this call: {type(error).__name__}: "
+                f"{text_of(error)}. It is called with the task's own arguments, defaults filled in"
             ) from error
 
 

@@ -316,6 +316,8 @@ def caught(function: Callable[..., object], *args: object) -> BaseException:
     return info.value
 
 
+NOTED = ValueError("n")
+NOTED.add_note("in row 7")
 GROUP = ExceptionGroup("two", [ValueError("a"), KeyError("b")])
 ODD = f"{__name__}.Odd: (its message cannot be printed)"
 #: A function that raises, the first line, and parts of the lines after it.
@@ -324,6 +326,7 @@ REASONS: list[tuple[Callable[..., object], Any, str, tuple[str, ...]]] = [
     (deep, 100, "KeyError: 'bottom'", ('raise KeyError("bottom")',)),
     (fail, Odd(), ODD, ()),
     (fail, ValueError("first\nsecond"), "ValueError: first", ("second",)),
+    (fail, NOTED, "ValueError: n", ("raise error", "in row 7")),
     (fail, GROUP, "KeyError: 'b'; ValueError: a", ("ValueError: a", "KeyError: 'b'")),
     (lambda _: wrapped(), 0, "ValueError: outer", ("KeyError: 'bottom'", "direct cause")),
 ]

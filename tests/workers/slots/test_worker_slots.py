@@ -57,6 +57,11 @@ def returns(value: Any) -> Callable[[], Any]:
     return lambda: value
 
 
+class Unreadable:
+    def __getattribute__(self, name: str) -> Any:
+        raise SystemExit(name)
+
+
 def forgot() -> Any:
     return checkpoint()
 
@@ -103,6 +108,7 @@ ENDS: dict[str, tuple[Callable[..., Any], dict[str, Any], int, tuple[Any, ...]]]
         (Kind.SUCCEEDED, Cause.CALLER, 0, ""),
     ),
     "no JSON": (returns(object()), {}, 1, (Kind.DEAD, Cause.REJECTED, 0, "")),
+    "unreadable": (returns(Unreadable()), {}, 1, (Kind.DEAD, Cause.REJECTED, 0, "")),
     "too large": (returns("x" * 17_000_000), {}, 1, (Kind.DEAD, Cause.REJECTED, 0, "")),
     "no await": (
         *(forgot, {"store_result": False}, 1),
@@ -110,7 +116,12 @@ ENDS: dict[str, tuple[Callable[..., Any], dict[str, Any], int, tuple[Any, ...]]]
     ),
 }
 #: Further words of a body.
-WORDS = {"no JSON": "object", "too large": "17000002 bytes", "no await": "async def"}
+WORDS = {
+    "no JSON": "object",
+    "unreadable": "cannot be kept: ",
+    "too large": "17000002 bytes",
+    "no await": "async def",
+}
 
 
 @pytest.mark.parametrize("name", ENDS)
@@ -124,6 +135,21 @@ async def test_an_attempt_has_the_outcome_of_its_end(fake: FakeApp, name: str) -
     text = (settled.body or b"").decode()
     assert text.startswith(begins)
     assert WORDS.get(name, "") in text
+
+
+async def test_a_future_that_raises_generator_exit_ends_its_own_job_alone(
+    fake: FakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def ends() -> None:
+        await asyncio.create_task(raises(GeneratorExit())())
+
+    tasks = [fake.task(retry=1)(function) for function in (ends, checkpoint)]
+    for task in tasks * 3:
+        fake.put(task)
+    async with Worker(fake, concurrency=1):
+        settled = await fake.fake.settlements(6)
+    assert [item.kind for item in settled] == [Kind.DEAD, Kind.SUCCEEDED] * 3
+    assert "a slot failed" not in caplog.text
 
 
 @pytest.mark.parametrize("turn_seconds", [slots.TURN_SECONDS, -1])

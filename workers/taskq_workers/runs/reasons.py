@@ -119,6 +119,7 @@ def _where(error: BaseException) -> str:
     has_context = error.__context__ is not None and not error.__suppress_context__
     is_alone = error.__cause__ is None and not has_context
     is_alone = is_alone and not isinstance(error, BaseExceptionGroup)
+    is_alone = is_alone and not getattr(error, "__notes__", None)
     if is_alone and "\n" not in _message(error).strip():
         return _frames(trace)
     traced = traceback.TracebackException(

@@ -279,7 +279,7 @@ async def _settled(
         return await unwind_steps(job, settle_failure(task, delivery, problem))
     try:
         body = task.encode_result(value)
-    except Exception as error:  # noqa: BLE001 - a result may raise what it likes when read
+    except BaseException as error:  # noqa: BLE001 - a result may raise what it likes when read
         return settle_bad_result(task, delivery, value, error)
     loose = [connection.packer.loose(pending.call) for pending, *_ in job.children or ()]
     return await store_success(connection, task, delivery, body, loose)

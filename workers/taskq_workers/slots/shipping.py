@@ -164,7 +164,7 @@ def remote_success(
     delivery, packer = job.delivery, job.app.connection.packer
     try:
         body = task.encode_result(value)
-    except Exception as error:  # noqa: BLE001 - a result may raise what it likes when read
+    except BaseException as error:  # noqa: BLE001 - a result may raise what it likes when read
         return remote_outcome(number, settle_bad_result(task, delivery, value, error), seconds)
     children = tuple(packer.loose(pending.call) for pending, *_ in job.children or ())
     return remote_outcome(number, Settlement(kinds.SUCCESS, delivery, body), seconds, children)

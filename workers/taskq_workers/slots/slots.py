@@ -47,6 +47,9 @@ RunJobs: TypeAlias = Callable[["Slot", float, JobToken, "Hot"], tuple[JobToken, 
 #: A member of an enum costs as much to look up as a call.
 _SUCCESS: Final = kinds.SUCCESS
 _FLAGS_AT: Final = 8
+#: Set by a job that raised ``GeneratorExit``, so that its slot ends: a future that raised it closes
+#: the coroutines of the slot, too.
+_was_closed: Final[ContextVar[bool]] = ContextVar("taskq_was_closed")
 #: Payloads that are not simply what the record holds.
 _OPENED: Final = int(engine.Flag.ZLIB | engine.Flag.ZSTD | engine.Flag.FLOW)
 #: Jobs of these flags are tied to others: their end frees a key, or lets a flow go on.
@@ -216,9 +219,11 @@ class Slot:
     def _failed(
         self, task: Task[..., Any], delivery: Delivery, error: BaseException, *, called: bool
     ) -> Settlement:
-        if is_a(error, GeneratorExit) and current_task(self._slots.loop) is not self.task:
-            # The job did not raise it: its loop was closed, and the coroutine is being dropped.
-            raise error
+        if is_a(error, GeneratorExit):
+            if current_task(self._slots.loop) is not self.task:
+                # The job did not raise it: its loop was closed, and the coroutine is being dropped.
+                raise error
+            _was_closed.set(True)
         if self._slots.interrupting() and all(map(is_cancellation, members(error))):
             done = self._slots.blamed(delivery)
             return release(delivery) if done is None else settle_failure(task, delivery, done)
@@ -244,7 +249,7 @@ class Slot:
             return await self._packed(plan.task, delivery, job, value)
         try:
             body = plan.task.encode_result(value)
-        except Exception as error:  # noqa: BLE001 - a result may raise what it likes when read
+        except BaseException as error:  # noqa: BLE001 - a result may raise what it likes when read
             return settle_bad_result(plan.task, delivery, value, error)
         if job.children is None:
             return Settlement(_SUCCESS, delivery, body)
@@ -671,8 +676,11 @@ class Slots:
         self._let_in()
         error = None if task.cancelled() else task.exception()
         delivery, slot.delivery = slot.delivery, None
-        # Without a job it met an emptied buffer: the loop stood still, and all was given back.
-        if error is not None and not (delivery is None and isinstance(error, IndexError)):
+        # Without a job it met an emptied buffer: the loop stood still, and all was given back; or
+        # its last job closed it.
+        if error is not None and not (
+            delivery is None and isinstance(error, IndexError | GeneratorExit)
+        ):
             # An error of the worker or of a policy, not of the job: log it, and go on.
             _log.error("a slot failed", exc_info=error)
         if delivery is not None and not slot.abandoned:
