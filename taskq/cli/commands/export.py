@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _PRIVATE: Final = 0o600
 _JSONL: Final = "jsonl"
 _PARQUET: Final = "parquet"
+#: Ends of names that promise another format.
+_OTHERS: Final = {".arrow", ".csv", ".db", ".gz", ".tsv", ".xls", ".xlsx", ".xz", ".zip", ".zst"}
 
 
 class Sink(Protocol):
@@ -78,7 +80,13 @@ def export(
     their order, as taskq tail --json prints them. Parquet needs the extra parquet.
     """
     path = None if output in (None, "-") else Path(str(output))
-    kind = kind or (_PARQUET if path is not None and path.suffix == ".parquet" else _JSONL)
+    end = "" if path is None else path.suffix.lower()
+    if kind is None and end in _OTHERS:
+        raise errors.WrongUsage(
+            f"-o {output!r:.60}: export writes no {end}: name it .jsonl or .parquet, "
+            f"or add --format"
+        )
+    kind = kind or (_PARQUET if end == ".parquet" else _JSONL)
     if states and not is_jobs:
         raise errors.WrongUsage("--state is for jobs: records have none")
     if kind == _PARQUET and path is None:
