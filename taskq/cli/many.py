@@ -76,7 +76,7 @@ def _app_of(data_dir: Path | None) -> TaskQ:
     root = options.resolve(data_dir)
     is_sharded = options.logs_below(root) != [root]
     if not is_sharded:
-        options.open_reader(data_dir).close()
+        options.open_reader(data_dir, warns=False).close()
     from taskq import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
 
     if not is_sharded:

@@ -209,10 +209,13 @@ def resolve(data_dir: Path | None) -> Path:
     return load_settings(None).data_dir
 
 
-def open_reader(data_dir: Path | None, at: engine.Moment | None = None) -> engine.LogReader:
+def open_reader(
+    data_dir: Path | None, at: engine.Moment | None = None, *, warns: bool = True
+) -> engine.LogReader:
     """Return a reader of the directory, or of a case file, now or at a moment of the past.
 
-    It takes no lock and writes nothing.
+    It takes no lock and writes nothing. It warns of records that are lost or damaged, unless the
+    command itself does.
 
     Raises:
         Failure: it is no task log; the message lists logs nearby.
@@ -230,7 +233,20 @@ def open_reader(data_dir: Path | None, at: engine.Moment | None = None) -> engin
     reader = LogReader.open(str(path), at=at)
     if reader.journal.identity.read_only:
         _tell_of_copy(reader)
+    if warns:
+        for loss in reader.journal.lost:
+            explained = loss.explain(reader.path, reader.resend_command)
+            render.echo(f"taskq: {text.flat(explained)}", err=True)
+        context = click.get_current_context(silent=True)
+        if context is not None and not reader.journal.lost:
+            context.call_on_close(functools.partial(_warn_of_damage, reader))
     return reader
+
+
+def _warn_of_damage(reader: engine.LogReader) -> None:
+    if reader.journal.files.is_damaged:
+        see = text.flat(values.command(reader.path, "verify"))
+        render.echo(f"taskq: a part of this log is damaged and was left out, see: {see}", err=True)
 
 
 def refuse_shards(path: Path) -> None:

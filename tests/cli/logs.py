@@ -134,6 +134,12 @@ async def fill_grown(path: Path) -> None:
                 await log.ack(delivery, b"done")
 
 
+async def fill_lost(path: Path) -> None:
+    """Do as ``fill_grown``, and remove the second file."""
+    await fill_grown(path)
+    sorted((path / "log").glob("*.log"))[1].unlink()
+
+
 async def fill_damaged(path: Path) -> dict[str, str]:
     """Do as ``fill_sample``, and flip one bit inside the first job's payload."""
     ids = await fill_sample(path)
@@ -170,6 +176,7 @@ LOGS: Final[dict[str, Callable[[Path], Awaitable[object]]]] = {
     "chains": fill_chains,
     "grown": fill_grown,
     "damaged": fill_damaged,
+    "lost": fill_lost,
     "shards": fill_shards,
 }
 

@@ -315,7 +315,7 @@ def workers(data_dir: Path | None, as_json: bool) -> None:
 @click.pass_context
 def verify(context: click.Context, data_dir: Path | None, as_json: bool) -> None:
     """Read the whole log and report damage; exit code 1 when there is some."""
-    with options.open_reader(data_dir) as reader:
+    with options.open_reader(data_dir, warns=False) as reader:
         is_damaged = _verify(reader, as_json=as_json)
     if is_damaged:
         context.exit(errors.EXIT_FAILED)

@@ -89,7 +89,7 @@ def tail(
     else:
         from taskq import TaskQ  # noqa: PLC0415 - loads pydantic
 
-        options.open_reader(data_dir).close()
+        options.open_reader(data_dir, warns=False).close()
         asyncio.run(_read(TaskQ(data_dir, upkeep=False), reader, lines, given, follow, show))
 
 
@@ -213,7 +213,7 @@ def replay(
 
     chosen["since"] = options.moment_of("--since", since)
     chosen["before"] = options.moment_of("--before", before)
-    options.open_reader(data_dir).close()
+    options.open_reader(data_dir, warns=dry_run).close()
     app = TaskQ(data_dir, upkeep=False)  # a dry run opens it no further
     try:
         if job_id is not None:

@@ -33,7 +33,7 @@ def compact(data_dir: Path | None, as_json: bool, keep: str | None, dry_run: boo
     from taskq import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
 
     limit = None if keep is None else options.span(keep)
-    options.open_reader(data_dir).close()
+    options.open_reader(data_dir, warns=False).close()
     # Before anything goes: a stranger's log may have a stranger's settings.
     app = TaskQ(data_dir, upkeep=False)
     obeyed = [str(file) for file in app.settings.files]
@@ -112,7 +112,7 @@ def repair(data_dir: Path | None, target: Path | None, as_json: bool) -> None:
     """
     from taskq.engine import repair_directory  # noqa: PLC0415 - as in options
 
-    with options.open_reader(data_dir) as reader:
+    with options.open_reader(data_dir, warns=False) as reader:
         path = reader.journal.path
     place = target
     if place is not None and Path(path).name in options.names_below(Path(path).parent):
@@ -257,7 +257,7 @@ def backup(places: tuple[Path, ...], data_dir: Path | None, as_json: bool) -> No
         raise errors.WrongUsage("give the log's directory, then the backup's")
     *given, target = places
     source = given[0] if given else data_dir
-    with options.open_reader(source) as reader:
+    with options.open_reader(source, warns=False) as reader:
         path = reader.journal.path
     _copies_tell(back_up(path, str(target)), target, as_json=as_json)
 
@@ -284,7 +284,7 @@ def restore(
         raise errors.WrongUsage("give the backup, then the new directory")
     target = places[0] if places else data_dir
     assert target is not None
-    with options.open_reader(source) as reader:
+    with options.open_reader(source, warns=False) as reader:
         path = reader.journal.path
     _copies_tell(restored(path, str(target)), target, as_json=as_json)
     if not as_json:

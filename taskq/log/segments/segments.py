@@ -96,6 +96,8 @@ class SegmentFiles:
         self._seeds: dict[int, int] = {}
         self._sealed_sizes: dict[int, int] = {}
         self._window = (-1, 0, b"")
+        #: damage was met while reading
+        self.is_damaged = False
         #: told when segments may be gone: as long as anybody has a file open, the disk gets nothing
         #: back
         self.when_fewer: Callable[[], None] = _do_nothing
@@ -344,8 +346,13 @@ class SegmentFiles:
                 cursor.offset
             ):
                 cursor.offset, cursor.next_lsn = item.end, item.next_lsn
-                cursor.frame = -1 if isinstance(item, Gap) else item.offset
-                if isinstance(item, Gap) or not item.header.is_sync_point:
+                if isinstance(item, Gap):
+                    self.is_damaged = True
+                    cursor.frame = -1
+                    yield base, item
+                    continue
+                cursor.frame = item.offset
+                if not item.header.is_sync_point:
                     yield base, item
             if cursor.offset < size:
                 cursor.offset, cursor.frame = size, -1
