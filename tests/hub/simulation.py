@@ -21,7 +21,7 @@ from taskq.core.model import SECOND_NS, WAITING_STATES, Extras, State
 from taskq.core.records import Kind as RecordKind
 from taskq.core.sources import Move, decode_position
 from taskq.core.views import JobView
-from taskq.engine import Border, DurableLog, Replica, Tag
+from taskq.engine import Border, DurableLog, Replica
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.decide.enqueue import together
 from taskq.log.format.frames import segment_lsn
@@ -34,7 +34,6 @@ from taskq.log.requests import EnqueueSpec, Ingest, Item, Op, Trait, Withdrawal
 from taskq.log.segments.identity import read_identity
 from taskq.log.segments.segments import SegmentFiles, hop
 from taskq.log.state.facets import Facets
-from taskq.log.state.job_history import job_view
 from taskq.log.upkeep.backup import fork_journal
 from taskq.log.upkeep.upkeep import Upkeep
 from taskq_plugins.hub import outbox
@@ -694,20 +693,13 @@ class Simulation:
             self._outbox()
             journal = self.out.reader()
             now_ns = self.out.clock.wall_ns()
-            return outbox.given(journal, self.out.view, self._end, asked, now_ns)
+            return outbox.given(journal, self.out.view, asked, now_ns)
 
         answer = self._at_hub(act)
         if answer is None:
             return None
         given: Given = adapter(Given).validate_json(as_json(answer))
         return given
-
-    def _end(self, tag: Tag, job: int, name: str) -> JobView | None:
-        there = self._reading({}).find(tag, job, name)
-        if there is None or not there.is_over:
-            return None
-        its = job_view(self._reader(there.path), there.number, self.out.clock.wall_ns())
-        return its and there.view(its)
 
     def _down(self, asked: Question) -> Given | None:
         chance = self.random.random()

@@ -17,8 +17,7 @@ import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -47,7 +46,6 @@ from taskq.engine import (
 )
 from taskq.errors import JobNotFound, LogDamaged, TaskqError
 from taskq.hooks import Connection, off_loop
-from taskq.values import SECOND_NS
 from taskq.views import LIVE_STATES, JobView
 from taskq_plugins.hub.copies import IDENTITY, in_order, kept, lineage, segments
 from taskq_plugins.hub.models import (
@@ -70,14 +68,11 @@ if TYPE_CHECKING:
 
 #: Header of the entry for a job that a device refuses: its words.
 REFUSED: Final = "hub-refused"
-#: Header, and queue, of the entry for a job that ended in a log that its device left: the state,
-#: and why. Its payload is the result.
-ENDED: Final = "hub-ended"
 #: Header of a job in its outbox: the last segment of each copy when the job was enqueued. Earlier
 #: segments have nothing of the job. File times do not show this: clocks are set back.
 FROM: Final = "hub-from"
 #: A call may have none of them, and a job takes no other of them down.
-OWN_HEADERS: Final = frozenset({JOB, REFUSED, ENDED, FROM})
+OWN_HEADERS: Final = frozenset({JOB, REFUSED, FROM})
 #: Begins the name of a source of a device, before the id of an outbox's log.
 SOURCE: Final = "hub-jobs "
 #: Jobs that ended are kept: a device that was away must hear of a cancellation.
@@ -91,8 +86,6 @@ _MARK: Final = b"hub-"
 _RECORDS_MAX: Final = 100_000
 _ENDED_MAX: Final = 500
 _LSN_MAX: Final = 2**63
-#: How long the end of a job goes down to a device that was set back to before it took the job.
-_ENDED_NS: Final = 7 * 86_400 * SECOND_NS
 _SEGMENT: Final = re.compile(r"\b([0-9a-f]{32}):([0-9]{1,19})\b")
 
 
@@ -153,25 +146,12 @@ class There(NamedTuple):
         number: the job's in that log.
         is_over: whether it has ended.
         words: why the device refused it.
-        end: how it ended in an earlier log of the device, in which case this is an entry for it.
     """
 
     path: str
     number: int
     is_over: bool
     words: str
-    end: str = ""
-
-    def view(self, its: JobView | None) -> JobView | None:
-        """Return the job; ``its`` is what the log has under the number."""
-        if its is None or not self.end:
-            return its
-        word, _, reason = self.end.partition(" ")
-        state = State.__members__.get(word.upper(), its.state)
-        return replace(
-            its, state=state, result=its.payload or None,
-            result_flags=its.payload_flags, reason=reason,
-        )  # fmt: skip
 
 
 class CopyReader:
@@ -216,16 +196,14 @@ class CopyReader:
         headers, job = extras.headers, self._live.pop(record.job, "")
         name = headers.get(JOB, "")
         # Jobs that a handler enqueues may have the headers of its job, but not its key.
-        if extras.key == _key(name) or {REFUSED, ENDED} & headers.keys():
+        if extras.key == _key(name) or REFUSED in headers:
             job = name
         if not job:
             return
-        words, end = headers.get(REFUSED, ""), headers.get(ENDED, "")
-        is_over = record.end is not None
+        words, is_over = headers.get(REFUSED, ""), record.end is not None
         if known := self.jobs.get(job):
-            words, end = words or known.words, end or known.end
-        is_done = is_over or bool(words or end)
-        self.jobs[job] = There(self.path, record.job, is_done, words, end)
+            words = words or known.words
+        self.jobs[job] = There(self.path, record.job, is_over or bool(words), words)
         if not is_over:
             self._live[record.job] = job
 
@@ -275,7 +253,7 @@ class DeviceReader:
 
     def view(self, there: There) -> JobView | None:
         with LogReader.open(there.path) as reader:
-            return there.view(reader.job(there.number))
+            return reader.job(there.number)
 
 
 # -- what the hub does -----------------------------------------------------------------------------
@@ -331,20 +309,18 @@ class _New(NamedTuple):
 
     Attributes:
         end: the last record that was looked at.
-        jobs: that the device has not taken.
-        ended: of these; the copies of the device's logs may have their ends.
+        jobs: that the device has not taken, and that have not ended.
         cancelled: ends of jobs that it has taken.
     """
 
     end: int
     jobs: dict[int, Record]
-    ended: set[int]
     cancelled: list[Record]
 
 
-def _read(journal: Any, first: int, after: dict[str, int], now_ns: int) -> _New:
+def _read(journal: Any, first: int, after: dict[str, int]) -> _New:
     tag, end, count = journal.tag, first - 1, 0
-    jobs, ended, cancelled = dict[int, Record](), set[int](), list[Record]()
+    jobs, cancelled = dict[int, Record](), list[Record]()
     for _, item in journal.frames(journal.cursor_at(first)):
         if isinstance(item, Gap) or item.header.next_lsn <= first:
             continue
@@ -354,47 +330,32 @@ def _read(journal: Any, first: int, after: dict[str, int], now_ns: int) -> _New:
                 cancelled += [record] if record.end is State.CANCELLED else []
             elif record.end is None:
                 jobs[job] = record
-            elif _may_have_ended(jobs.setdefault(job, record), record, now_ns):
-                ended.add(job)
             else:
-                del jobs[job]
+                jobs.pop(job, None)
         end, count = item.header.next_lsn - 1, count + item.header.records
         if count > _RECORDS_MAX and (jobs or cancelled):
             break
-    return _New(end, jobs, ended, cancelled)
+    return _New(end, jobs, cancelled)
 
 
 def given(
-    journal: Any,
-    look: Callable[[int], JobView | None],
-    end: Callable[[Tag, int, str], JobView | None],
-    asked: Question,
-    now_ns: int,
+    journal: Any, look: Callable[[int], JobView | None], asked: Question, now_ns: int
 ) -> Given:
     """Return the jobs of an outbox that a device has not taken, as far as one log wrote them.
 
     An outbox that was restored goes on as another log, and has its parents' records: a device may
-    have taken some of them from another child. ``look`` returns a job of the outbox, and ``end``
-    one that ended in a log that the device left: its end goes down, so that a position never moves
-    past a job of which the device's log says nothing.
+    have taken some of them from another child. ``look`` returns a job of the outbox.
     """
     tag = journal.tag
     logs = (*tag.parents, (str(tag), _LSN_MAX))
     begins = (1, *(next_lsn for _, next_lsn in tag.parents))
     firsts = [max(asked.after.get(log[0], 0) + 1, at) for log, at in zip(logs, begins, strict=True)]
     first = next(at for at, (_, next_lsn) in zip(firsts, logs, strict=True) if at < next_lsn)
-    new = _read(journal, first, asked.after, now_ns)
-
-    def made(job: int) -> HubJob | None:
-        birth = new.jobs[job]
-        if job not in new.ended:
-            return hub_job(tag.id(job), birth, now_ns)
-        view = end(tag, job, _name(birth))
-        return None if view is None else _ended(job, _name(birth) or tag.id(job), view)
-
+    new = _read(journal, first, asked.after)
     answer = Given(str(tag), asked.after.get(tag, 0), new.end, (), ())
     for name, next_lsn in logs:
-        mine = map(made, sorted(job for job in new.jobs if tag.of(job) == name))
+        births = sorted(birth for birth in new.jobs.items() if tag.of(birth[0]) == name)
+        mine = (hub_job(tag.id(job), birth, now_ns) for job, birth in births)
         handed, is_all = _handed(filter(None, mine), asked.bytes_max)
         cancelled = (look(record.job) for record in new.cancelled if tag.of(record.lsn) == name)
         cancels = tuple((view.job_id, view.queue) for view in cancelled if view is not None)
@@ -420,30 +381,6 @@ def _handed(jobs: Iterable[HubJob], bytes_max: int) -> tuple[tuple[HubJob, ...],
     return tuple(handed), True
 
 
-def _name(birth: Record) -> str:
-    return birth.extras.headers.get(JOB, "") if birth.extras is not None else ""
-
-
-def _may_have_ended(birth: Record, over: Record, now_ns: int) -> bool:
-    """Return whether a job is over as its device's log had its end, and not long ago.
-
-    A hub that is set back further gets no more of its devices' logs either.
-    """
-    limit_ns = birth.extras.expires_ns if birth.extras is not None else 0
-    is_settled = over.end is State.EXPIRED and not 0 < limit_ns <= over.time_ns
-    return is_settled and over.time_ns > now_ns - _ENDED_NS
-
-
-def _ended(number: int, name: str, its: JobView) -> HubJob:
-    """Return the entry for a job that ended in an earlier log of the device."""
-    words = its.reason[: _WORDS_MAX - len(REFUSED)]
-    headers = {JOB: name, ENDED: f"{its.state.name.lower()} {words}".strip()}
-    headers |= {REFUSED: its.headers[REFUSED]} if REFUSED in its.headers else {}
-    flags = its.result_flags | (0 if its.stores_result else Flag.DROP_RESULT)
-    body = its.result or b""
-    return HubJob(number, name, ENDED, "", 0, 1, int(flags), headers, 0, False, 1, body)
-
-
 def hub_job(job_id: str, record: Record, now_ns: int) -> HubJob | None:
     """Return a job on its way down; None if it is too late for it."""
     extras, carried = record.extras, record.carried
@@ -455,7 +392,7 @@ def hub_job(job_id: str, record: Record, now_ns: int) -> HubJob | None:
     if 0 < expires_ns <= now_ns:
         return None
     flags = record.body_flags | (0 if record.stores_result else Flag.DROP_RESULT)
-    name = _name(record) or job_id
+    name = extras.headers.get(JOB, job_id)
     others = {key: text for key, text in extras.headers.items() if key not in OWN_HEADERS}
     headers = {JOB: name} | others
     return HubJob(
@@ -483,8 +420,6 @@ class OutboxServer:
 
     def __init__(self, path: Path, registry: Registry) -> None:
         self._path, self._registry = path, registry
-        #: reads the ends of jobs that a device which was set back does not know
-        self._reader: tuple[str, DeviceReader] | None = None
         self.asking: dict[tuple[str, UUID], CancelScope] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._rung = asyncio.Event()
@@ -506,13 +441,13 @@ class OutboxServer:
         takes = {copies[-1].log_id, *dict(copies[-1].identity.parents)} if copies else ()
         if copies and asked.log_id not in takes:
             return None
-        with LogReader.open(str(path)) as reader, contextlib.ExitStack() as opened:
-            journal, end = reader.journal, self._ends(device, opened)
+        with LogReader.open(str(path)) as reader:
+            journal = reader.journal
             if asked.after.get(journal.tag, 0) >= (at := journal.next_lsn):
                 # It was set back in place, and would give numbers of earlier jobs again.
                 fork(str(path), at)
                 return None
-            answer = given(journal, reader.job, end, asked, time.time_ns())
+            answer = given(journal, reader.job, asked, time.time_ns())
         before = self._registry.standing(device).get("given", {})
         # Over what it was given, and did not get in time, a device moves without a job.
         if answer.is_empty and before.get(answer.tag, 0) <= answer.after:
@@ -520,31 +455,6 @@ class OutboxServer:
             return None
         self._registry.note(device, given=before | {answer.tag: answer.end})
         return answer
-
-    def _ends(
-        self, device: str, opened: contextlib.ExitStack
-    ) -> Callable[[Tag, int, str], JobView | None]:
-        """Return a function for jobs that have ended; each log is read and opened at most once."""
-
-        @cache
-        def reader() -> DeviceReader:
-            known = self._reader
-            if known is None or known[0] != device:
-                known = self._reader = device, DeviceReader(self._path, device)
-            known[1].read({})
-            return known[1]
-
-        @cache
-        def log(path: str) -> LogReader:
-            return opened.enter_context(LogReader.open(path))
-
-        def end(tag: Tag, job: int, name: str) -> JobView | None:
-            there = reader().find(tag, job, name)
-            if there is None or not there.is_over:
-                return None
-            return there.view(log(there.path).job(there.number))
-
-        return end
 
     async def run(self) -> None:
         """Wake waiting devices when jobs come, and free what ended; until cancelled."""
@@ -704,9 +614,6 @@ class DeviceOutbox:
     def _judged(self, job: HubJob) -> tuple[Item, bool]:
         """Return a job as it goes into the log, and whether it is refused."""
         why = ""
-        if ENDED in job.headers:  # nobody runs it: it expires at once
-            over = Extras(expires_ns=1, headers=job.headers)
-            return (EnqueueSpec(ENDED, flags=job.flags), job.payload, over), False
         if not any(fnmatch.fnmatchcase(job.task, pattern) for pattern in self._accept):
             said = ", ".join(self._accept) or "nothing"
             why = f"{job.task!r} is not among what is accepted there ({said})"
