@@ -368,7 +368,7 @@ def over_shards(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _copy_with(hub: Path, job_id: str) -> Path:
-    """Return the copy of a hub that has a job, of whichever device.
+    """Return the log of a hub that has a job: of those for devices, or a copy of a device's.
 
     Raises:
         Failure: none has it.
@@ -376,7 +376,7 @@ def _copy_with(hub: Path, job_id: str) -> Path:
     from taskq.engine import Identity, LocalDisk, LogReader, Tag  # noqa: PLC0415 - few have a hub
 
     tag, lsn = Tag.of_id(job_id)
-    for file in sorted(hub.glob("devices/*/*/taskq.json")):
+    for file in sorted([*hub.glob("outbox/*/taskq.json"), *hub.glob("devices/*/*/taskq.json")]):
         with contextlib.suppress(TaskqError, OSError):  # a copy that does not read stops no other
             identity = Identity.read(LocalDisk(), str(file.parent))
             if identity is not None and identity.tag.takes(tag, lsn):

@@ -145,15 +145,12 @@ def test_a_job_is_found_by_its_id_on_whichever_device_it_is(place: Place) -> Non
     asyncio.run(place.write())
     asyncio.run(place.sync())
     job = json.loads(_run("ls", place.copy, "--json").stdout)[0]["id"]
-    for words in ("show", "why", "timeline"):
-        result = _run(words, job, "-d", place.hub)
-        assert (result.exit_code, "copy of edge-7" in result.stderr) == (0, True), result.output
     odd = place.hub / "devices" / "edge-1" / place.copy.name / "taskq.json"
     odd.parent.mkdir(parents=True)
     odd.write_text("{")
-    result = _run("hub", "find", place.hub, job)
-    assert (result.exit_code, f"in {place.copy}" in result.stdout) == (0, True), result.output
-    assert f"{odd.parent} cannot be read" in result.stderr, "it stops nobody"
+    for words in ("show", "why", "timeline"):
+        result = _run(words, job, "-d", place.hub)
+        assert (result.exit_code, "copy of edge-7" in result.stderr) == (0, True), result.output
     result = _run("show", "00000000-7", "-d", place.hub)
     assert result.exit_code == 1
     assert "no device of" in result.stderr

@@ -162,7 +162,7 @@ async def test_a_backup_beside_a_server_is_a_hub_that_devices_go_on_with(
     await place.sync(token)  # the job came
     assert _is_whole(place)
     assert "goes on from log" in _run("hub", "devices", place.hub, _DEVICE).output
-    assert "handed over" in _run("hub", "find", place.hub, job).output
+    assert "handed over" in _run("why", job, "-d", place.hub).output
 
 
 async def test_a_backup_that_is_made_while_the_hub_grows_is_whole(place: Place) -> None:

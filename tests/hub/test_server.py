@@ -240,7 +240,7 @@ def test_a_hub_that_is_killed_goes_on_where_it_was_and_commands_say_so(
 
 _COMMANDS: Final = (
     ("enroll", "edge-7"), ("retire", "edge-7"), ("devices",), ("check",), ("backup", "x"),
-    ("erase", "edge-7"), ("take", "edge-7", "x"), ("put", "edge-7", "t"), ("jobs",), ("find", "x"),
+    ("erase", "edge-7"), ("take", "edge-7", "x"), ("put", "edge-7", "t"), ("jobs",),
 )  # fmt: skip
 
 

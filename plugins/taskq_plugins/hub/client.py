@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import time
 from collections.abc import Collection, Iterator
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
 from taskq import Call, JobHandle, State, TaskQ
 from taskq.engine import Identity, LocalDisk, LogReader, LogView, Tag
-from taskq.errors import InvalidJobId, JobNotFound, LogError, ResultTimeout, UsageError, WrongLog
+from taskq.errors import InvalidJobId, ResultTimeout, UsageError, WrongLog
 from taskq.hooks import blocking, off_loop
 from taskq.values import Duration, seconds, spoken
 from taskq.views import LIVE_STATES, WAITING_STATES, Reason, Why, moment
@@ -376,35 +375,6 @@ def open_jobs(hub: Path) -> Iterator[tuple[str, JobView, str]]:
         for view in app.jobs(WAITING_STATES):
             if view.state in LIVE_STATES:
                 yield device, view, why(app, view).text
-
-
-def find(hub: Path, job_id: str) -> tuple[list[tuple[str, JobView, str]], list[str]]:
-    """Return (log, job, why) of each place where a job is, and what could not be read."""
-    places: list[tuple[str, JobView, str]] = []
-    problems: list[str] = []
-    for device in outbox.devices(hub):
-        app = Outbox(hub, device)
-        for view in _in(str(app.path), job_id, problems):
-            merged, its = app.merged(view), app.find_there(view)
-            places.append((str(app.path), merged, why(app, merged).text))
-            places += [(its[0].path, its[1], "")] if its else []
-    for file in sorted(hub.glob(f"devices/*/*/{IDENTITY}")):
-        path = str(file.parent)
-        places += [(path, view, "") for view in _in(path, job_id, problems)]
-    return places, problems
-
-
-def _in(path: str, job_id: str, problems: list[str]) -> Iterator[JobView]:
-    tag, _, lsn = job_id.rpartition("-")
-    try:
-        identity = Identity.read(LocalDisk(), path)
-        if identity is not None and lsn.isdecimal() and identity.tag.takes(tag, int(lsn)):
-            with contextlib.suppress(JobNotFound), LogReader.open(path) as reader:
-                view = reader.job(reader.find_job(job_id))
-                if view is not None:
-                    yield view
-    except (LogError, OSError) as error:
-        problems.append(f"{path} cannot be read: {error}")
 
 
 class SentJob(JobHandle[R]):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 from click.exceptions import Exit
 
-from taskq.cli import Failure, WrongUsage, count_of, json_option, render, show_job, span, yes_option
+from taskq.cli import Failure, WrongUsage, count_of, json_option, render, span, yes_option
 from taskq.engine import LocalDisk
 from taskq.extras import missing
 from taskq.text import flat
@@ -363,25 +363,6 @@ def jobs(directory: Path, names: list[str], as_json: bool) -> None:
         return
     for device, view, why in waiting:
         render.echo(flat(f"{view.job_id}: {view.task} for {device}: {why}"))
-
-
-@_at_hub
-@click.argument("job_id", metavar="ID")
-@json_option
-def find(directory: Path, job_id: str, as_json: bool) -> None:
-    """Show a job wherever it is: in the logs of the devices, or among the jobs for them."""
-    seen, problems = _package("client").find(directory.absolute(), job_id)
-    for problem in problems:
-        render.echo(flat(problem), err=True)
-    if not seen:
-        raise Failure(f"{directory} has no job {job_id}: give its whole id")
-    if as_json:
-        render.print_json([view.as_dict() | {"log": path, "why": why} for path, view, why in seen])
-        return
-    for number, (path, view, why) in enumerate(seen):
-        render.echo("\n" * (number > 0) + f"in {path}:\n")
-        show_job(view, time.time_ns())
-        render.echo(f"\n{flat(why)}" if why else "")
 
 
 def _seconds(text: str) -> float:

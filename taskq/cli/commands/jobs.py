@@ -19,6 +19,7 @@ from taskq.cli import errors, options
 
 if TYPE_CHECKING:
     from taskq import engine
+    from taskq.reading.status import JobStatus
 
 _LIMIT_DEFAULT: Final = 20
 #: Ids that are listed of a job's flow.
@@ -130,10 +131,8 @@ def show(
     job_id: str, data_dir: Path | None, as_json: bool, at_text: str | None, count: int
 ) -> None:
     """Show everything about one job: its attempts, reason, payload, steps and result."""
-    from taskq.reading.status import JobStatus  # noqa: PLC0415 - help must not import the log
-
     with options.open_reader(data_dir, options.moment(at_text)) as reader:
-        status = JobStatus(reader, job_id)
+        status = _status(reader, job_id)
         if as_json:
             render.print_json(status.as_dict(count))
             return
@@ -440,29 +439,28 @@ def _payload(job: documents.JobView) -> str:
 @options.over_shards
 def why(job_id: str, data_dir: Path | None, as_json: bool) -> None:
     """Explain why a job is not running."""
-    from taskq.reading.status import JobStatus  # noqa: PLC0415 - help must not import the log
-
     with options.open_reader(data_dir) as reader:
-        status = JobStatus(reader, job_id)
+        status = _status(reader, job_id)
         reason = status.why
         assert reason is not None, "it is unknown of the past only"
-        reason = _of_device(reader.path, status.view) or reason
     if as_json:
         render.print_json({"id": status.view.job_id, **reason.as_dict()})
         return
     render.echo(text.flat(f"{status.view.job_id}: {reason.text}"))
 
 
-def _of_device(path: str, view: documents.JobView) -> documents.Reason | None:
-    """Return the reason of a job in a hub's outbox; None for any other job."""
-    outbox = Path(path).absolute()
+def _status(reader: engine.LogReader, job_id: str) -> JobStatus:
+    """Return the status of a job; of a job for a device as the copy of the device's log has it."""
+    from taskq.reading.status import JobStatus  # noqa: PLC0415 - help must not import the log
+
+    status, outbox = JobStatus(reader, job_id), Path(reader.path).absolute()
     hub = outbox.parent.parent
-    if outbox.parent.name != "outbox" or not (hub / "devices").is_dir():
-        return None
-    client: Any = importlib.import_module("taskq_plugins.hub.client")
-    app = client.Outbox(hub, outbox.name)
-    reason: documents.Reason = client.why(app, app.merged(view))
-    return reason
+    if outbox.parent.name == "outbox" and (hub / "devices").is_dir():
+        client: Any = importlib.import_module("taskq_plugins.hub.client")
+        app = client.Outbox(hub, outbox.name)
+        status.view = app.merged(status.view)
+        status.why = client.why(app, status.view)
+    return status
 
 
 @click.command()
