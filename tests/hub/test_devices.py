@@ -94,7 +94,7 @@ async def test_a_retired_device_sends_no_more_and_what_it_sent_stays(place: Plac
 
 
 async def test_a_device_fills_what_it_may_and_no_more(place: Place) -> None:
-    place.restart(device_bytes=100_000)
+    place.restart(device_bytes=300_000)
     await place.write(1, 50_000)
     assert await place.sync() == [Verdict.NEW]
     await place.write(3, 50_000)

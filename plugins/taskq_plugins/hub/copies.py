@@ -798,7 +798,6 @@ class Copies:
         path: of the hub's directory.
         registry: keeps the durable end of each copy, or None.
         mark_bytes: as of ``Copy``.
-        disk_of: makes the disk for a device's data; None: ``make_disk``.
 
     Raises (any method):
         OSError: the disk refused; nothing was answered for.
@@ -811,10 +810,8 @@ class Copies:
         path: str,
         registry: Registry | None = None,
         mark_bytes: int = MARK_BYTES,
-        disk_of: Callable[[str], engine.Disk] | None = None,
     ) -> None:
         self._registry = registry or Registry()
-        self._disk_of = disk_of or (lambda _device: make_disk())
         self._make_disk = make_disk
         self._mark_bytes = mark_bytes
         self._path = path
@@ -925,14 +922,14 @@ class Copies:
             copy.close()
 
     def _opened(self, device: str, log_id: UUID) -> Copy | None:
-        place = CopyFiles(self._disk_of(device), self._path, device, log_id)
+        place = CopyFiles(self._make_disk(), self._path, device, log_id)
         if not place.is_there:
             return None
         mark = self._registry.durable(device, log_id)
         return Copy(place.disk, place.path, log_id, mark, self._mark_bytes)
 
     def _make(self, device: str, asked: models.Sync) -> Copy:
-        disk = self._disk_of(device)
+        disk = self._make_disk()
         path = CopyFiles(disk, self._path, device, asked.log_id).path
         if len(disk.names(path.rpartition("/")[0])) >= _LOGS_MAX:
             raise OSError(

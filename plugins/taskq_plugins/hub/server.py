@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from taskq.engine import Disk
-
 _log: Final = logging.getLogger("taskq")
 
 
@@ -225,6 +223,8 @@ def _problem(error: HTTPException) -> Response:
 
 #: A file takes whole blocks, and a folder or an empty file one.
 _BLOCK: Final = 4_096
+#: What a request writes at most beside its bytes: folders, a file of names, lines of notes.
+_BESIDE_BYTES: Final = 64 * 1024
 #: Free space that stays for the operator.
 _FREE_BYTES_MIN: Final = 64 * 1024 * 1024
 #: Disk quota of a device.
@@ -237,72 +237,35 @@ def used_bytes(folder: Path) -> int:
     for path, _, names in os.walk(folder):
         for name in (".", *names):
             status = os.lstat(f"{path}/{name}")
-            sizes[status.st_ino] = _blocks(status.st_size) if name != "." else _BLOCK
+            blocks = 1 if name == "." else max(-(-status.st_size // _BLOCK), 1)
+            sizes[status.st_ino] = blocks * _BLOCK
     return sum(sizes.values())
 
 
 class Account:
-    """Disk usage and quota of one device; ``used`` counts bytes in blocks."""
+    """Disk usage and quota of one device.
+
+    Attributes:
+        used: bytes that were counted, and what requests may have written since.
+    """
 
     def __init__(self, folder: Path, most: int) -> None:
-        self._disk, self._path, self._most = PatientDisk(), str(folder.parent), most
+        self._folder, self._most = folder, most
         self.used = used_bytes(folder)
 
-    def require(self, size: int) -> None:
-        """Make sure that this many more bytes fit."""
+    def charge(self, size: int) -> None:
+        """Count bytes that a request may write, if they fit."""
+        if self.used + size > self._most:
+            self.used = used_bytes(self._folder)
         if self.used + size > self._most:
             raise OSError(
                 errno.EDQUOT,
                 f"this device has {self.used / 2**30:.1f} GiB there, as much as it may: let the "
                 f"hub keep less with 'taskq hub serve HUB --keep SPAN'",
             )
-        if self._disk.free_bytes(self._path) < _FREE_BYTES_MIN + size:
+        if PatientDisk().free_bytes(str(self._folder.parent)) < _FREE_BYTES_MIN + size:
             raise OSError(errno.ENOSPC, _FULL)
-
-    def charge(self, size: int) -> None:
-        """Count bytes that are about to be written, if they fit."""
-        if size > 0:
-            self.require(size)
-            self.used += size
-
-
-class ChargedDisk(PatientDisk):
-    """The machine's disk, as requests of one device write to it, whose account is asked for."""
-
-    def __init__(self, account: Callable[[], Account]) -> None:
-        super().__init__()
-        self._account = account
-
-    def open(self, path: str, *, create: bool = False, write: bool = True) -> int:
-        if create and self.status(path) is None:
-            self._account().charge(_BLOCK)
-        return super().open(path, create=create, write=write)
-
-    def make_directory(self, path: str) -> None:
-        above = path
-        while self.status(above) is None:
-            self._account().charge(_BLOCK)
-            above = above.rpartition("/")[0]
-        super().make_directory(path)
-
-    def write(self, descriptor: int, data: bytes, offset: int) -> int:
-        grown = _blocks(offset + len(data)) - _blocks(self.size(descriptor))
-        self._account().charge(grown)
-        return super().write(descriptor, data, offset)
-
-    def link(self, source: str, target: str) -> None:
-        super().link(source, target)
-        status = self.status(target)  # one of the two is removed, and counted, later
-        self._account().used += 0 if status is None else _blocks(status[2])
-
-    def remove(self, path: str) -> None:
-        status = self.status(path)
-        super().remove(path)
-        self._account().used -= 0 if status is None else _blocks(status[2])
-
-
-def _blocks(size: int) -> int:
-    return max(-(-size // _BLOCK), 1) * _BLOCK
+        self.used += size
 
 
 # -- the app ---------------------------------------------------------------------------------------
@@ -311,8 +274,6 @@ def _blocks(size: int) -> int:
 KEEP_SECONDS: Final = 30 * 86_400.0
 _KEEP_EVERY_SECONDS: Final = 3_600.0
 _THREADS: Final = 16
-#: Disk space of a gap.
-_GAP_BYTES: Final = 64 * 1024
 #: How often it is noted when a device was heard of, unless it came to its end.
 _NOTED_SECONDS: Final = 10.0
 _ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -358,10 +319,7 @@ class Server:
         self._path = path
         self._keep_seconds, self._device_bytes = keep_seconds, device_bytes
         self._registry = Registry(path)
-        self._copies = Copies(
-            PatientDisk, str(path), self._registry,
-            disk_of=self._disk_of,
-        )  # fmt: skip
+        self._copies = Copies(PatientDisk, str(path), self._registry)
         self._outbox = OutboxServer(path, self._registry)
         #: one request of a device at a time; the hub has no locks of its own
         self._turns: dict[str, asyncio.Lock] = {}
@@ -447,7 +405,6 @@ class Server:
                         await self._on_thread(self._copies.keep, copy, before_ns)
                     except (OSError, LogError) as error:
                         _log.warning("hub: %s stays as it is: %s", copy.path, error)
-                self._accounts.pop(copy.device, None)
 
     # -- what is asked ----------------------------------------------------------------------------
 
@@ -526,8 +483,9 @@ class Server:
             return models.Refused(models.Trouble.CLONED, models.NOWHERE)
         if isinstance(asked, models.Sync) and registry.standing(device)["state"] == "held":
             return models.Refused(models.Trouble.HELD, models.NOWHERE)
-        if isinstance(asked, models.Declare):
-            self._account(device).require(_GAP_BYTES)  # it is carried out as a whole
+        is_new = isinstance(asked, models.Sync) and not self._place(device, asked.log_id).is_there
+        if is_new or isinstance(asked, models.Append | models.Seal | models.Declare):
+            self._account(device).charge(_written(asked))
         answer = self._copies.answer(device, asked)
         if isinstance(answer, models.CopyEnd | models.Stored):
             self._note(device, asked, answer)
@@ -567,8 +525,11 @@ class Server:
     def _bytes_of(self, device: Device, log_id: UUID, segment: _Segment) -> FileResponse:
         return _file(Path(self._copy(device, log_id).path, copies.LOG, f"{segment}.log"))
 
+    def _place(self, device: str, log_id: UUID) -> copies.CopyFiles:
+        return copies.CopyFiles(PatientDisk(), self._path, device, log_id)
+
     def _copy(self, device: str, log_id: UUID) -> copies.CopyFiles:
-        copy = copies.CopyFiles(PatientDisk(), self._path, device, log_id)
+        copy = self._place(device, log_id)
         if not copy.is_there:
             raise _not_there()
         return copy
@@ -585,11 +546,14 @@ class Server:
             account = self._accounts[device] = Account(folder, self._device_bytes)
         return account
 
-    def _disk_of(self, device: str) -> Disk:
-        return ChargedDisk(lambda: self._account(device))
-
     async def _on_thread(self, function: Any, *arguments: Any) -> Any:
         return await run_sync(function, *arguments, limiter=self._threads)
+
+
+def _written(asked: Any) -> int:
+    """Return what a request writes at most; a piece of a frame comes into two files."""
+    parents = 100 * len(asked.parents) if isinstance(asked, models.Sync) else 0
+    return _BESIDE_BYTES + parents + 2 * len(getattr(asked, "data", b""))
 
 
 def _unpacked(request: Request, data: bytes) -> bytes:
