@@ -1,21 +1,15 @@
 """The hub's HTTP, and the session of a device over it."""
 
-import asyncio
 import json
 import logging
 import random
 import re
-import signal
-import subprocess
 import sys
-import threading
-import time
 import zlib
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
-import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -52,9 +46,8 @@ from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.server import used_bytes
 from taskq_plugins.hub.sync import Verdict
 from tests.cli.helpers import taskq
-from tests.effort import at_most, grows, some
+from tests.effort import grows, some
 from tests.hub.place import Place, is_copy, running
-from tests.processes.harness import eventually
 from tests.programs import run_taskq
 
 _URL: Final = "http://localhost"
@@ -280,73 +273,6 @@ async def test_wrong_tokens_are_answered_later_each_and_then_no_more(
     assert answers == [401] * 10 + [429] * 2
     assert waits == [servers._TRY_SECONDS] * 9
     assert (await place.ask("GET", "/logs")).status_code == 200
-
-
-_HANGS: Final = """
-import threading
-from taskq.cli.main import main
-from taskq_plugins.hub.copies import Copies
-Copies.answer = Copies.close = lambda *_, **__: threading.Event().wait()
-main()
-"""
-
-
-def _status(url: str, token: str) -> int:
-    headers = {"Authorization": f"Bearer {token}", "Taskq-Versions": "1"}
-    try:
-        return httpx.get(f"{url}/logs", headers=headers, trust_env=False).status_code
-    except httpx.HTTPError:
-        return 0
-
-
-@grows
-async def test_a_hub_ends_within_ten_seconds_whatever_hangs(place: Place) -> None:
-    assert place.token
-    port = free_port()
-    command = [sys.executable, "-c", _HANGS, "hub", "serve", str(place.hub), "--bind"]
-    url, lines = f"http://127.0.0.1:{port}", []
-    errors = place.path / "errors"
-    with errors.open("wb") as file:
-        process = subprocess.Popen([*command, f"127.0.0.1:{port}"], stderr=file)  # noqa: ASYNC220
-    try:
-        await asyncio.to_thread(eventually, lambda: _status(url, place.token) == 200)
-        for length in (None, None, None, 900):
-            head, body = _sync(place)
-            asked = head + f"Content-Length: {length or len(body)}\r\n\r\n".encode() + body
-            lines.append(await asyncio.open_connection("127.0.0.1", port))
-            lines[-1][1].write(asked)
-            await lines[-1][1].drain()
-        # All requests of a device hang by now.
-        await asyncio.to_thread(eventually, lambda: _status(url, place.token) == 429)
-        began = time.monotonic()
-        process.send_signal(signal.SIGTERM)
-        await asyncio.to_thread(process.wait, 30)
-        assert time.monotonic() - began < at_most(10)
-        assert "what was answered is on the disk" in errors.read_text()
-    finally:
-        process.kill()
-        process.wait()
-        for _, writer in lines:
-            writer.close()
-
-
-def _sync(place: Place) -> tuple[bytes, bytes]:
-    *_, body = carried(Sync(UUID(int=7), 5, frozenset(), NOWHERE))
-    head = "POST /sync HTTP/1.1\r\nHost: x\r\nTaskq-Versions: 1\r\n"
-    head += f"Content-Type: application/json\r\nAuthorization: Bearer {place.token}\r\n"
-    return head.encode(), body
-
-
-def test_a_hub_ends_though_nobody_reads_what_it_says(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    is_read, ended = threading.Event(), list[int]()
-    monkeypatch.setattr(servers, "_TELL_SECONDS", 0.01)
-    monkeypatch.setattr("taskq_plugins.hub.server.os._exit", ended.append)
-    monkeypatch.setattr(servers._log, "warning", lambda _text: is_read.wait(60))
-    servers.Listener(place.server, (None, None))._give_up()
-    is_read.set()
-    assert ended == [1]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="lists the files of a process in /proc")

@@ -13,7 +13,6 @@ import errno
 import logging
 import os
 import stat
-import threading
 import time
 import zlib
 from asyncio import get_running_loop, timeout
@@ -610,10 +609,8 @@ _FILES: Final = 4_096
 _HEAD_BYTES_MAX: Final = 16 * 1024
 #: Parameters of mallopt(3): arenas, bytes from which on memory is mapped, and is given back.
 _MALLOC: Final = {-8: 1, -3: 16 * 2**20, -1: 64 * 2**20}
-#: Time for running requests at the end, and for the process to exit.
+#: Time for running requests at the end.
 _DRAIN_SECONDS: Final = 2
-_END_SECONDS: Final = 5.0
-_TELL_SECONDS: Final = 1.0
 
 
 class Protocol(Patient):
@@ -680,16 +677,6 @@ class Listener(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
         self._hub.end()
-        timer = threading.Timer(_END_SECONDS, self._give_up)
-        timer.daemon = True
-        timer.start()
-
-    def _give_up(self) -> None:
-        text = "hub: something hangs, so it ends without: what was answered is on the disk"
-        telling = threading.Thread(target=_log.warning, args=(text,), daemon=True)
-        telling.start()
-        telling.join(_TELL_SECONDS)  # the reader of the log may hang
-        os._exit(1)
 
 
 def keep_memory() -> None:
