@@ -63,6 +63,8 @@ from taskq_plugins.hub.models import (
 from taskq_plugins.hub.registry import OUTBOX, Registry
 
 if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
     from taskq import TaskLog
     from taskq_plugins.hub.line import Line
 
@@ -657,69 +659,47 @@ def backoff(seconds: float, failures: int) -> float:
 class LongPoll:
     """Long poll of one device, on a connection of its own beside its sessions.
 
-    An answer only starts a session, which asks again and takes the jobs.
+    An answer only starts a session, which asks again and takes the jobs. So does a hub that does
+    not answer well, after a pause.
     """
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
-        self._question: Question | None = None
-        self._asks, self._answered = asyncio.Event(), asyncio.Event()
+    def __init__(self, line: Line, tasks: TaskGroup) -> None:
+        self._line, self._tasks = line, tasks
+        self._is_asking, self._answered = False, asyncio.Event()
+        self._failures = 0
         self._before: Answer | None = None
 
     def ask(self, question: Question | None) -> None:
-        self._question = question
-        self._asks.set()
-
-    def begin(self) -> None:
+        """Ask after a session, unless an earlier question still waits."""
         self._answered.clear()
+        if question is not None and not self._is_asking:
+            self._is_asking = True
+            self._tasks.start_soon(self._hold, question)
 
     @property
     def is_answered(self) -> bool:
         return self._answered.is_set()
 
     async def wait(self, seconds: float) -> None:
-        await _wait(self._answered, seconds)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._answered.wait()
 
-    async def run(self) -> None:
-        while True:
-            await self._asks.wait()
-            self._asks.clear()
-            if await self._hold():
-                self._answered.set()
-
-    async def _hold(self) -> bool:
-        """Ask until something is there, or the hub wants another session; False: no question."""
-        failures, every = 0, self._line.hub.every
-        while (asked := self._question) is not None:
-            began = monotonic()
-            try:
+    async def _hold(self, asked: Question) -> None:
+        every = self._line.hub.every
+        try:
+            while True:
+                began = monotonic()
                 answer = await self._line.hold(asked)
-            except HubError as error:
-                failures += 1
-                pause = max(error.seconds, backoff(every, failures))
-            else:
-                failures, is_soon = 0, monotonic() - began < _SOON_SECONDS
-                if isinstance(answer, Refused):
-                    if asked is self._question:
-                        return True
-                    continue
-                if answer is not None and answer != self._before:
-                    self._before = answer
-                    return True
+                self._failures = 0
+                if isinstance(answer, Refused) or answer not in (None, self._before):
+                    break
                 # The same jobs again: they were taken, and the log has not reported it yet.
-                pause = every if answer is not None or is_soon else 0.0
-            if await self._pause(pause):
-                failures = 0
-        return False
-
-    async def _pause(self, seconds: float) -> bool:
-        await _wait(self._asks, seconds)
-        has_come = self._asks.is_set()
-        self._asks.clear()
-        return has_come
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
+                is_soon = monotonic() - began < _SOON_SECONDS
+                await asyncio.sleep(every if answer is not None or is_soon else 0)
+            self._before = answer
+        except HubError as error:
+            self._failures += 1
+            await asyncio.sleep(max(error.seconds, backoff(every, self._failures)))
+        self._is_asking = False
+        self._answered.set()

@@ -427,29 +427,25 @@ async def follow(path: str, line: Line, *, at_once: bool = False, once: bool = F
         at_once: also between the ``every`` of the settings.
         once: return when everything is sent.
     """
-    holding = outbox.LongPoll(line)
-    following = partial(_follow, path, line, holding, at_once=at_once, once=once)
     if once:
-        return await following()
+        return await _follow(path, line, None, at_once=at_once)
     async with create_task_group() as tasks:
-        tasks.start_soon(holding.run)
-        done = await following()
+        done = await _follow(path, line, outbox.LongPoll(line, tasks), at_once=at_once)
     return done  # noqa: RET504 - a group may swallow what ends it
 
 
 async def _follow(
-    path: str, line: Line, holding: outbox.LongPoll, *, at_once: bool, once: bool
+    path: str, line: Line, holding: outbox.LongPoll | None, *, at_once: bool
 ) -> SyncResult:
     hub, failures, complaint = line.hub, 0, ""
     while True:
         seen, began = outbox.end_of(path), monotonic()
-        holding.begin()
         try:
             done = await sync(path, line)
         except (LogError, OSError) as error:
             failures += 1
             stops = isinstance(error, models.HubStops | ReaderBusy)
-            if once and stops:
+            if holding is None and stops:
                 raise
             if str(error) != complaint:  # a week without a line is reported once
                 complaint = str(error)
@@ -462,7 +458,7 @@ async def _follow(
                 await _pause(wait, line.url)
             continue
         failures, complaint = 0, ""
-        if once:
+        if holding is None:
             return done
         holding.ask(done.question)
         # After jobs more may be waiting, and the hub waits for their report.
