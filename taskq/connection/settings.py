@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -24,6 +25,7 @@ from pydantic import (
 from pydantic_settings import (
     BaseSettings,
     DotEnvSettingsSource,
+    EnvSettingsSource,
     InitSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
@@ -74,12 +76,24 @@ def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
-def _check_environment() -> None:
-    """Refuse variables that look like a setting and are none; others may be another program's."""
+#: Kubernetes gives every program the addresses of services, such as one with the name taskq-hub.
+_SERVICES: Final = re.compile(
+    r"TASKQ_(.+_)?(SERVICE_(HOST|PORT(_.+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)",
+    re.IGNORECASE,
+)
+
+
+def _check_environment() -> tuple[str, ...]:
+    """Refuse variables that look like a setting and are none.
+
+    Returns:
+        Others with our prefix: another program's, or mistyped.
+    """
     known = [*Settings.model_fields, *(f"hub_{name}" for name in HubSettings.model_fields)]
+    strange = list[str]()
     for given, text in os.environ.items():
         name = given.lower().removeprefix(logoptions.PREFIX.lower())
-        if name == given.lower() or given in logoptions.NO_SETTINGS:
+        if name == given.lower() or given in logoptions.NO_SETTINGS or _SERVICES.fullmatch(given):
             continue
         if name in known:
             if name != "data_dir" and not _is_text(text):
@@ -91,6 +105,8 @@ def _check_environment() -> None:
                 f"the environment holds {given}, which is no setting: "
                 f"did you mean {logoptions.PREFIX}{near.upper()}?"
             )
+        strange.append(given)
+    return tuple(strange)
 
 
 class QueueSettings(BaseModel):
@@ -227,11 +243,18 @@ class Settings(BaseSettings, _LogSettings):
     mode: Mode | None = None
 
     _files: tuple[Path, ...] = ()
+    _strange: tuple[str, ...] = ()
 
     @property
     def files(self) -> tuple[Path, ...]:
         """Absolute paths of the files that set something."""
         return self._files
+
+    @property
+    def sources(self) -> str:
+        """Names of these files, and variables that are no setting, for people."""
+        strange = [f"{name} in the environment is no setting" for name in self._strange]
+        return "; ".join(filter(None, [", ".join(map(str, self._files)), *strange]))
 
     @classmethod
     def settings_customise_sources(
@@ -243,6 +266,11 @@ class Settings(BaseSettings, _LogSettings):
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - likewise
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the places, first wins."""
+        if isinstance(env_settings, EnvSettingsSource):
+            given = env_settings.env_vars.items()
+            env_settings.env_vars = {
+                name: value for name, value in given if not _SERVICES.fullmatch(name)
+            }
         named = init_settings().get("data_dir", env_settings().get("data_dir"))
         tables = [InitSettingsSource(settings_cls, said) for _, said in _said(named)]
         return init_settings, env_settings, *tables
@@ -380,9 +408,10 @@ def load_settings(base: Settings | None, **given: Any) -> Settings:
         if not chosen:
             return base
         chosen = {**base.model_dump(), **chosen}
-    _check_environment()
+    strange = _check_environment()
     try:
         loaded = Settings(**chosen)
+        loaded._strange = strange
         loaded._files = tuple(settings_files(chosen.get("data_dir")))
     except ValidationError as error:
         raise errors.UsageError(_explained(error, chosen)) from None

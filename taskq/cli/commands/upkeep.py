@@ -229,13 +229,13 @@ def check(app: str | None, data_dir: Path | None, include: tuple[str, ...], as_j
     try:
         settings = vars(loaded).get("settings") if loaded is not None else None
         settings = settings or load_settings(None, data_dir=data_dir)
-        files = ", ".join(map(str, settings.files)) or "nothing is set in files"
+        sources = settings.sources or "nothing is set in files"
         config = settings.log_config()
     except UsageError as error:
         checks.append(Check(name="settings", ok=False, detail=str(error)))
     else:
         path = data_dir or (settings.data_dir if loaded is None else loaded.data_dir)
-        checks.append(Check(name="settings", ok=True, detail=files))
+        checks.append(Check(name="settings", ok=True, detail=sources))
         for log in options.logs_below(path):
             checks += check_start(log, config)
     _tell(checks, well=all(log.ok for log in checks), as_json=as_json)

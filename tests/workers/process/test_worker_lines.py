@@ -69,7 +69,6 @@ def facts(**changes: object) -> BannerFacts:
 
 
 C_BUILD = "C (build 9-db3b0b53, 12.2.0)"
-FILES = ("/app/.env", "/app/taskq.toml\x1b[31m")
 BANNERS: list[tuple[dict[str, object], tuple[str, ...]]] = [
     (
         {"tasks": frozenset(f"jobs.task_{n}" for n in range(100)), "queues": frozenset("ba")},
@@ -78,10 +77,7 @@ BANNERS: list[tuple[dict[str, object], tuple[str, ...]]] = [
     ({"is_empty": True}, ("  directory   /data (new, empty)\n",)),
     ({"plain_jobs": C_BUILD}, (f"  plain jobs  {C_BUILD}\n",)),
     ({"executor": "spark"}, ("  executor    spark\n",)),
-    (
-        {"settings_files": FILES},
-        ("fsync, with the settings of /app/.env, /app/taskq.toml\\x1b[31m\n",),
-    ),
+    ({"settings": "/a/.env\x1b[31m"}, ("fsync; settings: /a/.env\\x1b[31m\n",)),
 ]
 
 

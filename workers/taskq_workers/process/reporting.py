@@ -141,8 +141,8 @@ class BannerFacts:
     executor: str = ""
     #: what runs plain jobs here, with its build
     plain_jobs: str = "Python"
-    #: files of the working directory that settings come from
-    settings_files: tuple[str, ...] = ()
+    #: files that settings come from, and variables that are none
+    settings: str = ""
 
 
 @values.dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,8 +174,7 @@ def banner(facts: BannerFacts, style: Style) -> list[str]:
 
 def particulars(facts: BannerFacts, style: Style) -> list[str]:
     jobs = "job" if facts.recovered == 1 else "jobs"
-    files = ", ".join(facts.settings_files)
-    settings = f", with the settings of {files}" if files else ""
+    settings = f"; settings: {facts.settings}" if facts.settings else ""
     rows = {
         "directory": f"{facts.directory} (new, empty)" if facts.is_empty else facts.directory,
         "durability": f"{facts.durability}{settings}",

@@ -363,7 +363,7 @@ def _facts(
         ready_seconds=ready_seconds,
         executor=worker.executor,
         plain_jobs=native.label(),
-        settings_files=_settings_files(worker.app),
+        settings=_settings(worker.app),
     )
 
 
@@ -374,6 +374,6 @@ def _told(worker: pool.Worker) -> str:
     return ", ".join(worker.directories)
 
 
-def _settings_files(app: TaskQ) -> tuple[str, ...]:
+def _settings(app: TaskQ) -> str:
     settings = vars(app).get("settings")  # an app with no settings read none
-    return tuple(map(str, settings.files)) if settings else ()
+    return settings.sources if settings else ""
