@@ -298,6 +298,11 @@ class Committer:
             if op == _FOLLOW:
                 self.waiters.growth.add(operand, port, future)
                 return
+            if op == _OUTCOME:
+                self.facets.catch_up()
+                self.waiters.outcomes.add(operand, port, future)
+                self._answer_watchers()
+                return
             look, needs = (operand, _AGENDA) if op == _STATS else operand
             agenda, keys = bool(needs & _AGENDA), bool(needs & _KEYS)
             if self.builds_in_steps and self.facets.lacks(agenda=agenda, keys=keys):
@@ -590,8 +595,8 @@ class Committer:
     def _give_up(self, requests: list[Request], error: OSError) -> None:
         """Answer a batch that the disk refused: with the error, or it is tried again.
 
-        Claims and watchers wait for room as long as they may; other errors do not pass by
-        themselves.
+        Claims wait for room as long as they may; other errors do not pass by themselves. Watchers
+        need none.
         """
         failed = AppendFailed(self.journal.path, error)
         known = {id(claim[2]) for claim in self.waiters.claims}
@@ -600,8 +605,10 @@ class Committer:
         steady_ns, has_hope = self.journal.clock.steady_ns(), is_full(error)
         for request in waiting:
             op, port, future, operand = request
-            if op in NOWAIT or (op == Op.OUTCOME and has_hope):
+            if op in NOWAIT:
                 self.undecided.held.append(request)
+            elif op == Op.OUTCOME and has_hope:
+                self._look(request)
             elif op == Op.CLAIM and has_hope and not operand.is_over(steady_ns):
                 self.waiters.claims.append((operand, port, future))
             elif future is None or not future.done():

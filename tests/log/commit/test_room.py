@@ -298,12 +298,16 @@ def test_health_looks_at_the_files_that_may_still_be_made(
 
 
 def test_claims_and_watchers_wait_until_there_is_room(world: World) -> None:
-    """They ask for nothing that a full disk could refuse for good."""
+    """They ask for nothing that a full disk could refuse for good; a known outcome needs none."""
     first = world.process()
-    job = first.enqueue()
+    ended, job = first.enqueue(), first.enqueue()
+    first.settle(first.claim()[0], body=b"41")
     world.machine.free = 0
     claim = first.send(Op.CLAIM, ClaimRequest(1))
-    outcome = first.send(Op.OUTCOME, job)
+    known, outcome, unknown = (first.send(Op.OUTCOME, each) for each in (ended, job, job + 99))
+    assert known.result(0).body == b"41"
+    with pytest.raises(JobNotFound):
+        unknown.result(0)
     assert not claim.done()
     assert not outcome.done()
     world.machine.free = 10_000_000
