@@ -196,6 +196,9 @@ def test_failures_of_days_that_went_go_when_nothing_is_new(
     assert all(rows.values())
     kit.run(spark, hub, lake, keep_days={"jobs": 30, "attempts": 30})
     assert kit.table_rows(lake, *rows) == rows | {"failures": []}
+    edge.enqueue(1)
+    kit.run(spark, hub, lake)  # without the days: the rows of an earlier run are gone all the same
+    assert kit.table_rows(lake, *rows) == rows | {"failures": []}
 
 
 def erased_at_each_moment(tmp_path: Path, refresh: Callable[[LakeWriter], None]) -> None:

@@ -12,7 +12,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -81,6 +81,8 @@ POSITIONS_APP: Final = "taskq-positions"
 #: Names of transactions, by source table: in a derived table they hold the source's version, in
 #: ``records`` the version of jobs before the batch.
 MADE_OF: Final = {JOBS: "taskq-jobs", ATTEMPTS: "taskq-attempts"}
+#: The first day of which no rows were let go, as an ordinal.
+KEPT_APP: Final = "taskq-kept-from"
 #: Derived tables whose rows cover several jobs, and the column that names the group.
 QUOTING: Final = {"duplicates": "key", "failures": "pattern"}
 #: Transactions of a derived table that is to be computed anew, from all rows.
@@ -273,6 +275,11 @@ class Lake:
             return -1
         number = self.delta(table).transaction_version(app)
         return -1 if number is None else number
+
+    def kept_from(self, table: str) -> str:
+        """Return the first day of which no rows were let go, in ISO 8601; "" for all days."""
+        day = self.batch(table, KEPT_APP)
+        return "" if day < 1 else str(date.fromordinal(day))
 
     def reached(self) -> tuple[int, int]:
         """Return (last batch of ``records``, last that all tables have): equal, or one apart."""
@@ -492,6 +499,9 @@ class LakeWriter:
         if any(is_old):
             for name in filter(self.lake.has, QUOTING if table in MADE_OF else ()):
                 self.commit(name, (), apps=STALE)
+            if before > self.lake.kept_from(table):
+                day = date.fromisoformat(before).toordinal()
+                self.commit(table, (), apps={KEPT_APP: day})
             self.lake.delta(table).delete(where)
             self._sync(table)
 

@@ -181,8 +181,8 @@ def _refresh(
 ) -> list[str]:
     for table in filter(writer.lake.has, options.keep_days):
         writer.drop_days(table, options.kept_from(table))
-    # The rollups' sources may be gone: older days stay unchanged.
-    since = max(options.kept_from(JOBS), options.kept_from(ATTEMPTS))
+    # The rollups' sources are gone, maybe since an earlier run: older days stay unchanged.
+    since = max(map(writer.lake.kept_from, (JOBS, ATTEMPTS)))
     with spark_errors():
         return refresh_tables(spark, writer, outside, on_table, since)
 
