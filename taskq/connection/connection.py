@@ -586,13 +586,14 @@ class Connection:
         with self._lock:
             opening = self._opening
             if opening is None:
-                opening = self._opening = Future()
+                opening = Future()
                 # Running from the start, so that a caller who gives up cannot cancel it.
                 opening.set_running_or_notify_cancel()
                 # A daemon: waiting for the lock of a stopped process must not keep this one alive.
                 threading.Thread(
                     target=self._open_for, args=(opening,), name="taskq-open", daemon=True
                 ).start()
+                self._opening = opening
             return opening
 
     def _open_for(self, opening: Future[Store]) -> None:

@@ -232,6 +232,38 @@ async def test_sync_tasks_run_in_parallel_threads_with_their_context(fake: FakeA
     assert threading.current_thread().name not in names
 
 
+@pytest.mark.parametrize("name", ["open", "storage", "run", "progress"])
+async def test_a_thread_that_the_system_refuses_once_is_started_with_the_next_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A job waits for it and burns no attempt, and the log closes."""
+    refused: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if not refused and thread.name.startswith(f"taskq-{name}"):
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(outcomes, "AGAIN_SECONDS", 0)
+    app = TaskQ(tmp_path, durability="os")
+
+    @app.task(retry=1)
+    def report(fraction: float) -> float:
+        current_job().progress(fraction)
+        return fraction
+
+    with contextlib.suppress(RuntimeError):
+        await app.open()
+    with fail_after(20):
+        async with app, app.worker(concurrency=1):
+            for part in (0.25, 0.5):
+                assert await (await report.enqueue(part)).result() == part
+    assert refused
+
+
 async def test_a_sync_job_that_waits_for_a_thread_when_cancelled_never_runs(
     fake: FakeApp,
 ) -> None:

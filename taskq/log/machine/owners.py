@@ -279,13 +279,15 @@ class ProgressBoard:
             self._told[key] = weakref.ref(runner), view
             if self._has_news:
                 return
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="taskq-progress", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # the system has none left; the next report asks again
+                    return
+                self._thread = thread
             self._has_news = True
             self._guard.notify()
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="taskq-progress", daemon=True
-                )
-                self._thread.start()
 
     def close(self) -> None:
         """Stop writing; the owner removes the file. Legal twice."""

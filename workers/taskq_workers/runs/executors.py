@@ -119,6 +119,10 @@ class ThreadResult(values.NamedTuple):
     error: BaseException | None
 
 
+class NoThread(Exception):
+    """The system has no thread for a job that needs one."""
+
+
 class _Call:
     """A call, handed to whichever thread is free."""
 
@@ -172,9 +176,9 @@ class ThreadRunner:
             raise RuntimeError("the worker has ended: no thread is left to run a sync function")
         watched = None if limits is None else _Watched(function, limits)
         future: asyncio.Future[ThreadResult] = self._loop.create_future()
-        self.busy += 1
-        if self.busy > len(self._threads) < self._limit:
+        if self.busy >= len(self._threads) < self._limit:
             self._start_thread()
+        self.busy += 1
         call = _Call(watched or function, args, kwargs, future)
         self._calls.put(call)
         if watched is not None:
@@ -233,8 +237,13 @@ class ThreadRunner:
             system.wish_turn(self, SWITCH_INTERVAL_SECONDS)
         name = f"taskq-run-{len(self._threads) + 1}"
         thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            if not self._threads:
+                raise NoThread(f"no thread can be started: {error}") from None
+        else:
+            self._threads.append(thread)
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:

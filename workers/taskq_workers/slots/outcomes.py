@@ -21,12 +21,14 @@ from taskq.hooks import encode_reason, off_loop
 from taskq.retry import Die
 from taskq.values import SECOND_NS, failures, find_error, is_a, members, spoken, wish_in
 from taskq_workers.runs import reasons
+from taskq_workers.runs.executors import NoThread
 from taskq_workers.runs.reasons import with_note
 
 _log: Final = logging.getLogger("taskq.worker")
 
-#: Errors of the log and not of the task: they burn no attempt.
+#: Errors of the log or the system and not of the task: they burn no attempt.
 ENGINE_ERRORS: Final = (
+    NoThread,
     errors.AppendFailed,
     errors.LogLocked,
     errors.LogFailed,
@@ -58,7 +60,7 @@ def settle_failure(task: Task[..., Any], delivery: Delivery, error: BaseExceptio
         return _granted(task, delivery, error, wish)
     if find_error(error, *ENGINE_ERRORS) is not None:
         _log.warning(
-            "job %s begins again, for the log failed it: %s",
+            "job %s begins again, which is not its fault: %s",
             delivery.job_id, reasons.summary(error),
         )  # fmt: skip
         return _snooze(task, delivery, Snooze(AGAIN_SECONDS), reasons.summary(error))
