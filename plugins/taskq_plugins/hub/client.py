@@ -113,8 +113,8 @@ class Hub:
     async def hand_on(self, device: str, other: str) -> int:
         """Enqueue the jobs that wait for a device for another one; return their number.
 
-        They keep their ids: callers waiting for results get them from there. A job that the device
-        took without reporting its end may run on both.
+        They are other jobs there, and cancelled here. A job that the device took without reporting
+        its end may run on both.
         """
         return await self.outbox(device).hand_on(self.outbox(self.device(other).name))
 
@@ -273,9 +273,9 @@ class Outbox(TaskQ):
             begins = await off_loop(outbox.begins, other.hub, other.device)
             moved = outbox.hub_job(self.connection.tag.id(job), record, time.time_ns())
             if moved is not None:
-                moved = replace(moved, headers=moved.headers | {outbox.FROM: begins})
+                moved.headers[outbox.FROM] = begins
+                del moved.headers[JOB]
                 await other.connection.send_many([outbox.item_of(moved)])
-                await off_loop(outbox.note_moved, self.path, other.device)
             await port.cancel(job)
         await off_loop(outbox.ring, self.hub)
         return len(jobs)
@@ -287,7 +287,7 @@ class Outbox(TaskQ):
     def find_there(self, view: JobView) -> tuple[outbox.There, JobView] | None:
         """Return a job as its device's log has it, from the hub's copy; None: it is not there."""
         self._reader.read(view.headers)
-        there = self._reader.find(self._tag, view.lsn, view.headers.get(JOB, ""))
+        there = self._reader.find(self._tag, view.lsn)
         its = there and self._reader.view(there)
         return (there, its) if there and its else None
 
@@ -300,7 +300,7 @@ class Outbox(TaskQ):
     def merged(self, view: JobView) -> JobView:
         """Return a job of the outbox with the state and result of its device's log."""
         if view.state is State.CANCELLED:
-            return self._moved(view) or view
+            return view
         if pair := self.find_there(view):
             there, its = pair
             reason = f"{self.device} refuses it: {there.words}" if there.words else its.reason
@@ -328,14 +328,6 @@ class Outbox(TaskQ):
     def _tag(self) -> Tag:
         identity = Identity.read(LocalDisk(), str(self.path))
         return Tag("") if identity is None else identity.tag
-
-    def _moved(self, view: JobView) -> JobView | None:
-        """Return a job that another device got instead."""
-        for device in outbox.moves(self.path):
-            for there in Outbox(self.hub, device).jobs():
-                if there.headers.get(JOB) == view.job_id:
-                    return replace(there, job_id=view.job_id, lsn=view.lsn)
-        return None
 
 
 def why(app: Outbox, view: JobView) -> Reason:

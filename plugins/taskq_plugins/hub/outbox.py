@@ -17,7 +17,6 @@ import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -80,8 +79,6 @@ SOURCE: Final = "hub-jobs "
 #: Jobs that ended are kept: a device that was away must hear of a cancellation.
 KEEP_SECONDS: Final = 90 * 86_400.0
 _CONFIG: Final = LogConfig(keep_seconds=KEEP_SECONDS)
-#: In an outbox: the devices that its jobs were given to.
-_MOVED: Final = "moved"
 #: Stands in each record of a device's log that brings a job of the hub, or a position.
 _MARK: Final = b"hub-"
 #: Most records that one answer is made of, and most jobs that one request ends.
@@ -121,20 +118,6 @@ def item_of(job: HubJob) -> Item:
         key=_key(job.id), headers=job.headers,
     )  # fmt: skip
     return spec, job.payload, extras
-
-
-def note_moved(path: Path, device: str) -> None:
-    if device not in moves(path):
-        with (path / _MOVED).open("a", encoding="utf-8") as file:
-            file.write(f"{device}\n")
-
-
-def moves(path: Path) -> list[str]:
-    """Return the devices that an outbox's jobs were given to, the latest first."""
-    try:
-        return (path / _MOVED).read_text(encoding="utf-8").split()[::-1]
-    except FileNotFoundError:
-        return []
 
 
 # -- what a device's log says ----------------------------------------------------------------------
@@ -228,13 +211,13 @@ class DeviceReader:
             self._logs[copy.log_id] = log
             log.read()
 
-    def find(self, tag: Tag, job: int, name: str = "") -> There | None:
-        """Return where a job of an outbox was last, by the name that it has elsewhere.
+    def find(self, tag: Tag, job: int) -> There | None:
+        """Return where a job of an outbox was last.
 
         An end holds in every log. Otherwise a log that was left counts for nothing: its jobs come
         again, unless the last log has taken more than that.
         """
-        name = name or tag.id(job)
+        name = tag.id(job)
         places = [log.jobs[name] for log in reversed(self._logs.values()) if name in log.jobs]
         ended = [there for there in places if there.is_over]
         is_over = not ended and self.is_taken(tag, job) and name not in self._last.jobs
@@ -248,9 +231,9 @@ class DeviceReader:
         """Return whether the device's last log has taken the outbox's records up to a job."""
         return bool(self._logs) and job <= self._last.taken.get(tag.of(job), 0)
 
-    def is_settled(self, tag: Tag, job: int, name: str = "") -> bool:
+    def is_settled(self, tag: Tag, job: int) -> bool:
         """Return whether a job has ended or is lost: its device took it and knows nothing of it."""
-        there = self.find(tag, job, name)
+        there = self.find(tag, job)
         return there.is_over if there is not None else self.is_taken(tag, job)
 
     def view(self, there: There) -> JobView | None:
@@ -269,12 +252,6 @@ def waiting_in(sight: LogView) -> tuple[list[int], Mapping[str, str]]:
     return jobs, view.headers if view is not None else {}
 
 
-def _names(sight: LogView, jobs: list[int]) -> dict[int, str]:
-    """Return by which names devices know jobs of an outbox that were for another device first."""
-    views = filter(None, map(sight.view, jobs))
-    return {view.lsn: view.headers[JOB] for view in views if JOB in view.headers}
-
-
 async def settle(connection: Connection, reader: DeviceReader) -> None:
     """Expire the jobs of an outbox whose ends the device's copies name, or that are lost."""
     port = await connection.port()
@@ -285,9 +262,6 @@ async def settle(connection: Connection, reader: DeviceReader) -> None:
     await off_loop(reader.read, headers)
     tag = connection.tag
     over = [job for job in jobs if reader.is_settled(tag, job)]
-    if lost := [job for job in over if reader.find(tag, job) is None]:
-        names = await port.look(partial(_names, jobs=lost))
-        over = [job for job in over if reader.is_settled(tag, job, names.get(job, ""))]
     for at in range(0, len(over), _ENDED_MAX):
         await port.withdraw(over[at : at + _ENDED_MAX], expired=True)
 
@@ -301,8 +275,7 @@ def _is_due(path: str, reader: DeviceReader) -> bool:
         reader.read(waiting[0].headers)
     now_ns = time.time_ns()
     return any(
-        0 < view.expires_ns <= now_ns or reader.is_settled(tag, view.lsn, view.headers.get(JOB, ""))
-        for view in waiting
+        0 < view.expires_ns <= now_ns or reader.is_settled(tag, view.lsn) for view in waiting
     )
 
 
@@ -394,11 +367,10 @@ def hub_job(job_id: str, record: Record, now_ns: int) -> HubJob | None:
     if 0 < expires_ns <= now_ns:
         return None
     flags = record.body_flags | (0 if record.stores_result else Flag.DROP_RESULT)
-    name = extras.headers.get(JOB, job_id)
     others = {key: text for key, text in extras.headers.items() if key not in OWN_HEADERS}
-    headers = {JOB: name} | others
+    headers = {JOB: job_id} | others
     return HubJob(
-        record.job, name, record.queue, record.task, record.priority or 0,
+        record.job, job_id, record.queue, record.task, record.priority or 0,
         record.attempts_max, int(flags), headers,
         due_ns if is_wall or not due_ns else max(due_ns - now_ns, 0), is_wall,
         expires_ns and expires_ns - now_ns, record.body or b"",
