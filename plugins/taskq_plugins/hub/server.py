@@ -66,9 +66,6 @@ _AGAIN: Final = frozenset({408, 429, 503, 507})
 _NOT_THERE: Final = frozenset({404, 405})
 #: Tokens and codes that do not hold, of one address in a minute.
 _TRIES_MAX: Final = 10
-#: Attempts answered without delay; each further one waits longer.
-_TRIES_FREE: Final = 3
-_TRY_SECONDS: Final = 1.0
 _MINUTE: Final = 60.0
 #: Paths without a token.
 _OPEN: Final = frozenset({"/healthz", "/openapi.json"})
@@ -130,7 +127,7 @@ class Gate:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         device = await self._device_of(token) if scheme.lower() == "bearer" else None
         if device is None:
-            raise await self.unknown(request, "the token is not known here")
+            raise self.unknown(request, "the token is not known here")
         request.state.device = device
         _require_version(request)
         # Waiting for jobs, or waking up with thousands of others, uses no slot.
@@ -165,15 +162,13 @@ class Gate:
 
         return received
 
-    async def unknown(self, request: Request, title: str) -> HTTPException:
-        """Return the refusal of a token or a code; after some of one address it comes late."""
+    def unknown(self, request: Request, title: str) -> HTTPException:
+        """Return the refusal of a token or a code."""
         now, address = time.monotonic(), request.client.host if request.client else ""
         if now - self._tries_began > _MINUTE:
             self._tries.clear()
             self._tries_began = now
         tries = self._tries[address] = self._tries.get(address, 0) + 1
-        if tries > _TRIES_FREE:
-            await asyncio.sleep(_TRY_SECONDS)
         return HTTPException(401 if tries <= _TRIES_MAX else 429, title)
 
 
@@ -414,7 +409,7 @@ class Server:
         async with self._turn(""):  # one attempt at a time
             token = await self._on_thread(self._registry.redeem, asked.code, asked.machine)
         if token is None:
-            raise await self._gate.unknown(request, "the code is not known here")
+            raise self._gate.unknown(request, "the code is not known here")
         return models.Enrolled(token)
 
     def _answering(self, kind: type, answer: type) -> Callable[..., Awaitable[Any]]:
