@@ -1,6 +1,5 @@
 // A second device: sends a task log to a hub, made from PROTOCOL.md alone. It enqueues nothing.
 // node device.mjs DIR URL TOKEN [--down]
-import { createHash } from 'node:crypto'
 import { readFileSync, readdirSync, existsSync } from 'node:fs'
 
 const [dir, url, token, down] = process.argv.slice(2)
@@ -113,17 +112,12 @@ else if (!stands) stop('the hub has what does not stand here: nothing was sent, 
 for (let n = from; n < segments.length; n++) {
   const segment = segments[n], path = `${log}/segments/${nameOf(segment.first)}`, end = ends[n]
   const begin = stands && n === from ? at[1] : 0
-  const stemOf = (offset) => segment.frames.find((frame) => frame.at[1] === offset)?.at[3] ?? 'none'
+  const stemOf = (offset) => (offset ? segment.frames.find((frame) => frame.at[1] === offset).at : ends[n - 1])?.[3] ?? 'none'
   const cut = (offset, limit) => {
     const behind = segment.frames.map((frame) => frame.at[1]).filter((place) => place > offset)
     return behind.filter((place) => place <= limit).at(-1) ?? behind[0]
   }
   await parts(path, session, begin, end[1], segment.data, cut, stemOf)
-  const isSealed = synced.is_sealed && n === from && same(end, at)
-  if (n === segments.length - 1 || isSealed) continue
-  const digest = createHash('sha256').update(segment.data.subarray(0, end[1])).digest('hex')
-  await post('/seal', `{"session":${session},"log_id":"${identity.log_id}","end":${place(end)},` +
-    `"digest":"${digest}"}`)
 }
 
 if (down) {

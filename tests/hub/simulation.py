@@ -48,7 +48,6 @@ from taskq_plugins.hub.models import (
     Question,
     Refused,
     Request,
-    Seal,
     Stored,
     Sync,
     adapter,
@@ -335,12 +334,10 @@ class Simulation:
             raise LineDropped from None
         if isinstance(answer, CopyEnd):
             self._session = answer.session
-        if isinstance(answer, Stored) and answer.at.offset and isinstance(asked, Append | Seal):
+        if isinstance(answer, Stored) and answer.at.offset and isinstance(asked, Append):
             self._answered = asked.log_id, answer.at
         # H12: archived bytes are kept, on one side or the other.
         assert before <= self.hub_records() if before else True
-        if isinstance(answer, Refused) and isinstance(asked, Seal):
-            self._answered = None  # differing bytes went to torn/
         return self._checked_answer(answer)
 
     def _checked_answer(self, answer: Answer) -> Answer:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskq.engine import Border, DurableLog, Replica
+from taskq.log.format import codec
 from taskq.log.journal.recovery import FAILED_FILE, failure_marker
 from taskq.log.machine.ports import write_file
 from taskq_plugins.hub.copies import in_order
@@ -19,7 +20,6 @@ from taskq_plugins.hub.models import (
     CopyEnd,
     Declare,
     Refused,
-    Seal,
     Stored,
     Sync,
     Trouble,
@@ -55,13 +55,9 @@ class Line:
     def ask(self, asked: object) -> object:
         return self.simulation._ask_hub(asked)  # type: ignore[arg-type]
 
-    def append(self, data: bytes, behind: Border | None = None) -> object:
+    def append(self, data: bytes, behind: Border | None = None, before: str = "") -> object:
         behind = behind or Border(self.log.segments[0])
-        return self.ask(Append(self.session, self.log.identity.log_id, behind, data))
-
-    def seal(self, digest: str = "") -> object:
-        digest = digest or self.log.digest(self.end).hex()
-        return self.ask(Seal(self.session, self.log.identity.log_id, self.end, digest))
+        return self.ask(Append(self.session, self.log.identity.log_id, behind, data, 0, before))
 
     def declare(self, left: Border, at: Border) -> object:
         log_id = self.log.identity.log_id
@@ -96,6 +92,23 @@ def test_a_segment_is_accepted_only_after_the_end_that_it_names() -> None:
     assert line.append(data, second) == Refused(Trouble.MISMATCH, half)
     assert line.append(line.data[half.offset :], half) == Stored(line.end)
     assert isinstance(line.append(data, second), Stored)
+
+
+@pytest.mark.parametrize("link", [codec.NO_LINK, codec.LOST])
+def test_a_segment_that_names_no_end_is_accepted_after_the_end_that_its_owner_names(
+    link: codec.Link,
+) -> None:
+    line = Line()
+    second = Border(line.log.segments[1])
+    data, _ = line.log.part(second, 10**6)
+    header = codec.decode_segment_header(data, "")
+    assert header is not None
+    data = codec.encode_segment_header(header._replace(link=link)) + data[START:]
+    line.append(line.data)
+    half = line.log.borders(line.log.segments[0])[0]
+    for wrong in ("", half.stem.hex()):
+        assert line.append(data, second, wrong) == Refused(Trouble.MISMATCH, line.end)
+    assert isinstance(line.append(data, second, line.end.stem.hex()), Stored)
 
 
 def test_a_gap_begins_where_the_copy_ends_and_goes_on_at_a_later_segment() -> None:
@@ -191,7 +204,7 @@ class Told(NamedTuple):
 
 
 def _synced(at: Border = _AT, *, has_end: bool = False, begins: int = 7) -> CopyEnd:
-    return CopyEnd(1, at, is_sealed=False, has_end=has_end, begins=begins)
+    return CopyEnd(1, at, has_end=has_end, begins=begins)
 
 
 @pytest.mark.parametrize(

@@ -12,17 +12,14 @@ from uuid import UUID
 import pytest
 
 from taskq import TaskLog
-from taskq.engine import DurableLog, LocalDisk, PatientDisk
+from taskq.engine import LocalDisk, PatientDisk
 from taskq.log.read.reader import LogReader, verify
 from taskq.log.read.readers import HUB_READER, reader_positions
 from taskq_plugins.hub.copies import Copies, Copy, CopyFiles, kept
 from taskq_plugins.hub.models import (
     NOWHERE,
-    CopyEnd,
     HubError,
-    Seal,
     Sync,
-    adapter,
 )
 from taskq_plugins.hub.server import used_bytes
 from taskq_plugins.hub.sync import Verdict
@@ -197,12 +194,6 @@ _BLOCK: Final = 4_096
 _LOG: Final = UUID(int=7)
 
 
-async def _session(place: Place, log_id: UUID = _LOG) -> CopyEnd:
-    answer = await place.sent(Sync(log_id, 5, frozenset(), NOWHERE))
-    answer_of: CopyEnd = adapter(CopyEnd).validate_json(answer.content)
-    return answer_of
-
-
 def _used(place: Place) -> int:
     return used_bytes(place.hub / "devices" / DEVICE)
 
@@ -216,21 +207,6 @@ async def test_features_that_a_log_says_it_has_come_to_an_end(place: Place) -> N
     (identity,) = place.hub.rglob("taskq.json")
     assert identity.stat().st_size < _BLOCK
     assert len(json.loads(identity.read_text())["features"]["incompat"]) == 32
-
-
-async def test_segments_with_a_wrong_hash_count_toward_the_quota(place: Place) -> None:
-    await place.write(2, 50_000)
-    await place.sync()
-    log = DurableLog(LocalDisk(), str(place.log))
-    log_id, at = log.identity.log_id, log.borders(log.segments[0])[-1]
-    log.close()
-    account = place.server._account(DEVICE)
-    for _ in range(3):
-        session = (await _session(place, log_id)).session
-        await place.sent(Seal(session, log_id, at, "00" * 32))
-        await place.sync()
-    assert len(list(place.hub.rglob("torn/*"))) == 3
-    assert _used(place) <= account.used
 
 
 async def test_a_full_disk_in_the_middle_of_an_upload_leaves_whole_frames(

@@ -197,10 +197,10 @@ _APPEND: Final = Append(3, _LOG, Border(7), b"bytes")
 #: A device cannot go on from these.
 _ENDS: Final = (Trouble.CLONED, Trouble.HELD)
 _ANSWERS: Final[list[tuple[Request, Answer]]] = [
-    (_SYNC, CopyEnd(3, _AT, is_sealed=True, has_end=False, begins=1)),
+    (_SYNC, CopyEnd(3, _AT, has_end=False, begins=1)),
     (_ASK, PlacesKnown((True, False))),
     (_APPEND, Stored(_AT)),
-    (_SYNC, CopyEnd(3, _AT, True, True, 1, 7, ((7, 900),))),
+    (_SYNC, CopyEnd(3, _AT, True, 1, 7, ((7, 900),))),
     (_APPEND, Stored(_AT, 7)),
     *((_APPEND, Refused(trouble, _AT)) for trouble in Trouble if trouble not in _ENDS),
 ]
@@ -233,6 +233,6 @@ def test_the_answer_of_a_login_page_is_no_hubs(status: int) -> None:
 
 
 def test_a_hub_cannot_bring_a_device_to_the_end_of_its_lsns() -> None:
-    answer = CopyEnd(3, _AT, is_sealed=True, has_end=False, begins=2**62)
+    answer = CopyEnd(3, _AT, has_end=False, begins=2**62)
     with pytest.raises(HubError):
         understood(_SYNC, *_answered(answer))

@@ -6,6 +6,7 @@ import random
 import re
 import sys
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
@@ -14,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from examples.hub.line import free_port
+from taskq import TaskLog
 from taskq.cli.main import main
 from taskq.engine import Border, LocalDisk, PatientDisk
 from taskq.errors import LogDamaged, ReaderBusy, UsageError
@@ -36,7 +38,6 @@ from taskq_plugins.hub.models import (
     Leave,
     Question,
     Request,
-    Seal,
     Sync,
     as_json,
     carried,
@@ -167,17 +168,29 @@ def test_a_token_goes_over_tls_or_not_at_all(url: str) -> None:
     assert check_url("https://hub.example/x/") == "https://hub.example/x"
 
 
-async def test_an_unreadable_frame_is_reported_and_the_rest_goes_after_a_repair(
-    place: Place,
-) -> None:
-    await place.write(6, 500)
-    (segment,) = (place.path / "edge-7" / "log").glob("*.log")
+def _turn_a_bit(segment: Path) -> None:
     data = bytearray(segment.read_bytes())
     data[len(data) // 2] ^= 1
     segment.write_bytes(data)
-    with pytest.raises(LogDamaged, match="taskq verify"):
-        await place.sync()
+
+
+@pytest.mark.parametrize(
+    ("harm", "what"),
+    [(_turn_a_bit, "a frame is not as it was"), (Path.unlink, "a segment before it is missing")],
+)
+async def test_damage_of_a_log_is_reported_and_the_rest_goes_after_a_repair(
+    place: Place, harm: Callable[[Path], None], what: str
+) -> None:
+    async with TaskLog.open(place.log, segment_bytes=64 * 1024) as log:
+        for _ in range(60):
+            await log.put(bytes(4_000))
+    harm(sorted((place.log / "log").glob("*.log"))[1])
+    identity = (place.log / "taskq.json").read_bytes()
+    for _ in range(2):
+        with pytest.raises(LogDamaged, match=f"{what}.* taskq verify"):
+            await place.sync()
     assert place.copies()
+    assert (place.log / "taskq.json").read_bytes() == identity, "it is the same log"
     repaired = place.path / "repaired"
     assert repair_directory(str(place.log), str(repaired)).damage
     place.remove()
@@ -369,8 +382,7 @@ def _requests(session: int, log_id: UUID, at: Border, data: bytes) -> list[Reque
         Sync(log_id, 5, frozenset({"records-4"}), at, ((UUID(int=9), 7),), 60, "", 10**18),
         Ask(session, log_id, (at, Border(7))),
         Append(session, log_id, at, data),
-        Append(session, log_id, Border(at.segment + 1), data),
-        Seal(session, log_id, at, bytes(range(32)).hex()),
+        Append(session, log_id, Border(at.segment + 1), data, 0, at.stem.hex()),
         Declare(session, log_id, at, Border(at.segment + 9), 11, "why"),
         Leave(session, log_id, at),
         Question(session, log_id, {"12345678": 5}),

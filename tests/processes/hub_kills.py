@@ -84,7 +84,7 @@ MOMENTS: Final = (
     Moment("hub", f"{_HUB}.copies:Copies._make", "steps"),
     Moment("hub", f"{_HUB}.copies:Copy.append", "steps"),
     Moment("hub", f"{_HUB}.copies:Copy.append", "ends"),
-    Moment("hub", f"{_HUB}.copies:Copy.seal", "steps"),
+    Moment("hub", f"{_HUB}.copies:Copy._note_end", "steps"),
     Moment("hub", f"{_HUB}.registry:Registry.leave", "steps"),
     Moment("hub", f"{_HUB}.copies:Gaps.declare", "steps"),
     Moment("hub", f"{_HUB}.server:Server._answer", "ends"),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SEALS: Final = "seals.jsonl"
 IDENTITY, LOG = engine.Replica.IDENTITY, engine.Replica.LOG
-#: The folder of segments that come again: what came of each.
+#: Segments that come again: what came of each.
 AGAIN: Final = "again"
 #: In the identity of a copy: its number among the logs of its device, in order of arrival. Times of
 #: files do not show that: files are written again, and brought back.
@@ -114,10 +114,6 @@ class CopyFiles:
     def size(self, name: str) -> int:
         status = self.disk.status(f"{self.path}/{name}")
         return -1 if status is None else status[2]
-
-    def digest(self, name: str, size: int) -> str:
-        with opened(self.disk, f"{self.path}/{name}") as file:
-            return engine.Replica.sha256(self.disk, file, size)
 
 
 def kept(hub: str | Path, disk: engine.Disk | None = None, device: str = "") -> list[CopyFiles]:
@@ -261,33 +257,32 @@ def faults(hub: Path, *, deep: bool) -> Iterator[Fault]:
 
 def faults_of(copy: CopyFiles, *, deep: bool) -> Iterator[Fault]:
     try:
-        yield from _of_segments(copy, deep=deep)
+        yield from _of_segments(copy)
         if deep:
             yield from _of_records(copy)
     except (LogError, OSError, ValueError, LookupError, TypeError) as error:
         yield Fault(copy, f"it cannot be read: {error}")
 
 
-def _of_segments(copy: CopyFiles, *, deep: bool) -> Iterator[Fault]:
+def _of_segments(copy: CopyFiles) -> Iterator[Fault]:
     lines = copy.seals
     lsns = engine.Replica(copy.disk, copy.path, copy.identity).lsns if lines else []
     for segment in [lsn for lsn in lines if lsns and lsn >= lsns[0]]:
         name, line = engine.segment_name(segment), lines[segment]
-        size, digest, there = line["end"][1], line["sha256"], copy.size(f"{LOG}/{name}")
+        size, there = line["end"][1], copy.size(f"{LOG}/{name}")
         if there < 0:  # after the end it comes as new data
             what = f"{name} was sealed, and is not there"
             yield Fault(copy, what, name if segment < lsns[-1] else "")
         elif there < size:
             yield Fault(copy, f"{name} is shorter than when it was sealed", name)
-        elif deep and copy.digest(f"{LOG}/{name}", size) != digest:
-            yield Fault(copy, f"{name} is not what was sealed", name)
 
 
 def _of_records(copy: CopyFiles) -> Iterator[Fault]:
     with engine.LogReader.open(copy.path) as reader:
-        report = reader.verify()
+        report, last = reader.verify(), engine.segment_name(reader.journal.segment)
     for damage in report.damage:
-        yield Fault(copy, f"{damage.segment} does not read behind offset {damage.offset}")
+        name = damage.segment if damage.size and damage.segment != last else ""
+        yield Fault(copy, f"{damage.segment} does not read behind offset {damage.offset}", name)
 
 
 def ask_again(registry: Registry, fault: Fault) -> None:
@@ -295,11 +290,12 @@ def ask_again(registry: Registry, fault: Fault) -> None:
     if not fault.name:  # opening the copy checks its whole end
         registry.durable(copy.device, copy.log_id).remove()
         return
-    disk, folder = copy.disk, f"{copy.path}/{AGAIN}"
+    disk, folder = copy.disk, f"{copy.path}/{AGAIN}/{LOG}"
     # A part, though empty, requests the segment.
     disk.make_directory(folder)
     disk.close(disk.open(f"{folder}/{fault.name}", create=True))
-    disk.sync_directory(folder)
+    for directory in (folder, f"{copy.path}/{AGAIN}", copy.path):
+        disk.sync_directory(directory)
 
 
 def is_elsewhere(hub: Path) -> bool:
@@ -499,7 +495,6 @@ class Copy:
     Attributes:
         at: after its last durable frame. NOWHERE: empty; with offset 0: after a gap, which waits
             for that segment.
-        is_sealed: the segment ends there.
         gaps: declared gaps.
     """
 
@@ -513,7 +508,9 @@ class Copy:
         self.gaps = Gaps(disk, path, mark.remove)
         self._seals = Notes(disk, f"{path}/{SEALS}")
         self._files = engine.Replica(disk, path, lineage(disk, path, log_id), writable=True)
-        self.at, self.is_sealed = models.NOWHERE, False
+        self.at = models.NOWHERE
+        #: the end before a segment that begins, by its header
+        self._ended = models.NOWHERE
         #: position before a frame that comes in pieces, and how many of its bytes came
         self._pieces = models.NOWHERE, 0
         #: segments that are to come again, and what was noted when they were sealed
@@ -525,7 +522,7 @@ class Copy:
 
     def rest(self) -> None:
         """Note the durable end, which saves the next opening a look, and close the files."""
-        if self.at.frame and not self.is_sealed and self._marked != self.at:
+        if self.at.frame and self._marked != self.at:
             self._note_durable(self.at)
         self.close()
 
@@ -538,14 +535,9 @@ class Copy:
                 disk.remove(f"{log}/{name}")
         files.refresh()
         seals = {line["segment"]: line for line in self._seals.lines}
-        self.at, self.is_sealed = self.gaps.all[-1].at if self.gaps.all else models.NOWHERE, False
+        self.at = self.gaps.all[-1].at if self.gaps.all else models.NOWHERE
         if files.lsns:
-            last = files.lsns[-1]
-            # A hub that was copied while it ran may have a seal of more than its file.
-            if last in seals and self._size(last) >= seals[last]["end"][1]:
-                self.at, self.is_sealed = engine.Border.from_list(seals[last]["end"]), True
-            else:
-                self.at = self._secured(last)
+            self.at = self._secured(files.lsns[-1])
         self._lacks = {segment: seals[segment] for segment in self._lacking(seals)}
         if self._marked != self.at or not self.at.frame:
             # Who was killed between a rename and its sync told nobody; now it counts.
@@ -558,7 +550,7 @@ class Copy:
 
     def _lacking(self, seals: dict[int, dict[str, Any]]) -> Iterator[int]:
         lsns = self._files.lsns or [0]
-        asked = {*self._disk.names(f"{self._path}/{AGAIN}")}
+        asked = {*self._disk.names(f"{self._path}/{AGAIN}/{LOG}")}
         for segment, line in seals.items():
             if lsns[0] <= segment <= lsns[-1]:
                 is_short = segment < lsns[-1] and self._size(segment) < line["end"][1]
@@ -629,19 +621,21 @@ class Copy:
         if not behind.offset and behind.segment in self._lacks:
             return models.Stored(self.at, self._joined_segment(asked))
         if behind.offset:
-            fits = behind == at and not self.is_sealed
+            fits = behind == at
         else:
             is_awaited = at.segment in (0, behind.segment) and not at.offset
             fits = is_awaited or (at.offset > 0 and behind.segment > at.segment)
         if not fits:
             raise models.Refusal(models.Trouble.MISMATCH, at)
-        end, is_well = (behind, True) if asked.held else self._whole(behind, data)
+        end, is_well = (behind, True) if asked.held else self._whole(asked, data)
         if data and is_well and end == behind:
             data = self._joined(asked)
             if not data:
                 return models.Stored(at, self._pieces[1])
-            end, is_well = self._whole(behind, data)
+            end, is_well = self._whole(asked, data)
         if end != behind:
+            if not behind.offset:
+                self._note_end(self._ended)
             # No copy of the data: a disk takes any buffer.
             self._files.add(cast("bytes", memoryview(data)[: end.offset - behind.offset]), behind)
             self._stored(end)
@@ -649,13 +643,14 @@ class Copy:
             raise models.Refusal(models.Trouble.DAMAGED, end)
         return models.Stored(self.at)
 
-    def _whole(self, behind: engine.Border, data: bytes) -> tuple[engine.Border, bool]:
+    def _whole(self, asked: models.Append, data: bytes) -> tuple[engine.Border, bool]:
+        behind = asked.behind
         if behind.offset:
             header = behind.header
             return self._files.whole(data, 0, behind, 0 if header is None else header.epoch)
         if len(data) < _START:
             return behind, True
-        epoch = self._begin(behind.segment, data[:_START])
+        epoch = self._begin(asked, data[:_START])
         return self._files.whole(data, _START, behind, epoch)
 
     def _joined(self, asked: models.Append) -> bytes:
@@ -679,27 +674,27 @@ class Copy:
         self._pieces = asked.behind, size
         return b""
 
-    def _begin(self, segment: int, data: bytes) -> int:
+    def _begin(self, asked: models.Append, data: bytes) -> int:
         """Begin a segment that continues the copy; return its epoch.
 
-        Its header names the end before it, which seals that end if the device lost it. A header
-        without that end comes from an interrupted recovery, and has its time. A header may also
-        declare that the end was lost.
+        Its header names the end before it. Later bytes of that segment stay: a recovery of the
+        device moved them, and they come again.
         """
-        at, header = self.at, self._files.header_in(segment, data)
+        at, header = self.at, self._files.header_in(asked.behind.segment, data)
         if header is None:
             raise models.Refusal(models.Trouble.DAMAGED, at)
-        if at.frame and at.is_named_by(header):
-            if not self.is_sealed:
-                self._note_seal(at, self._files.digest(at))
-        elif at.frame and not (self.is_sealed and at.may_precede(header)):
-            raise models.Refusal(
-                models.Trouble.GAP if self.is_sealed else models.Trouble.MISMATCH, at
-            )
+        end = self._files.end_before(at, header, asked.before) if at.frame else models.NOWHERE
+        if end is None:
+            raise models.Refusal(models.Trouble.MISMATCH, at)
+        self._ended = end
         return header.epoch
 
+    def _note_end(self, end: engine.Border) -> None:
+        if end.frame and all(line["end"] != end.as_list() for line in self._seals.lines):
+            self._seals.add(segment=end.segment, end=end.as_list())
+
     def _stored(self, at: engine.Border) -> None:
-        self.at, self.is_sealed = at, False
+        self.at = at
         marked = self._marked
         if at.offset - (marked.offset if marked.segment == at.segment else 0) >= self._mark_bytes:
             self._note_durable(at)
@@ -707,29 +702,6 @@ class Copy:
     def _note_durable(self, at: engine.Border) -> None:
         self._mark.write(at.as_list())
         self._marked = at
-
-    def seal(self, asked: models.Seal) -> models.Stored:
-        """Let the segment end there if it equals the device's.
-
-        A different segment goes to ``torn/`` and is sent again. Later bytes of the copy stay: a
-        recovery of the device moved them, and they come again.
-        """
-        end, digest = asked.end, asked.digest
-        for line in self._seals.lines:
-            if (line["end"], line["sha256"]) == (end.as_list(), digest):
-                self.is_sealed |= end == self.at
-                return models.Stored(end)
-        if self.is_sealed or end.segment != self.at.segment or not (end.offset and self.has(end)):
-            raise models.Refusal(models.Trouble.MISMATCH, self.at)
-        if self._files.digest(end) != digest:
-            self._throw_out(end.segment)
-            raise models.Refusal(models.Trouble.MISMATCH, self.at)
-        self._note_seal(end, digest)
-        return models.Stored(end)
-
-    def _note_seal(self, end: engine.Border, digest: str) -> None:
-        self._seals.add(segment=end.segment, end=end.as_list(), sha256=digest)
-        self.at, self.is_sealed = end, True
 
     def declare(self, asked: models.Declare) -> models.Stored:
         """Set aside what is here: the log goes on after a gap."""
@@ -744,25 +716,15 @@ class Copy:
         self._find_end()
         return models.Stored(self.at)
 
-    def _throw_out(self, segment: int) -> None:
-        torn = f"{self._path}/torn"
-        self._disk.make_directory(torn)
-        self._files.forget()
-        self._mark.remove()  # the file of that name is another from now on
-        name = engine.segment_name(segment)
-        number = len(self._disk.names(torn))
-        self._disk.rename(f"{self._path}/log/{name}", f"{torn}/{name}.{number}")
-        self._find_end()
-
     def _joined_segment(self, asked: models.Append) -> int:
         """Add a piece of a sealed segment that comes again; return its bytes here, 0 for the whole.
 
-        It has a file of its own until it is whole and its hash fits, which also finds torn pieces.
-        So nothing is synced before.
+        It has a file of its own until all of it reads, which also finds torn pieces. So nothing is
+        synced before.
         """
-        disk, line = self._disk, self._lacks[asked.behind.segment]
-        target = self._files.file_path(asked.behind.segment)
-        folder, size = f"{self._path}/{AGAIN}", line["end"][1]
+        disk, segment = self._disk, asked.behind.segment
+        target, size = self._files.file_path(segment), self._lacks[segment]["end"][1]
+        folder = f"{self._path}/{AGAIN}/{LOG}"
         part = f"{folder}/{target.rpartition('/')[2]}"
         disk.make_directory(folder)
         with opened(disk, part, create=True) as file:
@@ -771,7 +733,10 @@ class Copy:
                 has += len(asked.data)
             if has < size:
                 return has
-            if engine.Replica.sha256(disk, file, has) != line["sha256"]:
+            again = engine.Replica(disk, f"{self._path}/{AGAIN}", self._files.identity)
+            is_whole = again.is_whole(segment, has)
+            again.forget()
+            if not is_whole:
                 disk.remove(part)
                 return 0
             disk.sync(file)
@@ -898,9 +863,7 @@ class Copies:
         copy.learn(asked.incompat)
         has_end = not asked.end.segment or copy.has(asked.end)
         safe = copy.safe(time.time_ns() - asked.grace_seconds * SECOND_NS)
-        return models.CopyEnd(
-            session, copy.at, copy.is_sealed, has_end, copy.begins, safe, copy.lacks
-        )
+        return models.CopyEnd(session, copy.at, has_end, copy.begins, safe, copy.lacks)
 
     def all(self) -> list[CopyFiles]:
         return kept(self._path, self._make_disk())
@@ -958,6 +921,5 @@ _ACTS: Final[dict[type, Callable[[Copy, Any], models.Answer]]] = {
     models.Append: lambda copy, asked: copy.append(asked),
     models.Leave: lambda copy, _asked: models.Stored(copy.at),
     models.Ask: lambda copy, asked: models.PlacesKnown(tuple(map(copy.has, asked.places))),
-    models.Seal: lambda copy, asked: copy.seal(asked),
     models.Declare: lambda copy, asked: copy.declare(asked),
 }

@@ -100,8 +100,6 @@ Moment = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 Truth = Annotated[bool, Field(strict=True)]
 _Stem = Annotated[str, Field(strict=True, pattern=r"^([0-9a-f]{112})?$")]
 Place = Annotated[Border, GetPydanticSchema(_place)]
-#: SHA-256 in hex.
-Sha = Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{64}$")]
 Machine = Annotated[str, Field(strict=True, pattern=r"^([0-9a-f]{64})?$")]
 Feature = Annotated[str, Field(strict=True, pattern=r"^[a-z0-9-]{1,40}$")]
 #: The first part of the id of a job.
@@ -169,20 +167,14 @@ class Append(_OfSession):
     """Whole frames after a position; a new segment comes with its header, at offset 0.
 
     A frame that is larger than a request comes in pieces, of which ``held`` bytes came before; so
-    does a sealed segment that the copy lacks, from its offset 0.
+    does a sealed segment that the copy lacks, from its offset 0. ``before`` is the header of
+    the last frame of the segment before a new one.
     """
 
     behind: Place
     data: bytes
     held: Size = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Seal(_OfSession):
-    """The segment ends there, and this is the SHA-256 of it up to there."""
-
-    end: Place
-    digest: Sha
+    before: _Stem = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +203,7 @@ class Question(_OfSession):
     bytes_max: Size = BYTES_MAX
 
 
-Request = Sync | Ask | Append | Seal | Declare | Leave | Question
+Request = Sync | Ask | Append | Declare | Leave | Question
 
 
 # -- what it is answered ---------------------------------------------------------------------------
@@ -230,7 +222,6 @@ class CopyEnd:
 
     session: Number
     at: Place
-    is_sealed: Truth
     has_end: Truth
     begins: Lsn
     safe: Lsn = 0
@@ -299,8 +290,6 @@ class Trouble(enum.Enum):
 
     #: the copy ends elsewhere: compare, and go on from there
     MISMATCH = "mismatching-upload-offset"
-    #: the segment does not follow the copy's end: what is between must be declared
-    GAP = "gap"
     #: a frame is not as it was written
     DAMAGED = "damaged-frame"
     #: the hub, or a proxy before it, takes less at a time
@@ -354,7 +343,6 @@ PATHS: Final[dict[type, str]] = {
     Enroll: "/enroll",
     Sync: "/sync",
     Ask: "/ask",
-    Seal: "/seal",
     Declare: "/gaps",
     Leave: "/leave",
     Question: "/down",
@@ -364,7 +352,6 @@ ANSWERS: Final[dict[type, Any]] = {
     Sync: CopyEnd,
     Ask: PlacesKnown,
     Append: Stored,
-    Seal: Stored,
     Declare: Stored,
     Leave: Stored,
     Question: Given,
@@ -372,7 +359,6 @@ ANSWERS: Final[dict[type, Any]] = {
 #: Status of each refusal.
 STATUS: Final = {
     Trouble.MISMATCH: 409,
-    Trouble.GAP: 409,
     Trouble.SUPERSEDED: 409,
     Trouble.DAMAGED: 422,
     Trouble.LARGE: 413,
@@ -387,8 +373,8 @@ def carried(asked: Request | Enroll) -> Carried:
     if not isinstance(asked, Append):
         return "POST", PATHS[type(asked)], {"Content-Type": JSON}, as_json(asked)
     headers = {"Taskq-Session": str(asked.session), "Content-Type": FRAMES}
-    behind = asked.behind
-    headers |= {"Upload-Offset": str(behind.offset), "Taskq-Stem": behind.stem.hex() or "none"}
+    behind, stem = asked.behind, asked.behind.stem.hex() or asked.before
+    headers |= {"Upload-Offset": str(behind.offset), "Taskq-Stem": stem or "none"}
     headers |= {"Taskq-Held": str(asked.held)} if asked.held else {}
     path = APPEND.format(log_id=asked.log_id, segment=f"{behind.segment:020d}")
     return "PATCH", path, headers, asked.data

@@ -340,7 +340,7 @@ class Server:
         app.post(_ENROLL, status_code=201)(self._enroll)
         known = [Depends(HTTPBearer(auto_error=False, description="a device's token"))]
         app.post(models.PATHS[models.Question], dependencies=known)(self._down)
-        for kind in (models.Sync, models.Ask, models.Seal, models.Declare, models.Leave):
+        for kind in (models.Sync, models.Ask, models.Declare, models.Leave):
             about: dict[str, Any] = {"name": kind.__name__, "description": kind.__doc__}
             answering = self._answering(kind, models.ANSWERS[kind])
             app.post(models.PATHS[kind], dependencies=known, **about)(answering)
@@ -431,11 +431,12 @@ class Server:
             lsn = segment_lsn(f"{segment}.log")
             if lsn is None:
                 raise _not_there()
-            stem = bytes.fromhex(taskq_stem.removeprefix("none"))
+            offset, stem = int(upload_offset), taskq_stem.removeprefix("none")
+            before, stem = ("", stem) if offset else (stem, "")
             return models.adapter(models.Append).validate_python({
                 "session": int(taskq_session), "log_id": log_id,
-                "behind": Border.at_offset(lsn, int(upload_offset), stem).as_list(),
-                "data": _unpacked(request, data), "held": int(taskq_held),
+                "behind": Border.at_offset(lsn, offset, bytes.fromhex(stem)).as_list(),
+                "data": _unpacked(request, data), "held": int(taskq_held), "before": before,
             })  # fmt: skip
 
         stored: models.Stored = await self._answer(device, asked)
@@ -478,7 +479,7 @@ class Server:
         if isinstance(asked, models.Sync) and registry.standing(device)["state"] == "held":
             return models.Refused(models.Trouble.HELD, models.NOWHERE)
         is_new = isinstance(asked, models.Sync) and not self._place(device, asked.log_id).is_there
-        if is_new or isinstance(asked, models.Append | models.Seal | models.Declare):
+        if is_new or isinstance(asked, models.Append | models.Declare):
             self._account(device).charge(_written(asked))
         answer = self._copies.answer(device, asked)
         if isinstance(answer, models.CopyEnd | models.Stored):
@@ -505,11 +506,9 @@ class Server:
     def _logs(self, device: Device) -> dict[str, Any]:
         logs = []
         for copy in copies.kept(self._path, device=device):
-            seals, identity = copy.seals, f"{copy.path}/{copies.IDENTITY}"
+            identity = f"{copy.path}/{copies.IDENTITY}"
             with copy.files() as files:
-                segments = [
-                    [lsn, files.size(lsn), seals.get(lsn, {}).get("sha256")] for lsn in files.lsns
-                ]
+                segments = [[lsn, files.size(lsn)] for lsn in files.lsns]
             logs.append({
                 "log_id": str(copy.log_id), "arrived_ns": copy.arrived_ns, "segments": segments,
                 "identity": copies.content(copy.disk, identity).decode(),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -114,7 +113,7 @@ class Push:
                 cause = "a limit of the device's log took it before it was sent"
                 if synced.at.next_lsn < log.pin:
                     cause = "the hub lost what it had"
-                await self._declare(engine.Border(log.segments[0]), cause)
+                await self._declare(cause)
             elif verdict is not Verdict.NEW and verdict is not Verdict.BEHIND:
                 if not log.segments:  # with its first record it differs
                     return verdicts
@@ -131,12 +130,10 @@ class Push:
             f"'taskq hub devices HUB NAME' says of the device"
         )
 
-    async def _declare(
-        self, at: engine.Border, cause: str, left: engine.Border | None = None
-    ) -> None:
-        synced, end_lsn = self._synced, self._log.end.next_lsn
-        ids = synced.session, self._log_id
-        await self._ask(models.Declare(*ids, left or synced.at, at, end_lsn, cause))
+    async def _declare(self, cause: str) -> None:
+        synced, log = self._synced, self._log
+        ids, at = (synced.session, self._log_id), engine.Border(log.segments[0])
+        await self._ask(models.Declare(*ids, synced.at, at, log.end.next_lsn, cause))
 
     # -- sending: each returns False where the hub turned out to stand elsewhere -------------------
 
@@ -151,58 +148,61 @@ class Push:
             behind = engine.Border(log.segments[0]) if log.segments else models.NOWHERE
         elif not log.stands(at):  # it was moved: the rest of the segment is a prefix of the hub's
             behind = log.end_of(at.segment)
-        is_done = synced.is_sealed and behind == at
         while behind.segment:
-            if not is_done and not await self._send_segment(behind):
+            if not await self._send_segment(behind):
                 return False
-            behind, is_done = engine.Border(log.next_segment(behind.segment)), False
+            behind = engine.Border(log.next_segment(behind.segment))
         return True
 
     async def _send_segment(self, behind: engine.Border) -> bool:
-        log, ids = self._log, (self._synced.session, self._log_id)
-        end, hashed = log.end_of(behind.segment), None if behind.offset else hashlib.sha256()
+        log, end = self._log, self._log.end_of(behind.segment)
+        earlier = [] if behind.offset else [lsn for lsn in log.segments if lsn < behind.segment]
+        before = log.end_of(earlier[-1]) if earlier else models.NOWHERE
         with ThreadPoolExecutor(1) as ahead:
             part: Future[tuple[bytes, engine.Border]] | None = None
             while behind.offset < end.offset:
                 data, following = part.result() if part else log.part(behind, self._part_bytes())
                 if part and len(data) > self._part_bytes():  # the volume has shrunk
                     data, following = log.part(behind, self._part_bytes())
-                if hashed is not None:
-                    ahead.submit(hashed.update, data)
                 if following.offset < end.offset:
                     part = ahead.submit(log.part, following, self._part_bytes())
-                answer = await self._sent(behind, partial(_piece, data))
+                answer = await self._sent(behind, partial(_piece, data), before)
                 if answer != models.Stored(following):
-                    await self._not_stored(behind, answer)
+                    self._require_whole(behind, answer, before)
                     return False
-                behind = following
-        if not log.is_sealed(behind.segment):
-            return True
-        digest = log.digest(end).hex() if hashed is None else hashed.hexdigest()
-        return await self._ask(models.Seal(*ids, end, digest)) == models.Stored(end)
+                behind, before = following, models.NOWHERE
+        return True
 
     async def _sent(
-        self, behind: engine.Border, read: Callable[[int, int], bytes]
+        self,
+        behind: engine.Border,
+        read: Callable[[int, int], bytes],
+        before: engine.Border = models.NOWHERE,
     ) -> models.Answer | None:
         """Send what ``read`` returns of (offset, bytes); the hub keeps the pieces of it."""
-        ids, held = (self._synced.session, self._log_id), 0
+        ids, held, stem = (self._synced.session, self._log_id), 0, before.stem.hex()
         while True:
             piece = read(held, self._piece_bytes())
-            answer = await self._ask(models.Append(*ids, behind, piece, held))
+            answer = await self._ask(models.Append(*ids, behind, piece, held, stem))
             if not isinstance(answer, models.Stored) or answer.held <= held:
                 return answer
             held = answer.held
 
-    async def _not_stored(self, behind: engine.Border, answer: models.Answer | None) -> None:
-        if isinstance(answer, models.Refused) and answer.trouble is models.Trouble.GAP:
-            cause = "a segment before it is missing"
-            await self._declare(engine.Border(behind.segment), cause, answer.at)
-        if isinstance(answer, models.Refused) and answer.trouble is models.Trouble.DAMAGED:
-            name = engine.segment_name(behind.segment)
-            raise LogDamaged(
-                f"{name}, behind offset {answer.at.offset}: a frame is not as it was written, so "
-                f"the hub does not take it. See taskq verify, and taskq repair; then the rest goes"
-            )
+    @staticmethod
+    def _require_whole(
+        behind: engine.Border, answer: models.Answer | None, before: engine.Border
+    ) -> None:
+        if not isinstance(answer, models.Refused):
+            return
+        what = f"behind offset {answer.at.offset}: a frame is not as it was written"
+        if answer.trouble is not models.Trouble.DAMAGED:
+            if answer.at != before or not before.segment:
+                return
+            what = "a segment before it is missing"  # all is there, and it names another end
+        raise LogDamaged(
+            f"{engine.segment_name(behind.segment)}, {what}, so the hub does not take it. See "
+            f"taskq verify, and taskq repair; then the rest goes"
+        )
 
     # -- where two logs part -----------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import binascii
-import hashlib
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -59,16 +58,6 @@ class Border(NamedTuple):
         """Return how a segment names this as the end of the one before it."""
         header = self.header
         return codec.NO_LINK if header is None else codec.Link(self.frame, header.crc)
-
-    def is_named_by(self, following: codec.SegmentHeader) -> bool:
-        """Return whether that segment names this as the end of the one before it."""
-        return following.link == self.link
-
-    def may_precede(self, following: codec.SegmentHeader) -> bool:
-        """Return whether that segment names no other end: none, but this one's time, or a loss."""
-        header = self.header
-        is_near = header is not None and following.created_ns == header.time_ns
-        return following.link == codec.LOST or (following.link == codec.NO_LINK and is_near)
 
     def as_list(self) -> list[Any]:
         """Return the same for JSON."""
@@ -160,17 +149,25 @@ class Replica(SegmentFiles):
                     yield Border.behind(segment, item), item
             offset = _START
 
-    def digest(self, end: Border) -> str:
-        """Return the SHA-256 of a segment up to there, in hex."""
-        return self.sha256(self._disk, self.descriptor(end.segment), end.offset)
+    def is_whole(self, segment: int, size: int) -> bool:
+        """Return whether a segment is nothing but whole frames, up to that size."""
+        scanner, end = self.scanner(segment, size, segment, sealed=False), 0
+        for item in scanner.frames(_START):
+            if isinstance(item, Gap):
+                return False
+            end = item.end
+        return end == size and self.header(segment) is not None
 
-    @staticmethod
-    def sha256(disk: Disk, descriptor: int, size: int) -> str:
-        """Return the SHA-256 of a file's beginning, in hex."""
-        digest = hashlib.sha256()
-        for at in range(0, size, _PIECE_BYTES):
-            digest.update(disk.read(descriptor, min(_PIECE_BYTES, size - at), at))
-        return digest.hexdigest()
+    def end_before(self, at: Border, following: codec.SegmentHeader, stem: str) -> Border | None:
+        """Return where a copy's last segment ends by the header of the next one.
+
+        A header may name no end, after damage or a loss of the log: then ``stem``, the last frame
+        by its owner, has to be the copy's last frame. None: another end, or one that is not here.
+        """
+        if following.link in (codec.NO_LINK, codec.LOST):
+            return at if at.stem.hex() == stem else None
+        end = border_behind(self._disk, self, at.segment, following.link.offset)
+        return end if end is not None and end.link == following.link else None
 
     @staticmethod
     def failed_lsn(disk: Disk, path: str) -> int | None:
@@ -486,13 +483,6 @@ class DurableLog:
         if self.end.segment in ends:
             ends[self.end.segment] = self.end.offset
         return sum(ends.values()) - min(at.offset, ends.get(at.segment, 0))
-
-    def digest(self, end: Border) -> bytes:
-        """Return the SHA-256 of a segment up to there."""
-        hashed = hashlib.sha256()
-        for offset in range(0, end.offset, _PIECE_BYTES):
-            hashed.update(self._read(end.segment, offset, min(offset + _PIECE_BYTES, end.offset)))
-        return hashed.digest()
 
     def _read(self, segment: int, start: int, end: int) -> bytes:
         data = self._disk.read(self._files.descriptor(segment), end - start, start)
