@@ -11,12 +11,10 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[2]
 MIB: Final = 1024 * 1024
@@ -232,56 +230,6 @@ def family(pid: int) -> list[int]:
             for task in Path(f"/proc/{member}/task").iterdir():
                 members += map(int, (task / "children").read_text(encoding="ascii").split())
     return members
-
-
-class Watch:
-    """Samples CPU and memory of a process and its descendants.
-
-    Attributes:
-        cpu_seconds: by process: ``driver`` is itself, ``java`` and ``python`` are the others.
-        peak_bytes: likewise the most resident memory, and of all at one moment as ``all``.
-    """
-
-    #: Shorter processes may be missed.
-    LOOK_SECONDS: Final = 0.1
-
-    def __init__(self, pid: int) -> None:
-        self.cpu_seconds: dict[str, float] = defaultdict(float)
-        self.peak_bytes: dict[str, int] = defaultdict(int)
-        self._pid = pid
-        self._cpu_of: dict[int, tuple[str, float]] = {}
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._look_on, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._stopped.set()
-        self._thread.join()
-        for who, seconds in self._cpu_of.values():
-            self.cpu_seconds[who] += seconds
-
-    def _look_on(self) -> None:
-        while not self._stopped.wait(self.LOOK_SECONDS):
-            self._look(family(self._pid))
-
-    def _look(self, pids: Iterable[int]) -> None:
-        resident: dict[str, int] = defaultdict(int)
-        for pid in pids:
-            try:
-                name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
-                size = rss_bytes(pid)
-            except (OSError, IndexError):
-                continue
-            who = "driver" if pid == self._pid else "java" if "(java" in name else "python"
-            ticks = sum(map(int, rest.split()[11:13]))
-            self._cpu_of[pid] = who, ticks / os.sysconf("SC_CLK_TCK")
-            resident[who] += size
-            resident["all"] += size
-        for who, size in resident.items():
-            self.peak_bytes[who] = max(self.peak_bytes[who], size)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -17,12 +17,9 @@ import json
 import os
 import re
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import threading
-import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,7 +30,6 @@ from typing import Any
 import taskq
 from taskq import TaskLog, TaskQ
 from taskq.cli.commands.jobs import ls as ls_command
-from taskq.cli.commands.jobs import show as show_command
 from taskq.errors import JobFailed
 
 ROOT = Path(taskq.__file__).parents[1]
@@ -48,7 +44,6 @@ PLACES = os.pathsep.join(str(Path(home).parent) for home in HOMES)
 TRIES = 7
 #: Ways that make one, from an enqueue to the end of its job.
 TO_ACK = ("enqueue", "enqueue to result", "claim", "ack")
-_WAIT_SECONDS = 20.0
 _LOOK_SECONDS = 0.05
 
 
@@ -132,7 +127,7 @@ def traced(title: str) -> Iterator[None]:
 
 
 async def jobs(path: Path) -> None:
-    """An enqueue there and back, to a result, a claim, an ack, and what ``taskq show`` says."""
+    """An enqueue there and back, to a result, a claim, an ack, and ``taskq ls``."""
     app = TaskQ(path / "jobs")
 
     @app.task(name="mail.send")
@@ -160,20 +155,15 @@ async def jobs(path: Path) -> None:
     _gone["enqueue to ack"] = [
         Route(*ways) for ways in zip(*map(_gone.__getitem__, TO_ACK), strict=False)
     ]
-    await asyncio.to_thread(shown, "taskq show", show_command, [job.id, "-d", str(path / "jobs")])
-    await asyncio.to_thread(shown, "taskq ls", ls_command, ["-d", str(path / "jobs")])
+    await asyncio.to_thread(listed, path / "jobs")
 
 
-def shown(title: str, command: Any, arguments: list[str]) -> None:
-    """Do what a command does; raise what went wrong."""
-    with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - a device
-        stdout, sys.stdout = sys.stdout, nowhere
-        try:
-            for _ in range(2):
-                with traced(title):
-                    command.main(arguments, standalone_mode=False)
-        finally:
-            sys.stdout = stdout
+def listed(path: Path) -> None:
+    """Do what ``taskq ls`` does."""
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+        for _ in range(2):
+            with traced("taskq ls"):
+                ls_command.main(["-d", str(path)], standalone_mode=False)
 
 
 async def dead(path: Path) -> None:
@@ -224,72 +214,10 @@ async def killed(path: Path) -> None:
         await opened.close()
 
 
-async def put(path: Path) -> None:
-    """Let a log have a job more."""
-    async with TaskLog.open(path, durability="fsync") as log:
-        await log.put(b"more")
-
-
-async def device(path: Path) -> None:
-    """A session of a device that has something new, over HTTP, to a hub in another process."""
-    from taskq.connection.settings import HubSettings  # noqa: PLC0415 - as are all plugins
-    from taskq_plugins.hub.line import Line  # noqa: PLC0415 - as above
-    from taskq_plugins.hub.sync import sync  # noqa: PLC0415 - as above
-
-    hub, log = path / "hub", path / "device"
-    (hub / "devices").mkdir(parents=True)
-    command = [sys.executable, "-m", "taskq", "hub", "enroll", str(hub), "edge-1"]
-    token = subprocess.check_output(command, text=True).strip()  # noqa: ASYNC221 - alone here
-    with serving(hub) as url:
-        for _ in range(TRIES):
-            await put(log)
-            line = Line(url, token, None, HubSettings())
-            with traced("a device's sync"):
-                done = await sync(str(log), line)
-            await line.close()
-            assert done.sent_bytes, done
-
-
-@contextmanager
-def serving(hub: Path) -> Iterator[str]:
-    """Serve a hub in a process of its own, by the same checkout."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "taskq", "hub", "serve", str(hub), "--bind"]
-    process = subprocess.Popen(
-        [*command, f"127.0.0.1:{port}"],
-        cwd=hub,
-        env={**os.environ, "PYTHONPATH": PLACES},
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        wait_for(lambda: is_open(port))
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
-
-
-def is_open(port: int) -> bool:
-    """Return whether somebody listens at a port."""
-    with socket.socket() as line:
-        return line.connect_ex(("127.0.0.1", port)) == 0
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Look until it holds."""
-    until = time.monotonic() + _WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < until, condition
-        time.sleep(_LOOK_SECONDS)
-
-
 WAYS: dict[str, Callable[[Path], Any]] = {
     "jobs": lambda path: asyncio.run(jobs(path)),
     "dead": lambda path: asyncio.run(dead(path)),
     "killed": lambda path: asyncio.run(killed(path)),
-    "device": lambda path: asyncio.run(device(path)),
 }
 
 
