@@ -199,19 +199,6 @@ def test_a_job_that_outlasts_the_drain_or_a_second_signal_is_given_back_unburnt(
     assert look(queue, job) == (State.READY, 0)
 
 
-@pytest.mark.parametrize("task", ["thread", "executor"])
-def test_a_drain_ends_although_a_thread_does_not(
-    start: Callable[..., Child], queue: TaskQ, capfd: pytest.CaptureFixture[str], task: str
-) -> None:
-    job = put(queue, task)
-    with start("--drain-timeout", "0") as worker:
-        worker.expect("HERE")
-        worker.send(signal.SIGTERM)
-        assert worker.wait() == 0
-    assert "left behind" in capfd.readouterr().err
-    assert look(queue, job) == (State.READY, 0)
-
-
 def test_a_third_signal_ends_a_process_whose_loop_is_stuck(
     start: Callable[..., Child], queue: TaskQ
 ) -> None:
@@ -225,16 +212,6 @@ def test_a_third_signal_ends_a_process_whose_loop_is_stuck(
 
         eventually(is_gone)
         assert worker.wait() == 128 + signal.SIGTERM
-
-
-def test_a_directory_that_cannot_be_used_is_one_message_and_exit_code_1(
-    start: Callable[..., Child], tmp_path: Path
-) -> None:
-    (tmp_path / "data").write_text("not a directory")
-    worker = run_taskq("worker", "jobs:app")
-    assert worker.returncode == 1
-    assert worker.stderr.startswith("taskq: ")
-    assert "Traceback" not in worker.stderr
 
 
 LOGS = """

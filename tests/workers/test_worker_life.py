@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +31,6 @@ from anyio.lowlevel import checkpoint
 from taskq import DeadLetter, TaskQ, current_job
 from taskq.core.model import SECOND_NS, State
 from taskq.core.records import Cause, Kind
-from taskq.core.views import Serving
 from taskq.core.why import Why
 from taskq.errors import (
     JobFailed,
@@ -47,7 +45,7 @@ from taskq.log.commit.committer import LOOK_AROUND_NS
 from taskq.log.requests import Answer, ClaimRequest, Delivery, Settlement
 from taskq.log.store.store import Store
 from taskq_workers import JobFinished, Worker
-from taskq_workers.runs import joblogs, system
+from taskq_workers.runs import joblogs
 from taskq_workers.runs.executors import SWITCH_INTERVAL_SECONDS
 from taskq_workers.slots import feed, outcomes
 from tests.workers import afar_jobs
@@ -387,54 +385,6 @@ async def test_a_worker_shares_its_claims_between_queues_by_weight(app: TaskQ) -
     assert 20 <= Counter(seen[:40])["mail"] <= 36
 
 
-def test_turns_of_threads_are_short_only_while_others_compute(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clocks, interval = dict.fromkeys(("now", "process", "loop", "storage"), 0.0), [0.005]
-
-    def passes(seconds: float, others: float) -> None:
-        clocks["now"] += seconds
-        clocks["loop"] += seconds / 2
-        clocks["storage"] += seconds / 4
-        clocks["process"] += seconds * 3 / 4 + others
-
-    fake_time = SimpleNamespace(
-        monotonic=lambda: clocks["now"], process_time=lambda: clocks["process"],
-        thread_time=lambda: clocks["loop"], clock_gettime=lambda _: clocks["storage"],
-    )  # fmt: skip
-    fake_sys = SimpleNamespace(
-        getswitchinterval=lambda: interval[0],
-        setswitchinterval=lambda seconds: interval.insert(0, int(seconds * 1e6) / 1e6),
-    )
-    storage = SimpleNamespace(name="taskq-storage", native_id=1)
-    monkeypatch.setattr(system, "time", fake_time)
-    monkeypatch.setattr(system, "sys", fake_sys)
-    monkeypatch.setattr(threading, "enumerate", lambda: [storage])
-    monkeypatch.setattr(system, "IS_LINUX", True)
-    turns = system.Turns()
-    expected = []
-    for seconds, others, then in [
-        (9.0, 9.0, 0.005),  # since the start, which says nothing
-        (0.5, 0.0, 0.005),
-        (0.5, 0.4, system.TURN_SECONDS),
-        (0.5, 0.4, system.TURN_SECONDS),
-        (5.0, 0.0, system.TURN_SECONDS),  # too long ago
-        (0.5, 0.1, 0.005),
-        (0.5, 0.4, system.TURN_SECONDS),
-    ]:
-        passes(seconds, others)
-        turns.look()
-        expected.append((interval[0], then))
-    assert all(is_ == then for is_, then in expected), expected
-    turns.rest()
-    assert interval[0] == 0.005
-    interval[0] = 0.0002  # the program's own
-    passes(0.5, 0.5)
-    turns.look()
-    turns.rest()
-    assert interval[0] == 0.0002
-
-
 def interpreter_wide() -> dict[str, object]:
     """Return what all parts of a program share."""
     wakeup = signal.set_wakeup_fd(-1)
@@ -509,19 +459,6 @@ async def test_a_program_without_logging_gets_its_warnings_while_lines_are_kept(
     async with Worker(fake):
         await fake.fake.settlements(1)
     assert lines == ["loud"]
-
-
-@pytest.mark.skipif(not system.IS_LINUX, reason="the clock's id is Linux's own")
-def test_the_clock_of_a_thread_that_has_ended_raises() -> None:
-    thread = threading.Thread(target=lambda: None)
-    thread.start()
-    thread.join()
-    own = threading.get_native_id()
-    assert system._clock_of(own) == time.pthread_getcpuclockid(threading.get_ident())
-    while Path(f"/proc/self/task/{thread.native_id}").exists():
-        os.sched_yield()
-    with pytest.raises(OSError, match="Invalid argument"):
-        time.clock_gettime(system._clock_of(thread.native_id or 0))
 
 
 def end_loop(but: str = "") -> list[asyncio.Task[object]]:
@@ -643,31 +580,6 @@ async def test_a_worker_that_sleeps_stops_when_its_directory_is_removed(tmp_path
     with pytest.raises(LogGone, match="removed, moved or replaced"):
         await worker.run()
     await app.close()
-
-
-async def test_an_idle_worker_publishes_its_claims_and_keeps_one_until_it_drains(
-    fake: FakeApp,
-) -> None:
-    @fake.task(name="first", aliases=["old"])
-    async def first() -> None: ...
-
-    async with Worker(fake, concurrency=3, queues=["mail"]) as worker:
-        names, queues = frozenset({"first", "old"}), frozenset({"mail"})
-        assert fake.fake.served == [Serving(queues=queues, tasks=names, slots=3)]
-        await fake.fake.until(lambda: len(fake.fake.waiting()) == 1)
-        (request,) = fake.fake.waiting()
-        assert (request.tasks, request.queues, request.count) == (names, queues, 3)
-        assert request.wait_until_ns is None
-
-        @fake.task(name="second")
-        async def second() -> None: ...
-
-        assert worker._task_names() == {"first", "old", "second"}
-        answer = fake.fake.served[-1]
-        assert answer is not None
-        assert answer.tasks == frozenset({"first", "old", "second"})
-    assert fake.fake.served[-1] is None
-    assert not fake.fake.waiting()
 
 
 def census() -> tuple[int, list[str], int, int]:

@@ -17,8 +17,8 @@ from taskq.core.model import State
 from taskq.core.why import Why
 from taskq.errors import JobFailed
 from taskq.testing.sandbox import TravelClock, use_clock
-from taskq_workers.gates import gates, probes
-from taskq_workers.gates.gate import Breaker, Gate, Mode
+from taskq_workers.gates import probes
+from taskq_workers.gates.gate import Breaker, Mode
 from taskq_workers.pool import Worker
 from tests.effort import within
 from tests.processes.harness import eventually
@@ -138,31 +138,6 @@ async def test_jobs_wait_a_day_for_their_host_and_nothing_is_written_of_them(app
         assert {(await jobs[number].view()).attempt for number in (0, 150, -1)} == {1}
 
 
-async def test_one_probe_serves_all_tasks_that_name_its_condition_while_their_jobs_wait(
-    app: TaskQ,
-) -> None:
-    switch = Switch()
-
-    @app.task(requires=[switch.condition()])
-    async def first() -> None: ...
-
-    @app.task(requires=[switch.condition(), condition(lambda: True)])
-    async def second() -> None: ...
-
-    @app.task
-    async def plain() -> None: ...
-
-    async with app, Worker(app, concurrency=4) as worker:
-        await _results(await plain.enqueue_many([()] * 50))
-        assert switch.probes == 0
-        jobs = [*await first.enqueue_many([()] * 20), *await second.enqueue_many([()] * 20)]
-        await switch.probed(3)
-        assert worker._parts[0].gates is not None
-        assert len({*worker._parts[0].gates.probes.values()}) == 2
-        switch.on = True
-        await _results(jobs)
-
-
 async def test_a_job_that_comes_while_nothing_is_known_is_given_back_at_most_once(
     app: TaskQ,
 ) -> None:
@@ -265,30 +240,6 @@ async def test_a_burst_runs_what_may_run_and_leaves_what_waits(app: TaskQ) -> No
         await asyncio.wait_for(Worker(app, burst=True).run(), 20)
         assert [await job.result(timeout=1) for job in able] == [1] * 30
         assert (await kept.view()).attempt == 0
-
-
-async def test_a_burst_ends_though_another_worker_took_the_job_that_a_gate_was_to_have(
-    app: TaskQ, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The job was seen, and gone before the gate's claim: nothing moves the gate any more."""
-    looks = 0
-    is_pending = Gate.is_pending
-
-    async def seen_once(gate: Gate) -> bool:
-        nonlocal looks
-        looks += 1
-        return looks == 1 or await is_pending(gate)
-
-    monkeypatch.setattr(gates, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(Gate, "is_pending", seen_once)
-
-    @app.task(requires=[condition(lambda: True)])
-    async def work() -> None: ...
-
-    async with app:
-        async with asyncio.timeout(30):
-            await Worker(app, burst=True).run()
-    assert looks > 1
 
 
 async def test_a_job_that_is_cancelled_while_its_condition_is_probed_never_runs(app: TaskQ) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import inspect
-import itertools
 import os
 import signal
 import subprocess
@@ -23,13 +22,10 @@ from taskq.app.app import WorkerOptions
 from taskq.errors import LogError, UsageError
 from taskq_workers import Worker, WorkerThread
 from taskq_workers.process import guard, supervisor
-from taskq_workers.process.guard import TABLE, Event, Guard, ProcessLife, WorkerProcess
+from taskq_workers.process.guard import Event, Guard, ProcessLife
 from taskq_workers.process.supervisor import Notifier, run_to_the_end
-from taskq_workers.runs import system
 from tests.effort import ended
 from tests.programs import run_python
-
-REFUSAL = "the log cannot be used"
 
 
 class Started:
@@ -130,28 +126,6 @@ def test_workers_that_are_stopped_while_they_start_are_no_failure(
     assert guarding._exit_code == exit_code
 
 
-def test_each_worker_is_replaced_once_its_successor_is_ready(guarding: Any) -> None:
-    become_ready(guarding, *guarding._processes)
-    guarding._replace_asked = True
-    guarding._act()
-    for number in (1, 2):
-        coming = guarding._processes[-1]
-        assert (coming.number, coming.life) == (number, ProcessLife.COMING)
-        become_ready(guarding, coming)
-    assert lives(guarding) == [
-        *((1, ProcessLife.LEAVING), (2, ProcessLife.LEAVING)),
-        *((1, ProcessLife.SERVING), (2, ProcessLife.SERVING)),
-    ]
-    # A replaced worker drains on at the first signal; a second cancels its jobs.
-    for count in (1, 2):
-        assert [process.stops for process in guarding._processes] == [max(1, count - 1)] * 2 + [
-            count - 1
-        ] * 2
-        guarding._stops_asked = count
-        guarding._act()
-        assert {process.stops for process in guarding._processes} == {count}
-
-
 def test_a_worker_that_died_before_its_successor_was_ready_is_not_started_as_well(
     guarding: Any,
 ) -> None:
@@ -196,44 +170,6 @@ def test_the_end_of_a_worker_leads_to_another_or_to_the_end(
     if then == OVER:  # the other one may end well
         guarding._happened(guarding._processes[1], Event.DONE)
         assert guarding._exit_code == exit_code
-
-
-@pytest.mark.parametrize(
-    ("code", "is_ready", "error", "event"),
-    [
-        (0, True, "", Event.DONE),
-        (2, False, REFUSAL, Event.WRONG),
-        (2, True, REFUSAL, Event.DIED),
-        (1, False, REFUSAL, Event.REFUSED),
-        (1, False, "", Event.DIED),
-        (-9, True, "", Event.DIED),
-    ],
-)
-def test_an_exit_code_means_more_before_the_worker_was_ready(
-    code: int, is_ready: bool, error: str, event: Event
-) -> None:
-    process: Any = Started(1, [], ProcessLife.STARTING)
-    process.ready, process.error = is_ready, error
-    assert guard._end_of(process, code) is event
-
-
-def test_the_table_has_an_action_for_whatever_may_happen() -> None:
-    """A worker that serves is ready once, and its end is no end of a start."""
-    before = {Event.READY, Event.WRONG, Event.REFUSED}
-    possible = {
-        (life, event)
-        for life, event in itertools.product(ProcessLife, Event)
-        if life is not ProcessLife.SERVING or event not in before
-    }
-    assert set(TABLE) == possible
-
-
-def test_a_worker_that_cannot_be_started_leaves_no_descriptor() -> None:
-    before = sorted(Path("/dev/fd").iterdir())
-    with pytest.raises(FileNotFoundError) as refused:
-        WorkerProcess(1, ["/there/is/no/such/command"], ProcessLife.STARTING)
-    assert refused.tb is not None  # which has the process that never was, and its socket
-    assert sorted(Path("/dev/fd").iterdir()) == before
 
 
 @pytest.fixture
@@ -455,24 +391,6 @@ def test_workers_below_another_process_and_children_leave_the_console_to_it(
     noting = "from taskq import engine; engine.system.leave_console = lambda: print('left')\n"
     done = run_python("-c", noting + program, cwd=tmp_path, check=True)
     assert done.stdout.splitlines().count("left") == left
-
-
-def test_a_process_that_cannot_be_tied_to_its_worker_is_killed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """On Windows, whose jobs refuse a process that is in an unrelated one."""
-    started = list[subprocess.Popen[bytes]]()
-
-    def refuse(process: subprocess.Popen[bytes]) -> None:
-        started.append(process)
-        raise OSError("it is in another job")
-
-    monkeypatch.setattr(system, "_IS_WINDOWS", True)
-    monkeypatch.setattr(engine.system, "end_with_us", refuse)
-    with pytest.raises(OSError, match="another job"):
-        system.start([sys.executable, "-c", "input()"], None, ends_with_us=True, stdin=-1)
-    with started[0] as process:
-        assert process.wait() == (1 if os.name == "nt" else -signal.SIGKILL)
 
 
 def test_an_app_takes_the_very_options_of_a_worker() -> None:

@@ -9,34 +9,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from math import inf
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
 
 from taskq import TaskQ
 from taskq.cli.main import main
-from taskq.core.records import Kind
-from taskq.core.views import Waiting
 from taskq_workers import pool
 from taskq_workers.events import JobEnd, JobFinished
 from taskq_workers.process.reporting import (
     LINES_PER_SECOND_MAX,
-    BannerFacts,
     LineReporter,
     Style,
-    banner,
-    drain_lines,
-    job_line,
-    overdue_lines,
-    rest_of,
-    stopped_line,
-    style_for,
-    summary_line,
 )
 from taskq_workers.process.supervisor import Notifier
 from tests.processes.harness import SCRIPTS, Child
@@ -53,109 +38,6 @@ def event(outcome: JobEnd = "succeeded", **changes: object) -> JobFinished:
     return made
 
 
-def facts(**changes: object) -> BannerFacts:
-    values: dict[str, object] = {
-        "version": "0.1.0",
-        "pid": 42,
-        "directory": "/data",
-        "durability": "fsync",
-        "recovered": 3,
-        "queues": None,
-        "tasks": frozenset({"mail.send"}),
-        "concurrency": 8,
-        "ready_seconds": 0.0421,
-    }
-    return BannerFacts(**{**values, **changes})  # type: ignore[arg-type]
-
-
-C_BUILD = "C (build 9-db3b0b53, 12.2.0)"
-BANNERS: list[tuple[dict[str, object], tuple[str, ...]]] = [
-    (
-        {"tasks": frozenset(f"jobs.task_{n}" for n in range(100)), "queues": frozenset("ba")},
-        ("0.1.0", "/data\n", "fsync", "3 in-flight jobs", "a, b", "94 more", "in 42 ms"),
-    ),
-    ({"is_empty": True}, ("  directory   /data (new, empty)\n",)),
-    ({"plain_jobs": C_BUILD}, (f"  plain jobs  {C_BUILD}\n",)),
-    ({"executor": "spark"}, ("  executor    spark\n",)),
-    ({"settings": "/a/.env\x1b[31m"}, ("fsync; settings: /a/.env\\x1b[31m\n",)),
-]
-
-
-@pytest.mark.parametrize(("changes", "parts"), BANNERS)
-def test_the_banner_has_at_most_8_lines_and_says_what_matters(
-    changes: dict[str, object], parts: tuple[str, ...]
-) -> None:
-    lines = banner(facts(**changes), PLAIN)
-    text = "".join(f"{line}\n" for line in lines)
-    assert len(lines) <= 8
-    assert all(part in text for part in parts), text
-    assert "executor" not in changes or "plain jobs" not in text
-
-
-JOB = "mail.send  abcd-7  123 ms"
-JOB_LINES: list[tuple[JobFinished, Style, str]] = [
-    (event(), PLAIN, f" ✓ {JOB}"),
-    (event(), style_for("ascii", colours=False), f" ok {JOB}"),
-    (event(), style_for("utf-8", colours=False), f" ✓ {JOB}"),
-    (event(), Style(colours=True), f" \x1b[32m✓\x1b[0m {JOB}"),
-    (
-        *(event("dead", attempt=5, reason="ValueError: \x1bno\nFile ..."), PLAIN),
-        f" ✗ {JOB}  attempt 5/5  ValueError: \\x1bno",
-    ),
-    (
-        *(event("retried", delay_seconds=2.5, reason="X: y"), PLAIN),
-        f" ↻ {JOB}  attempt 1/5  again in 2.5 s  X: y",
-    ),
-    (event("released", delay_seconds=0.0), PLAIN, f" ↻ {JOB}  given back"),
-    (event("cancelled"), PLAIN, f" ✗ {JOB}  cancelled"),
-]
-
-
-@pytest.mark.parametrize(("event", "style", "line"), JOB_LINES)
-def test_a_job_line_says_what_became_of_it(event: JobFinished, style: Style, line: str) -> None:
-    assert job_line(event, 0.0, style).endswith(line)
-
-
-def held(seconds: float | None, task: str = "mail.send", job: int = 7) -> Any:
-    return SimpleNamespace(task=task, job_id=f"abcd-{job}"), seconds
-
-
-def test_a_drain_names_what_it_waits_for_and_for_how_long() -> None:
-    assert drain_lines([], 10.0) == ["stopping"]
-    assert drain_lines([held(0.4), held(63.0, "x.y", 8)], 10.0) == [
-        "draining: 2 running jobs get 10 s to finish; once more cancels",
-        "  x.y  abcd-8  running for 63.0 s",
-        "  mail.send  abcd-7  running for 400 ms",
-    ]
-    assert drain_lines([held(None)], inf, "process 9 ") == [
-        "process 9 draining: 1 running job gets as long as it takes to finish; once more cancels",
-        "  mail.send  abcd-7",
-    ]
-    assert drain_lines([held(1.0)] * 8, 10.0)[-1] == "  and 3 more"
-    assert overdue_lines([held(12.0)], 10.0) == [
-        "10 s are over: 1 running job cancelled and given back",
-        "  mail.send  abcd-7  running for 12.0 s",
-    ]
-
-
-def test_the_last_lines_sum_a_workers_life_up() -> None:
-    assert summary_line({"succeeded": 12_345, "dead": 1}) == "… 12 345 jobs succeeded, 1 dead"
-    assert summary_line({"retried": 1}) == "… 1 job retried"
-    ended = {Kind.SUCCEEDED: 12_345, Kind.DEAD: 1, Kind.RETRIED: 2, Kind.RELEASED: 1}
-    assert stopped_line(ended, 3_600.0, 0.25) == (
-        "stopped after 60 min, drained in 250 ms: "
-        "12 345 jobs succeeded, 1 dead, 2 retried, 1 given back"
-    )
-    assert stopped_line({Kind.DEAD: 1}, 2.0, None, "process 9 ") == (
-        "process 9 stopped after 2.0 s: 1 job dead"
-    )
-    assert stopped_line({Kind.RELEASED: 0}, 2.0, None) == "stopped after 2.0 s: no job ran"
-    assert rest_of(Waiting(), None, 0) == ""
-    assert rest_of(Waiting(1, 2), None, 0) == "; 1 waits, 2 wait in a paused queue"
-    left = rest_of(Waiting(later=3), 360 * 10**9, 60 * 10**9)
-    assert left == "; 3 are due later, the first in 5m"
-
-
 class Gate(io.StringIO):
     """An output that notes each write, and may block."""
 
@@ -169,17 +51,6 @@ class Gate(io.StringIO):
         self.entered.set()
         assert self.open.wait(30)
         return super().write(text)
-
-
-def test_what_happens_before_the_banner_is_printed_after_it() -> None:
-    output = io.StringIO()
-    LineReporter(output, PLAIN).close()
-    reporter = LineReporter(output, PLAIN)
-    reporter(event())
-    reporter.open(["the banner"])
-    reporter.close()
-    assert output.getvalue().startswith("the banner\n")
-    assert "abcd-7" in output.getvalue()
 
 
 def test_a_flood_is_summed_up_and_a_stuck_output_holds_nobody_up() -> None:
@@ -420,16 +291,6 @@ taskq_start.main()
 def test_ctrl_c_while_the_command_is_imported_prints_nothing() -> None:
     done = run_python("-c", INTERRUPTED)
     assert (done.returncode, done.stderr, done.stdout) == (-signal.SIGINT, "", "")
-
-
-def test_ctrl_c_is_an_interruption_whatever_python_makes_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def interrupted() -> None:
-        raise RuntimeError("Error calling __set_name__ on …") from KeyboardInterrupt()
-
-    monkeypatch.setattr(main, "get_command", lambda *_: click.Command("ls", callback=interrupted))
-    assert CliRunner().invoke(main, ["ls"]).exit_code == 130
 
 
 @pytest.mark.parametrize("broken", ["sys.stdout = None", "sys.stdout.close(); sys.stderr = 3"])

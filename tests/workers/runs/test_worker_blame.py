@@ -15,12 +15,10 @@ from typing import Any, NoReturn
 import pytest
 
 from taskq import JobHandle, TaskQ, retry
-from taskq.calls.serialization import encode_reason
-from taskq.core.model import REASON_BYTES_MAX, State
-from taskq.core.retry import Discard
+from taskq.core.model import State
 from taskq.errors import JobFailed
 from taskq_workers.pool import Worker
-from taskq_workers.runs.reasons import describe, raised_by_call, summary
+from taskq_workers.runs.reasons import describe
 from tests.programs import run_python
 from tests.workers.runs import forking_jobs
 
@@ -340,18 +338,3 @@ def test_a_reason_is_the_error_then_its_innermost_frames_and_no_more_than_a_scre
     assert lines[0] == first
     assert len(lines) < 40
     assert all(part in "\n".join(lines[1:]) for part in parts)
-
-
-def test_a_summary_is_type_and_message() -> None:
-    assert summary(ValueError("first\nsecond")) == "ValueError: first"
-    assert summary(ValueError()) == "ValueError"
-    assert summary(Discard("not wanted")) == "Discard: not wanted"
-    assert summary(Odd()) == ODD
-    encoded = encode_reason(describe(caught(fail, ValueError("x" * 100_000 + "\n" + "y" * 9_000))))
-    assert len(encoded) <= REASON_BYTES_MAX
-    assert encoded.startswith(b"ValueError: xxx")
-
-
-def test_a_refused_call_differs_from_a_failure_inside_it() -> None:
-    assert not raised_by_call(caught(deep, 1))
-    assert raised_by_call(TypeError("never raised"))

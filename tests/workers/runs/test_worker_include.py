@@ -18,7 +18,6 @@ from taskq.app.app import default_app
 from taskq.cli.main import main
 from taskq.conditions import condition
 from taskq.errors import UsageError
-from taskq_workers.runs.guards import importing
 from taskq_workers.runs.loader import load_app, modules_with_tasks
 from tests.programs import run_python, run_taskq
 
@@ -293,13 +292,6 @@ def test_a_script_without_a_main_guard_gets_advice_and_no_workers_in_children(
     assert "a child process cannot import script: UsageError: a worker is started" in errors[0]
     assert 'if __name__ == "__main__":' in errors[0]
     assert 'if __name__ == "__main__":' in ended.stderr  # the worker says it, too
-
-
-def test_no_worker_is_made_while_a_child_imports_and_one_may_be_afterwards(tmp_path: Path) -> None:
-    app = TaskQ(tmp_path)
-    with importing(), pytest.raises(UsageError, match="put it under"):
-        app.worker()
-    app.worker()
 
 
 RESULT_SECONDS = 30

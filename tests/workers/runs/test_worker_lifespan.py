@@ -14,7 +14,7 @@ from taskq import Inject, TaskQ, injected
 from taskq.errors import InvalidCall, TaskqError, UsageError
 from taskq_workers import Worker
 from taskq_workers.runs import lifespans
-from taskq_workers.runs.lifespans import LifespanHolder, bind_resources, resources_in_thread
+from taskq_workers.runs.lifespans import LifespanHolder
 from tests.workers.afar_jobs import LENT
 from tests.workers.afar_jobs import lent as app
 
@@ -289,22 +289,6 @@ async def test_what_is_no_lifespan_is_refused(app: TaskQ, function: Any) -> None
 
     with pytest.raises(UsageError, match=function.__name__):
         await use()
-
-
-def test_a_process_without_a_loop_gets_the_resources_from_a_thread(app: TaskQ) -> None:
-    """So do children of runs_in="process"; without lifespans there is no thread."""
-    events: list[str] = []
-    database = put_lifespan(app, events)
-
-    @app.task
-    def count(add: int, *, db: Inject[Database] = injected()) -> int:
-        return len(db.rows) + add
-
-    with resources_in_thread(app) as resources:
-        database.rows.append(1)
-        assert bind_resources(count, resources)(add=2) == 3
-        assert events == ["open"]
-    assert events == ["open", "close"]
 
 
 SECONDS = 30

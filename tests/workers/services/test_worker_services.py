@@ -14,7 +14,6 @@ from click.testing import CliRunner
 
 from taskq import DeadLetter, Discard, JobHandle, State, TaskLog, TaskQ, durable
 from taskq.cli.main import main
-from taskq.core.errors import LogError
 from taskq.core.records import Cause, Kind
 from taskq.engine import LogReader
 from taskq.errors import JobNotFound, TaskqError, UsageError
@@ -28,7 +27,7 @@ from taskq.views import Why
 from taskq_workers.pool import Worker
 from taskq_workers.services import watches
 from taskq_workers.services.watches import StrayWatch
-from tests.effort import ended, within
+from tests.effort import within
 from tests.log.world import Process, World
 from tests.processes.harness import eventually
 from tests.workers.conftest import Listen
@@ -58,23 +57,6 @@ class Part:
             self.ended.set()
 
 
-async def test_parts_live_as_long_as_their_worker_claims(app: TaskQ) -> None:
-    said: list[str] = []
-    held = Held(app)
-    async with app:
-        worker, parts = Worker(app), [Part(said, "one"), Part(said, "two")]
-        worker.services += parts
-        await held.task.enqueue()
-        async with worker:
-            assert said == ["one begins", "two begins"]
-            await held.runs.wait()
-            worker.request_stop()
-            await asyncio.gather(*(part.ended.wait() for part in parts))
-            assert sorted(said[2:]) == ["one ends", "two ends"]
-            assert worker.running == 1
-            held.end.set()
-
-
 async def test_a_part_that_fails_stops_its_worker_after_its_jobs(
     app: TaskQ, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -99,40 +81,10 @@ async def test_a_part_that_fails_stops_its_worker_after_its_jobs(
     ]
 
 
-async def test_a_part_that_cannot_begin_stops_its_worker(app: TaskQ) -> None:
-    said: list[str] = []
-    async with app:
-        worker = Worker(app)
-        problem = LogError("this part cannot work")
-        worker.services += [Part(said, "one"), Part(said, "two", problem)]
-        with pytest.raises(LogError, match="cannot work"):
-            async with worker:
-                raise AssertionError("it started")
-    assert said == ["one begins", "one ends"]
-
-
 def test_a_worker_without_an_asyncio_loop_fails_at_once(app: TaskQ) -> None:
     with pytest.raises(UsageError, match="none runs here: under trio use") as caught:
         Worker(app).start().send(None)
     assert "\n" not in str(caught.value)
-
-
-def test_the_thread_ends_with_a_loop_that_is_closed_while_it_stands_still(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(watches, "BLOCKED_SECONDS", 0.01)
-    monkeypatch.setattr(watches, "_ASK_SECONDS", 0.01)
-    surrendered = threading.Event()
-    before = set(threading.enumerate())
-    loop = asyncio.new_event_loop()
-    main = loop.create_task(_watch_until_stopped(surrendered))
-    loop.run_forever()
-    assert surrendered.wait(10)  # the loop has been asked, and will not answer
-    main.cancel()
-    main._log_destroy_pending = False  # type: ignore[attr-defined]  # the loop ends beneath it
-    loop.close()
-    for thread in set(threading.enumerate()) - before:
-        ended(thread)
 
 
 async def until_health_fails(app: TaskQ, names: set[str], text: str = "") -> None:
@@ -219,19 +171,6 @@ async def test_jobs_that_wait_for_a_blocked_loop_are_given_to_another_worker(
 
     async with other, app, app.worker(concurrency=2):
         assert await (await block.enqueue()).result(timeout=3 * SECONDS)
-
-
-async def _watch_until_stopped(surrendered: threading.Event) -> None:
-    loop = asyncio.get_running_loop()
-    watch = watches.LoopWatch(lambda: False, lambda _task: None, surrendered.set, list)
-    unused: Any = None
-
-    class Started:
-        def started(self, value: object = None) -> None:
-            del value
-            loop.stop()
-
-    await watch.run(unused, task_status=Started())
 
 
 _UNKNOWN = (

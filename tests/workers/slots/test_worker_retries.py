@@ -21,7 +21,7 @@ from taskq import (
 )
 from taskq.core.errors import ResultGone
 from taskq.core.model import PAYLOAD_BYTES_MAX, SECOND_NS, State
-from taskq.core.records import Cause, Flag, Kind
+from taskq.core.records import Flag
 from taskq.errors import JobFailed
 from taskq.extras import install_line
 from taskq.log.format.bodies import compress
@@ -31,7 +31,6 @@ from taskq.views import JobView
 from taskq_workers.slots import outcomes
 from tests.effort import within
 from tests.workers import afar_jobs
-from tests.workers.fakes import FakeApp
 
 HOUR_SECONDS = 3_600
 
@@ -302,29 +301,6 @@ async def test_without_zstd_a_worker_leaves_its_jobs_to_others(
         assert len(warnings) == 1
         async with app.worker():
             assert await job.result(SECONDS) == len(TEXT)
-
-
-async def test_a_job_left_to_others_waits_a_minute(fake: FakeApp) -> None:
-    @fake.task(compress="zstd")
-    async def length(text: str) -> int:
-        return len(text)
-
-    stored, flags = compress(TEXT.encode(), "zlib")
-    async with fake.worker(concurrency=1):
-        fake.fake.put(length.spec.packed(Flag.ZSTD | Flag.ZLIB), stored)
-        (settled,) = await fake.fake.settlements(1)
-        assert (settled.kind, settled.cause) == (Kind.DEAD, Cause.REJECTED)
-        module = sys.modules["zstandard"]
-        sys.modules["zstandard"] = None  # type: ignore[assignment]
-        try:
-            fake.fake.put(length.spec.packed(Flag.ZSTD), stored)
-            *_, settled = await fake.fake.settlements(2)
-        finally:
-            sys.modules["zstandard"] = module
-    assert (settled.kind, settled.delay_ns, settled.cause) == (
-        Kind.RELEASED, 60 * 10**9, Cause.CALLER,
-    )  # fmt: skip
-    assert flags == Flag.ZLIB
 
 
 # -- results ---------------------------------------------------------------------------------------

@@ -365,24 +365,6 @@ def test_full_batches_that_are_done_soon_double_and_slow_ones_halve() -> None:
     assert (pace.size, pace.ahead) == (8, False)
 
 
-def test_a_cut_returns_to_the_slots_at_once_and_forgets_the_batch_under_way() -> None:
-    pace = grown(8, 5)
-    pace.claimed(waiting=256, full=True, now=0.0)
-    pace.cut()
-    pace.finished(256, now=0.001)
-    assert (pace.size, pace.ahead) == (8, False)
-
-
-def test_one_slow_job_does_not_make_the_fast_ones_beside_it_look_slow() -> None:
-    """A batch of 8 is done once any 8 jobs ended, while one of its own still runs."""
-    pace = ClaimPace(8)
-    pace.claimed(waiting=8, full=True, now=0.0)
-    pace.finished(7, now=0.001)
-    pace.claimed(waiting=7, full=False, now=0.002)
-    pace.finished(7, now=0.003)
-    assert pace.size == 16
-
-
 def test_each_pause_is_twice_the_last_up_to_a_limit_and_a_good_while_forgets_them() -> None:
     now = [1_000.0]
     pause = Pause(lambda: now[0])
