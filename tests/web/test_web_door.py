@@ -118,15 +118,6 @@ async def test_a_browser_that_is_in_lets_another_in_once(data: Path) -> None:
         assert (await client.get(address)).status_code == 401
 
 
-async def test_a_refusal_looks_like_the_page(data: Path) -> None:
-    async with stranger(data) as (client, _):
-        page = (await client.get("/")).text
-        files = re.findall(r'"(/static/[^"]+)"', page)
-        assert len(files) == 3
-        for path in files:
-            assert (await client.get(path)).status_code == 200
-
-
 async def test_a_page_without_secret_knows_no_program(data: Path) -> None:
     async with stranger(data) as (client, keys):
         keys._secret = ""
@@ -849,9 +840,3 @@ def test_what_does_not_come_ends_its_line(
             line.sendall(before + half)
             while line.recv(65_536):
                 line.sendall(b" ")
-
-
-def test_small_answers_are_sent_at_once() -> None:
-    """An event loop asks for that on the lines of such a socket alone."""
-    with patience.listen("127.0.0.1", 0) as listener:
-        assert listener.proto == socket.IPPROTO_TCP

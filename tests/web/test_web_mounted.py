@@ -22,7 +22,7 @@ from taskq import TaskQ
 from taskq.engine import Identity, LogReader
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.web.door import ENTRY, AccessKeys, SiteAddress
-from taskq_plugins.web.mount import make_hub, taskq_web, worker_page
+from taskq_plugins.web.mount import make_hub, taskq_web
 from tests.hub.place import DEVICE
 from tests.hub.place import Place as HubPlace
 from tests.processes.harness import Child
@@ -190,21 +190,6 @@ async def test_what_waits_is_changed_on_its_page(app: TaskQ) -> None:
         assert (await send_form(client, run_now)).status_code == 303
         assert str(await later.status()) == "ready"
         assert (await client.get(f"/taskq/jobs/{later.id}")).text.count("Run now") == 0
-
-
-async def test_the_log_page_of_an_app_shows_its_fsyncs(app: TaskQ) -> None:
-    async with outside(app) as client:
-        page = (await client.get("/taskq/log")).text
-        assert "<dt>fsync</dt>" in page
-        assert "Finished jobs are kept for" in page
-
-
-def test_a_worker_shows_its_page_until_it_ends(tmp_path: Path) -> None:
-    with TaskQ(tmp_path / "data", durability="os") as app:
-        with worker_page(app) as address, urllib.request.urlopen(address) as answer:  # noqa: S310 - our own
-            assert b"This browser is known now" in answer.read()
-        with pytest.raises(OSError, match="refused"):
-            urllib.request.urlopen(address)  # noqa: S310 - likewise
 
 
 def test_the_option_of_a_worker_says_where_its_page_is(tmp_path: Path) -> None:

@@ -93,17 +93,6 @@ def test_text_with_a_colon_is_text(text: str) -> None:
     assert Search.parse(text).words == (text.strip('"'),)
 
 
-@pytest.mark.parametrize(
-    ("query", "least_s", "most_s"),
-    [("took:>5s", 5, None), ("took:5s", 5, None), ("took:<1m", 0, 60)],
-)
-def test_how_long_it_took_is_a_span(query: str, least_s: int, most_s: int | None) -> None:
-    took = Search.parse(query).took_ns
-    assert took is not None
-    assert took[0] == least_s * 10**9
-    assert took[1] == most_s * 10**9 if most_s else took[1] > 10**18
-
-
 @pytest.mark.parametrize("form", ["{id}", " {id}: ", "{end}", "-{end}", "[{id}],", "#{id}"])
 def test_an_id_opens_its_job_however_it_was_copied(reader: LogReader, form: str) -> None:
     (job,) = Search.parse("task:films").find(reader, 1, 0).jobs
