@@ -1,7 +1,6 @@
 """The group: lazy, helpful about mistakes, and quiet when its output goes away."""
 
 import asyncio
-import errno
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ from click.testing import CliRunner
 
 from taskq import TaskQ
 from taskq.cli.errors import Failure
-from taskq.cli.main import BUILT_IN, SECTIONS, Commands, main
+from taskq.cli.main import BUILT_IN, Commands, main
 from taskq.core.errors import JobNotFound, UsageError, as_typed
 from tests.cli.helpers import Sample, taskq
 from tests.cli.logs import fill_letters
@@ -76,11 +75,6 @@ def test_taskq_alone_prints_its_help() -> None:
     ]  # fmt: skip
 
 
-def test_help_names_every_command_once() -> None:
-    shown = [name for names in SECTIONS.values() for name in names]
-    assert sorted(shown) == sorted(BUILT_IN)
-
-
 def test_what_others_bring_stands_last_under_a_heading_of_its_own() -> None:
     lines = CliRunner().invoke(group_with("extra", print), ["--help"]).output.splitlines()
     assert lines[lines.index("More:") + 1].split()[0] == "extra"
@@ -115,15 +109,6 @@ def test_errors_of_a_command_become_a_message_and_an_exit_code(
 
     result = CliRunner().invoke(group_with("extra", run), ["extra"])
     assert (result.exit_code, result.stderr) == (code, message)
-
-
-def test_the_end_of_a_reader_has_another_number_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run() -> None:
-        raise OSError(errno.EINVAL, "Invalid argument")
-
-    monkeypatch.setattr("taskq.cli.errors.READER_GONE", {errno.EINVAL})
-    result = CliRunner().invoke(group_with("extra", run), ["extra"])
-    assert (result.exit_code, result.stderr) == (141, "")
 
 
 def test_a_bug_keeps_its_traceback() -> None:
@@ -201,25 +186,6 @@ def test_queues_tasks_and_ids_are_completed_wherever_a_command_takes_them(path: 
 def test_commands_are_completed_and_where_there_is_no_log_nothing_is(tmp_path: Path) -> None:
     assert "timeline" in completed("ti")
     assert completed("show", "-d", tmp_path / "nowhere", "") == []
-
-
-def test_the_line_of_the_guide_turns_it_on(path: Path, tmp_path: Path) -> None:
-    script = f"""
-eval "$(_TASKQ_COMPLETE=bash_source taskq)"
-COMP_WORDS=(taskq pause -d {path} m); COMP_CWORD=4
-_taskq_completion taskq; echo "${{COMPREPLY[@]}}"
-"""
-    program = tmp_path / "bin" / "taskq"
-    program.parent.mkdir()
-    run = "from taskq.cli.main import main; main(prog_name='taskq')"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{run}" "$@"\n')
-    program.chmod(0o755)
-    variables = os.environ | {"PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", "--norc", "-c", script],
-        env=variables, capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
-    assert done.stdout.split() == ["mail"], done.stderr
 
 
 #: Time goes on between two commands.

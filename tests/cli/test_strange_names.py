@@ -15,14 +15,11 @@ from typing import Final
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from taskq import State, TaskLog, TaskQ
 from taskq.cli import render
 from taskq.cli.main import main
-from taskq.core import views as documents
-from taskq.core.model import SECOND_NS
 from taskq.errors import TaskqError, UsageError
 from taskq.log.format import codec
 from taskq.log.format.frames import segment_name
@@ -141,51 +138,6 @@ def test_a_process_is_shown_by_name_only_and_without_control_characters() -> Non
     assert output in {"sleeping: ?]0;) R?", "running: ?]0;) R?"}
 
 
-NOW = 1_700_000_000 * SECOND_NS
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        (render.when(0, NOW), ""), (documents.moment(0), None), (render.when(NOW, NOW), "0s ago"),
-        (render.when(NOW - 59 * SECOND_NS, NOW), "59s ago"),
-        (render.when(NOW - 180 * SECOND_NS, NOW), "3m ago"),
-        (render.when(NOW - 7_300 * SECOND_NS, NOW), "2h ago"),
-        (render.when(NOW - 200_000 * SECOND_NS, NOW), "2d ago"),
-        (render.when(NOW + 80 * SECOND_NS, NOW), "in 1m"),
-        (render.when(NOW + 3_570 * SECOND_NS, NOW), "in 1h"),
-        (render.when(NOW + 7_197 * SECOND_NS, NOW), "in 2h"),
-        (render.when(NOW + 86_400 * SECOND_NS, NOW), "in 1d"),
-        (documents.moment(NOW + 1_500), "2023-11-14T22:13:20.000001+00:00"),
-        (render.precise(250_000), "0.2ms"), (render.precise(12_000_000), "12ms"),
-        (render.precise(3_400_000_000), "3.4s"), (render.precise(300 * SECOND_NS), "5m"),
-        (render.precise(-1_000_000), "0.0ms"), (render.size(0), "0 B"),
-        (render.size(1_023), "1023 B"), (render.size(1_024), "1.0 KiB"),
-        (render.size(5 * 2**30), "5.0 GiB"), (render.size(2**41), "2.0 TiB"),
-        (render.body_block(b'{"a":1}'), '{\n  "a": 1\n}'),
-        (render.body_block("grüße".encode()), "  grüße"),
-        (render.body_block(b"\xff\x00"), "  b'\\xff\\x00'"),
-        (render.body_block(b"\x1b[31mred\nx"), "  \\x1b[31mred\n  x"),
-        (documents.body_document(None), None),
-        (documents.body_document(b"[1]"), {"encoding": "json", "data": [1]}),
-        (documents.body_document(b"hello"), {"encoding": "text", "data": "hello"}),
-        (documents.body_document(b"\xff"), {"encoding": "base64", "data": "/w=="}),
-    ],
-)  # fmt: skip
-def test_moments_spans_sizes_and_bodies_read_as_people_and_programs_expect(
-    text: object, shown: object
-) -> None:
-    assert text == shown
-
-
-def test_a_piped_table_is_plain_and_cuts_nothing_off(capsys: pytest.CaptureFixture[str]) -> None:
-    long = "x" * 500
-    render.print_table(("ID", ">N", "NOTE"), [("a-1", "7", long), ("a-10", "10", "[red]no\x1b")])
-    first, *rows = capsys.readouterr().out.splitlines()
-    assert first.split() == ["ID", "N", "NOTE"]
-    assert rows == [f"a-1    7  {long}", "a-10  10  [red]no\\x1b"]
-
-
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 JOBS = 6
 
@@ -256,42 +208,6 @@ def test_an_output_without_a_sign_for_it_gets_it_escaped(tmp_path: Path, charset
         done = CliRunner(charset=charset).invoke(main, [*command.split(), "-d", str(tmp_path)])
         assert done.exception is None, command
         assert r"\u043f" in done.output or command == "peek"
-
-
-@given(COLUMNS, st.data(), st.integers(40, 120))
-@grows
-@settings(
-    max_examples=some(33, 100),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-def test_a_table_fits_whenever_what_must_stay_does(
-    capsys: pytest.CaptureFixture[str], columns: list[str], data: st.DataObject, limit: int
-) -> None:
-    """Columns that may not be cut are whole, and each row is a line of at most that width."""
-    cells = st.text("abc déf漢", max_size=30)
-    row = st.tuples(*(cells for _ in columns))
-    rows = data.draw(st.lists(row, min_size=1, max_size=3))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(render, "on_terminal", lambda: True)
-        patch.setenv("COLUMNS", str(limit))
-        render.print_table(columns, rows)
-    lines = _STYLE.sub("", capsys.readouterr().out).splitlines()
-    kept = [(i, name) for i, name in enumerate(columns) if "?" not in name]
-    whole = [i for i, name in kept if "~" not in name]
-    least = sum(
-        render.cell_width(columns[i].strip(">~?"), *(row[i] for row in rows)) for i in whole
-    )
-    may_be_cut = [i for i, name in kept if "~" in name]
-    least += sum(
-        max(4, render.cell_width(*(row[i] for row in rows))) if columns[i].startswith(">") else 6
-        for i in may_be_cut
-    )
-    assert len(lines) == len(rows) + 1
-    if least + 2 * (len(kept) - 1) <= limit:
-        assert all(render.cell_width(line.rstrip()) <= limit for line in lines)
-    for i in whole:
-        assert all(row[i].strip() in line for row, line in zip(rows, lines[1:], strict=True))
 
 
 _DEEP: Final = b"[" * 100_000 + b"]" * 100_000
