@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import pickle
 import pydoc
 import runpy
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 import taskq
-from taskq import Task, TaskQ, chain, current_job, progress, retry, telemetry
+from taskq import TaskQ, chain, current_job, progress, retry, telemetry
 from taskq.app.tasks import TaskChoices
 from taskq.calls import habits
 from taskq.calls.call import OptionChanges
@@ -40,46 +38,11 @@ def test_a_task_still_is_its_function(app: TaskQ) -> None:
     assert app.task(name="answer")(lambda: 42)() == 42
 
 
-def test_a_task_without_options_has_the_defaults(app: TaskQ) -> None:
-    task = app.task(plain)
-    assert (task.name, task.queue, task.timeout) == (f"{__name__}.plain", "default", None)
-    assert task.retry == retry.exponential(attempts=5, base=1, cap=300, jitter="full")
-    assert (task.spec.queue, task.spec.priority, task.spec.attempts) == ("default", 5, 5)
-    assert task.spec.task == task.name
-    assert (task.store_result, task.runs_in, task.is_async) == (True, "thread", False)
-    assert not task.spec.flags & Flag.DURABLE_CLAIM
-    assert app.task(name="3", retry=3)(plain).retry == retry.exponential(attempts=3)
-    once = app.task(name="once", retry=retry.never())(plain)
-    assert once.spec.flags & Flag.DURABLE_CLAIM, "one attempt implies a durable claim"
-    assert not app.data_dir.exists()
-
-
-def test_options_are_kept_in_the_logs_units(app: TaskQ) -> None:
-    task = app.task(
-        name="mail.send",
-        queue="mail",
-        priority=7,
-        retry=retry.fixed(attempts=9, delay=2),
-        timeout="30s",
-        expires="1d",
-        delay=timedelta(seconds=2),
-        headers={"team": "a"},
-        keep="1d",
-        store_result=False,
-        durable_claim=True,
-        runs_in="thread",
-        aliases=["send", "old.send"],
-    )(plain)
-    assert (task.name, task.queue, task.timeout) == ("mail.send", "mail", 30.0)
-    assert (task.spec.queue, task.spec.priority, task.spec.attempts) == ("mail", 7, 9)
-    assert task.spec.flags & Flag.DROP_RESULT
-    assert task.spec.flags & Flag.DURABLE_CLAIM
-    extras = task.call(1).extras
-    assert extras is not None
-    assert (extras.due_ns, extras.expires_ns) == (2 * 10**9, 86_400 * 10**9)
-    assert (extras.headers, extras.keep_ns) == ({"team": "a"}, 86_400 * 10**9)
-    assert app.tasks["mail.send"] is app.tasks["send"] is app.tasks["old.send"] is task
-    assert task.encode_result("text") is None
+def test_a_claim_is_durable_if_that_is_asked_for_or_with_one_attempt(app: TaskQ) -> None:
+    given: list[dict[str, Any]] = [{"durable_claim": True}, {"retry": 1}, {}]
+    for number, options in enumerate(given):
+        task: Any = app.task(name=f"{number}", **options)(plain)
+        assert bool(task.spec.flags & Flag.DURABLE_CLAIM) is bool(options)
 
 
 def test_a_task_inside_a_function_is_named_after_both(app: TaskQ) -> None:
@@ -87,21 +50,6 @@ def test_a_task_inside_a_function_is_named_after_both(app: TaskQ) -> None:
     def inner() -> None: ...
 
     assert inner.name == f"{__name__}.test_a_task_inside_a_function_is_named_after_both.inner"
-
-
-def test_a_module_may_be_loaded_again(app: TaskQ, tmp_path: Path) -> None:
-    """A reload defines the same functions at the same lines: the later ones win."""
-    path = tmp_path / "again.py"
-    path.write_text("def setup(app):\n    @app.task\n    def job(): ...\n    return job\n")
-    loaded: list[Task[..., Any]] = []
-    for _ in range(2):
-        spec = importlib.util.spec_from_file_location("again", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        loaded.append(module.setup(app))
-    assert app.tasks["again.setup.job"] is loaded[1]
 
 
 def test_a_script_names_its_tasks_as_a_worker_imports_them(

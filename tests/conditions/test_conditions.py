@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import functools
 import socket
 import threading
 import urllib.error
@@ -16,7 +15,6 @@ from taskq.conditions import condition, disk_free, on_power, online, unmetered
 from taskq.conditions.base import Supply, aside, is_on_power, read_supplies, say_once
 from taskq.conditions.breakers import is_network_failure
 from taskq.conditions.network import has_route, metered_devices
-from taskq.log.machine import windows
 
 
 def always() -> bool:
@@ -44,23 +42,6 @@ def test_conditions_are_equal_and_hash_by_what_they_say(app: TaskQ) -> None:
         online("a:1"),
         condition(always),
     )
-
-
-@pytest.mark.parametrize(
-    ("made", "name"),
-    [
-        (online("api.example.com:443"), "online(api.example.com:443)"),
-        (online("[::1]:80"), "online([::1]:80)"),
-        (disk_free("1.5GB"), "disk_free(1.5 GB)"),
-        (on_power(), "on_power()"),
-        (unmetered(), "unmetered()"),
-        (condition(always), "always"),
-        (condition(always, name="the VPN is up"), "the VPN is up"),
-        (condition(functools.partial(needs_a_host, "there")), "needs_a_host"),
-    ],
-)
-def test_a_condition_has_a_name_for_people(made: Any, name: str) -> None:
-    assert made.name == name
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["refused first", "answered first"])
@@ -145,18 +126,6 @@ def test_a_machine_is_on_power_unless_its_own_battery_drains(
         for kind, line, status, scope in supplies
     ]
     assert is_on_power(read) is holds
-
-
-@pytest.mark.parametrize(("line", "result"), [(0, True), (1, False), (255, None)])
-def test_windows_says_itself_whether_the_battery_drains(
-    monkeypatch: pytest.MonkeyPatch, line: int, result: bool | None
-) -> None:
-    def fill(status: Any) -> bool:
-        status._obj[0] = line
-        return True
-
-    monkeypatch.setattr(windows, "_function", lambda *_: fill)
-    assert windows.on_battery() is result
 
 
 async def test_a_condition_that_the_machine_cannot_measure_holds(

@@ -122,14 +122,6 @@ FLOWS: dict[str, tuple[Callable[[Parts], Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("count", "more"), [(5, ""), (6, " …")])
-def test_a_flow_shows_the_names_of_its_first_five_parts(
-    parts: Parts, count: int, more: str
-) -> None:
-    shown = " → ".join([parts.one.name] * 5)
-    assert repr(chain(*[parts.one.call(1)] * count)) == f"<Flow {shown}{more}>"
-
-
 @pytest.mark.parametrize("name", FLOWS)
 async def test_a_flow_hands_each_result_on(parts: Parts, name: str) -> None:
     make, expected = FLOWS[name]
@@ -220,17 +212,6 @@ async def test_a_flow_over_the_limit_is_refused(
         await parts.one.map(range(1_500)).enqueue()
 
 
-def test_tasks_of_two_apps_are_a_flow_of_one_log_alone(parts: Parts, tmp_path: Path) -> None:
-    """Two modules of a program may each make an app of its log; another log has other workers."""
-    same, other = (Parts(TaskQ(tmp_path / name, durability="os")) for name in ("data", "other"))
-    flow = chain(parts.one.call(1), same.one.step(), parts.one.step())
-    assert flow.enqueue_sync().progress_sync().waiting == 3
-    parts.app.close_sync()
-    with pytest.raises(UsageError, match="tasks of two apps"):
-        chain(parts.one.call(1), parts.one.step(), other.one.step()).enqueue_sync()
-    assert not (tmp_path / "other").exists()
-
-
 async def test_only_flows_have_ids_of_flows(parts: Parts) -> None:
     async with parts.app:
         job = await parts.one.enqueue(1)
@@ -286,16 +267,3 @@ async def test_the_loop_turns_while_a_flow_of_ten_thousand_is_enqueued(
             handle = await many.enqueue()
     assert len(handle.jobs) == sum(counts) == 10_000
     assert max(counts) <= 1_000
-
-
-def test_a_group_after_a_group_shares_what_its_members_wait_for(parts: Parts) -> None:
-    """If not, each of thousands of steps would look at thousands of inputs."""
-    first: Any = group(parts.one.call(n) for n in range(300))
-    second: Any = group(parts.one.step() for _ in range(200))
-    plan = flow.plan_of(chain(first, second))
-    links: Any = [call.extras and call.extras.flow for call in plan.calls]
-    steps, inputs = links[:200], links[200:]
-    assert {id(step.inputs) for step in steps} == {id(steps[0].inputs)}
-    assert {id(job.unlocks) for job in inputs} == {id(inputs[0].unlocks)}
-    assert steps[0].inputs == ((200, 300),)
-    assert inputs[0].unlocks == tuple(range(200))
