@@ -12,7 +12,6 @@ import anyio
 import pytest
 
 from taskq import Failed, JobHandle, State, TaskQ, current_job, durable, retry
-from taskq.app.context import _Relay
 from taskq.connection.connection import Packer
 from taskq.durable.waits import DurableRun
 from taskq.errors import JobFailed, UsageError
@@ -393,20 +392,6 @@ async def test_unused_recorded_steps_are_skipped_and_logged_once(
         await changed(box, before, partial(durable.step, "new", charge, "b"))
     assert shop.done == [("charge", "a"), ("charge", "b")] * 2
     assert caplog.text.count("did not ask for step old#1, which was done") == 1
-
-
-async def test_a_child_process_says_where_steps_belong(shop: Shop, box: Sandbox) -> None:
-    @shop.app.task(retry=1)
-    async def order() -> None:
-        await durable.sleep(60)
-
-    job = await order.enqueue()
-    _Relay.send = lambda *_: None
-    try:
-        await box.drain(raises=False)
-    finally:
-        _Relay.send = None
-    assert "which a child process has not open" in await reason(job)
 
 
 async def test_a_job_that_was_handed_over_as_failed_stays_so(shop: Shop, box: Sandbox) -> None:

@@ -15,7 +15,6 @@ from taskq.cli.main import main
 from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.records import STEPS_FEATURE, Cause, Kind
 from taskq.core.why import Why
-from taskq.engine import back_up, restore
 from taskq.errors import UsageError
 from taskq.log.decide.steps import NewSignal, NewStep
 from taskq.log.requests import Op
@@ -220,23 +219,6 @@ def test_a_hubs_copy_knows_the_steps_of_its_device() -> None:
     assert steps.count(job) == 1
     assert steps.knows_once(job, b"evt")
     assert steps.awaits(job, "address")
-
-
-async def test_a_restored_backup_resumes_after_the_recorded_steps(tmp_path: Path) -> None:
-    app = TaskQ(tmp_path / "log", durability="os")
-    order, _ = tasks_of(app)
-    async with app:
-        job = await order.enqueue("tea")
-        await until_idle(app)
-        back_up(str(app.data_dir), str(tmp_path / "backup"))
-    restore(str(tmp_path / "backup"), str(tmp_path / "again"))
-    again = TaskQ(tmp_path / "again", durability="os")
-    _, done = tasks_of(again)
-    async with again:
-        assert await again.signal(job.id, "address", "Kyoto")
-        await until_idle(again)
-        assert await again.job(job.id).result(5) == "ship tea to Kyoto"
-    assert done == ["ship tea to Kyoto"]
 
 
 @pytest.mark.parametrize("by", [lambda job: job, lambda job: job.id])

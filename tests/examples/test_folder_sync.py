@@ -8,11 +8,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from examples.folder_sync.display import display
-from examples.folder_sync.enqueue import priority
 from examples.folder_sync.receiver import Receiver
-from examples.folder_sync.run import Sync
-from examples.folder_sync.scan import scan
 from taskq.cli.commands import demo
 from taskq.cli.main import main
 from taskq.core.model import State
@@ -62,16 +58,6 @@ def test_every_file_arrives_through_an_offline_receiver_failures_and_a_killed_wo
     assert any("lost" in attempt.outcome for job in jobs for attempt in job.attempts)
 
 
-@pytest.mark.slow
-def test_a_tree_of_one_file_is_synced_too(tmp_path: Path) -> None:
-    (tmp_path / "tree").mkdir()
-    (tmp_path / "tree" / "only").write_text("one")
-    tree, work, queue = (tmp_path / name for name in ("tree", "w", "q"))
-    with display() as shown:
-        assert Sync(source=tree, work=work, queue=queue, display=shown).run().different == ()
-    assert list((tmp_path / "w" / "parts").iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
@@ -96,15 +82,6 @@ def test_demo_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyP
     result = CliRunner().invoke(main, ["demo"])
     assert result.exit_code == 1
     assert result.stderr == f"taskq: {missing('the demo', 'no_such_module_here', 'demo')}\n"
-
-
-def test_a_scan_leaves_out_what_cannot_be_sent_and_small_files_come_first(tmp_path: Path) -> None:
-    result = scan(make_tree(tmp_path))
-    assert len(result.entries) == FILES
-    assert result.skipped == [str(tmp_path / "link")]
-    assert [entry.size for entry in result.entries] == sorted(e.size for e in result.entries)
-    priorities = {0: 9, 1_023: 9, 1_024: 8, 4_096: 7, 2**24: 1, 2**40: 0}
-    assert {size: priority(size) for size in priorities} == priorities
 
 
 async def sent(receiver: Receiver, path: str, body: bytes, digest: str = "") -> int:
@@ -136,10 +113,3 @@ async def test_a_file_is_stored_under_its_path_and_nothing_that_is_wrong(tmp_pat
     assert files(tmp_path) == ["base/files/a/b #.txt"]
     assert (tmp_path / "base/files/a/b #.txt").read_bytes() == b"hello"
     assert (receiver.received, receiver.failed, receiver.held) == ({"a/b #.txt"}, 0, 0)
-
-
-async def test_the_share_of_failures_is_about_what_was_asked_for(tmp_path: Path) -> None:
-    receiver = Receiver(tmp_path, fail_share=0.5)
-    codes = [await sent(receiver, "a", b"x") for _ in range(40)]
-    assert set(codes) == {201, 503}
-    assert 10 <= receiver.failed == codes.count(503) <= 30

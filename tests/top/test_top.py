@@ -18,9 +18,9 @@ import pyte
 import pytest
 from rich.console import Console
 
-from taskq import State, TaskLog, TaskQ, progress
+from taskq import State, TaskQ, progress
 from taskq.log.read.reader import LogReader
-from taskq_plugins.top.screen import Act, ConsoleKeyboard, Picture, Screen, Watcher, draw, spark
+from taskq_plugins.top.screen import ConsoleKeyboard, Picture, Screen, Watcher, draw
 from tests.cli.helpers import taskq
 from tests.processes.harness import is_readable
 
@@ -281,19 +281,6 @@ def test_jobs_that_nobody_can_run_and_progress_are_seen(path: Path) -> None:
     assert "████░░░░  50% half of it" in text
 
 
-def test_the_chosen_row_is_one_bar_whatever_its_cells_are_coloured(path: Path) -> None:
-    """A part that kept its colour would be read as a figure: blanks of a spark as a full one."""
-    fill(path)
-    console = Console(width=100, height=LINES, color_system="standard", force_terminal=True)
-    lines = console.render_lines(draw(seen(path), Screen(), 100, LINES))
-    (row,) = [line for line in lines if any(part.text.startswith("mail") for part in line)]
-    styles = {cell.style for cell in row if cell.text}
-    assert len(styles) == 1
-    (style,) = styles
-    assert style is not None
-    assert style.bgcolor is not None
-
-
 @pytest.mark.parametrize("width", [60, 79, 80, 200])
 def test_no_line_is_wider_than_the_terminal_and_none_too_many(path: Path, width: int) -> None:
     fill(path)
@@ -314,46 +301,7 @@ def test_an_idle_log_is_hardly_looked_at(path: Path, monkeypatch: pytest.MonkeyP
         assert watcher.look() is first
 
 
-def test_what_ends_is_seen_at_the_next_look_and_drawn_as_a_bar(path: Path) -> None:
-    fill(path)
-
-    async def end_one(log: TaskLog) -> None:
-        await log.put(b"x", queue="mail")
-        (delivery,) = await log.claim(1, queues=["mail"])
-        await log.ack(delivery)
-
-    async def live() -> list[Picture]:
-        async with TaskLog.open(path, durability="os") as log:
-            with LogReader.open(str(path)) as reader:
-                watcher = Watcher(reader)
-                pictures = [watcher.look()]
-                await end_one(log)
-                return [*pictures, watcher.look()]
-
-    before, after = asyncio.run(live())
-    assert after.sparks["mail"] == (0, 1)
-    assert [spark(row, 6) for row in ((0, 1, 4, 8), ())] == ["   ▁▄█", " " * 6]
-    assert spark((8, 0, 0), 2) == "  "
-    assert after.ended[0].lsn > before.ended[0].lsn
-    assert after.ended[0].state is State.SUCCEEDED
-
-
 # -- keys -----------------------------------------------------------------------------------------
-
-
-def test_nothing_is_done_without_a_yes(path: Path) -> None:
-    ids = fill(path)
-    picture, screen = seen(path), Screen()
-    for key in ("j", "j", "c"):
-        screen.press(key, picture)
-    assert screen.asked is not None
-    assert (screen.asked.verb, screen.to_do) == ("cancel", [])
-    screen.press("x", picture)
-    assert [screen.asked, *screen.to_do] == [None]
-    screen.filter, screen.chosen = "gone", 0
-    for key in ("r", "y"):
-        screen.press(key, picture)
-    assert screen.to_do == [Act("requeue", (ids["no-2"], ids["no-1"]))]
 
 
 def test_a_wrong_time_shows_an_error_and_keeps_the_live_view(path: Path) -> None:

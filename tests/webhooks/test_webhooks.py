@@ -84,34 +84,6 @@ async def test_each_success_and_dead_letter_is_posted_once_and_signed(app: TaskQ
     }  # fmt: skip
 
 
-async def test_the_workers_of_a_loop_share_a_client_for_all_messages(
-    app: TaskQ, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clients: list[httpx.AsyncClient] = []
-
-    class Counted(httpx.AsyncClient):
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**options)
-            clients.append(self)
-
-    monkeypatch.setattr(httpx, "AsyncClient", Counted)
-    receiver = Receiver()
-    Webhooks(app, URL, SECRET, transport=receiver.transport)
-    fine, _ = tasks_of(app)
-    async with app:
-        async with app.worker():
-            async with app.worker():
-                await fine.enqueue()
-                while not receiver.posted:
-                    await app.stats()
-            await fine.enqueue()
-            while len(receiver.posted) < 2:
-                await app.stats()
-            assert not clients[0].is_closed
-        assert len(clients) == 1
-        assert clients[0].is_closed
-
-
 @pytest.mark.parametrize(
     ("answers", "posts", "reason"),
     [
