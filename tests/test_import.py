@@ -126,25 +126,6 @@ def test_an_app_is_declared_with_these_modules_and_no_other_package() -> None:
     assert loaded("from taskq import TaskQ") == (pinned(APP), set())
 
 
-def test_an_app_is_declared_while_hardly_a_class_writes_its_methods() -> None:
-    program = (
-        "import collections, dataclasses\n"
-        "written, make, tuples = [], dataclasses.dataclass, collections.namedtuple\n"
-        "def told(kind=None, /, **options):\n"
-        "    return make(kind, **options) if kind else lambda kind: written.append(kind.__name__)"
-        " or make(kind, **options)\n"
-        "dataclasses.dataclass = told\n"
-        "def tupled(name, fields, *, module=None, **options):\n"
-        "    if module: written.append(name)\n"
-        "    return tuples(name, fields, module=module, **options)\n"
-        "collections.namedtuple = tupled\n"
-        "from taskq import TaskQ\n"
-        "print(sorted(written))"
-    )
-    done = run_python("-c", program, check=True)
-    assert done.stdout.strip() == "['Link', 'Options', 'RetryPolicy']"
-
-
 def test_help_loads_these_modules_and_click() -> None:
     run = "import runpy; sys.argv[1:] = ['--help']; runpy.run_module('taskq', run_name='__main__')"
     ours, others = loaded(run)

@@ -107,20 +107,6 @@ def test_a_preloading_server_and_its_workers_run_jobs_on_loops_of_their_own(tmp_
 
 
 @pytest.mark.posix("forks")
-@pytest.mark.slow
-def test_forking_at_any_moment_leaks_nothing(tmp_path: Path) -> None:
-    """Four hundred forks beside busy threads: no child hangs, and none keeps a lock."""
-    for number in range(10):
-        path = tmp_path / str(number)
-        with family(path, "os", 40) as (parent, answer):
-            parent.kill()
-            store = open_here(path, lock_wait_seconds=2.0)
-            put(store, b"beside the orphans")
-            store.close()
-            assert len(set(answer.owners.values())) == 41
-
-
-@pytest.mark.posix("forks")
 def test_a_fork_while_logs_open_and_close_inherits_no_lock(tmp_path: Path) -> None:
     with Child("actors.py", "fork_opening", tmp_path, 60) as parent:
         assert parent.expect("inherited") == "0"

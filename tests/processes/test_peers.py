@@ -12,8 +12,6 @@ from taskq.log.machine.peers import LocalPeers
 from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.read.reader import LogReader
 from tests.processes.harness import Child, eventually, open_here, put
-from tests.processes.warm import Program
-from tests.programs import run_python
 
 SLOT = struct.Struct("<QB7x")
 
@@ -169,36 +167,3 @@ def test_strange_files_among_the_owners_are_left_alone(tmp_path: Path) -> None:
     store.close()
     assert LogReader.open(str(tmp_path)).owners() == []
     assert (tmp_path / "owners" / "copy of something.lock").exists()
-
-
-AT_WORK = ["-c", "print('at work', flush=True)\nwhile True: pass"]
-LEFT = f"""
-import os
-from tests.processes.warm import Program
-program = Program({AT_WORK!r})
-program.stdout.readline()
-print(program.pid)
-"""
-
-
-def is_gone(number: int) -> bool:
-    try:
-        os.kill(number, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
-@pytest.mark.posix("forks")
-@pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), 9)"])
-def test_a_run_of_tests_leaves_no_program_at_work(end: str) -> None:
-    done = run_python("-c", f"{LEFT}\nos.sys.stdout.flush()\n{end}")
-    eventually(lambda: is_gone(int(done.stdout)))
-
-
-def test_a_program_that_nobody_can_ask_for_its_end_is_killed() -> None:
-    program = Program(AT_WORK)
-    program.stdout.readline()
-    for end in (program._line, program.stdin, program.stdout):
-        end.close()
-    eventually(lambda: is_gone(program.pid))

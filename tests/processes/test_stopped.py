@@ -228,23 +228,6 @@ def test_a_process_ends_though_the_lock_is_not_to_be_had(tmp_path: Path) -> None
             assert child.wait(LIMIT_SECONDS + 1 + PATIENCE_SECONDS) == 0
 
 
-@pytest.mark.posix("stops a process")
-def test_ctrl_z_stops_a_process_between_two_batches(tmp_path: Path) -> None:
-    """So that a producer put to sleep by its user never keeps the lock from the others."""
-    store = open_impatient(tmp_path)
-    with Child("actors.py", "ctrl_z", tmp_path) as child:
-        child.expect("ready")
-        for number in range(20):
-            put(store, b"beside")
-            child.send(signal.SIGTSTP)
-            eventually(lambda: child.state() == "T")
-            put(store, f"{number}".encode())
-            child.send(signal.SIGCONT)
-            eventually(lambda: child.state() != "T")
-    assert store._open.writer.waits.largest / SECOND_NS < at_most(LIMIT_SECONDS)
-    store.close()
-
-
 #: After a slow call the loop waits for calls for at most this part of its time.
 _SHARE_MAX: Final = 1 / 20
 ROUNDS: Final = 10

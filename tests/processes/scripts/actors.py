@@ -273,25 +273,6 @@ def sigpipe(path: str) -> None:
         tell(f"enqueued {store.thread_port.enqueue(SPEC, b'0').result()}")
 
 
-def ctrl_z(path: str) -> None:
-    """Enqueue without end; Ctrl-Z (SIGTSTP) stops the process only between two batches."""
-    store = opened(path)
-
-    def produce() -> None:
-        while True:
-            store.thread_port.enqueue(SPEC, b"x" * 1_000).result()
-
-    signal.signal(signal.SIGTSTP, lambda *_: store.between_batches(_stop_this_thread))
-    signalled, wake = os.pipe()
-    os.set_blocking(wake, False)
-    signal.set_wakeup_fd(wake)
-    for _ in range(4):
-        threading.Thread(target=produce, daemon=True).start()
-    tell("ready")
-    while os.read(signalled, 1):
-        pass
-
-
 def _stop_this_thread() -> None:
     # A signal to the process may take effect some instructions later, in another thread.
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
