@@ -281,6 +281,19 @@ def test_jobs_that_nobody_can_run_and_progress_are_seen(path: Path) -> None:
     assert "████░░░░  50% half of it" in text
 
 
+def test_the_chosen_row_is_one_bar_whatever_its_cells_are_coloured(path: Path) -> None:
+    """A part that kept its colour would be read as a figure: blanks of a spark as a full one."""
+    fill(path)
+    console = Console(width=100, height=LINES, color_system="standard", force_terminal=True)
+    lines = console.render_lines(draw(seen(path), Screen(), 100, LINES))
+    (row,) = [line for line in lines if any(part.text.startswith("mail") for part in line)]
+    styles = {cell.style for cell in row if cell.text}
+    assert len(styles) == 1
+    (style,) = styles
+    assert style is not None
+    assert style.bgcolor is not None
+
+
 @pytest.mark.parametrize("width", [60, 79, 80, 200])
 def test_no_line_is_wider_than_the_terminal_and_none_too_many(path: Path, width: int) -> None:
     fill(path)

@@ -22,7 +22,7 @@ from taskq.app.app import WorkerOptions
 from taskq.errors import LogError, UsageError
 from taskq_workers import Worker, WorkerThread
 from taskq_workers.process import guard, supervisor
-from taskq_workers.process.guard import Event, Guard, ProcessLife
+from taskq_workers.process.guard import Event, Guard, ProcessLife, WorkerProcess
 from taskq_workers.process.supervisor import Notifier, run_to_the_end
 from tests.effort import ended
 from tests.programs import run_python
@@ -126,6 +126,28 @@ def test_workers_that_are_stopped_while_they_start_are_no_failure(
     assert guarding._exit_code == exit_code
 
 
+def test_each_worker_is_replaced_once_its_successor_is_ready(guarding: Any) -> None:
+    become_ready(guarding, *guarding._processes)
+    guarding._replace_asked = True
+    guarding._act()
+    for number in (1, 2):
+        coming = guarding._processes[-1]
+        assert (coming.number, coming.life) == (number, ProcessLife.COMING)
+        become_ready(guarding, coming)
+    assert lives(guarding) == [
+        *((1, ProcessLife.LEAVING), (2, ProcessLife.LEAVING)),
+        *((1, ProcessLife.SERVING), (2, ProcessLife.SERVING)),
+    ]
+    # A replaced worker drains on at the first signal; a second cancels its jobs.
+    for count in (1, 2):
+        assert [process.stops for process in guarding._processes] == [max(1, count - 1)] * 2 + [
+            count - 1
+        ] * 2
+        guarding._stops_asked = count
+        guarding._act()
+        assert {process.stops for process in guarding._processes} == {count}
+
+
 def test_a_worker_that_died_before_its_successor_was_ready_is_not_started_as_well(
     guarding: Any,
 ) -> None:
@@ -170,6 +192,14 @@ def test_the_end_of_a_worker_leads_to_another_or_to_the_end(
     if then == OVER:  # the other one may end well
         guarding._happened(guarding._processes[1], Event.DONE)
         assert guarding._exit_code == exit_code
+
+
+def test_a_worker_that_cannot_be_started_leaves_no_descriptor() -> None:
+    before = sorted(Path("/dev/fd").iterdir())
+    with pytest.raises(FileNotFoundError) as refused:
+        WorkerProcess(1, ["/there/is/no/such/command"], ProcessLife.STARTING)
+    assert refused.tb is not None  # which has the process that never was, and its socket
+    assert sorted(Path("/dev/fd").iterdir()) == before
 
 
 @pytest.fixture
