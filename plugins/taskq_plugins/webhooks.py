@@ -37,6 +37,8 @@ _TASK_PREFIX: Final = "taskq.webhook."
 QUEUE_DEFAULT: Final = "webhooks"
 #: Time for a receiver to answer.
 TIMEOUT_SECONDS: Final = 15.0
+#: Of its answer.
+_BODY_BYTES_MAX: Final = 64 * 1024
 #: Eleven tries over about a day.
 _POLICY: Final = retry.exponential(attempts=11, base=5, cap=8 * 3600, factor=4, jitter="equal")
 #: A message older or newer than this may be a recorded one.
@@ -109,7 +111,16 @@ class Webhooks:
         job = current_job()
         body = json.dumps({"type": f"job.{event}", "timestamp": data["ended_at"], "data": data})
         headers = signed(self._key, job.id, int(time.time()), body.encode())
-        answer = await self._client().post(self._url, content=body, headers=headers)
+        answer: httpx.Response | None = None
+        send = self._client().stream("POST", self._url, content=body, headers=headers)
+        try:
+            # httpx limits the time of each read alone.
+            async with asyncio.timeout(TIMEOUT_SECONDS), send as answer:
+                await _read_to_the_end(answer)
+        except TimeoutError:
+            if answer is None:
+                said = f"{self._url} did not answer within {TIMEOUT_SECONDS:g} s"
+                raise TimeoutError(said) from None
         if answer.status_code in _OK:
             return
         said = f"{self._url} answered {answer.status_code} {answer.reason_phrase}".rstrip()
@@ -152,6 +163,15 @@ class Webhooks:
         # Messages about messages would never end.
         is_message = task.startswith(_TASK_PREFIX)
         return not is_message and (self._tasks is None or task in self._tasks)
+
+
+async def _read_to_the_end(answer: httpx.Response) -> None:
+    """Read a body, so that its connection can be used again; a long one closes it."""
+    size = 0
+    async for piece in answer.stream:  # type: ignore[union-attr]
+        size += len(piece)
+        if size > _BODY_BYTES_MAX:
+            return
 
 
 class _Line:

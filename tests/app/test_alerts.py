@@ -10,6 +10,7 @@ from email.message import EmailMessage
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, Final, Self
+from urllib.error import HTTPError
 
 import pytest
 from anyio import TASK_STATUS_IGNORED
@@ -272,10 +273,14 @@ def server() -> Iterator[tuple[str, list[tuple[dict[str, str], bytes]]]]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
             got.append(({name.lower(): value for name, value in self.headers.items()}, body))
-            self.send_response(204)
+            self.send_response(302 if self.path == "/login" else 204)
+            self.send_header("location", "/")
             self.end_headers()
+
+        def do_GET(self) -> None:
+            self.do_POST()
 
         def log_message(self, *_: object) -> None: ...
 
@@ -298,6 +303,8 @@ def test_a_webhook_is_signed_and_a_mail_says_it_all(
     ((headers, body),) = got
     assert json.loads(body) == {"type": "alert", "data": ALERT.as_dict()}
     assert is_genuine(key_of(SECRET), headers, body, float(headers["webhook-timestamp"]))
+    with pytest.raises(HTTPError, match="302"):
+        alerts.webhook(f"{url}login", SECRET)(ALERT)
     sent: list[Any] = []
 
     class Line:

@@ -7,6 +7,7 @@ import json
 import signal
 import threading
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from taskq import DeadLetter, TaskQ, retry
 from taskq.errors import UsageError
 from taskq.log.machine.threads import inside
 from taskq.shards import Shards
+from taskq_plugins import webhooks
 from taskq_plugins.webhooks import TOLERANCE_SECONDS, Webhooks, is_genuine, key_of, signed
 from tests.programs import run_forked
 
@@ -117,6 +119,42 @@ async def test_a_message_is_sent_as_often_as_its_receiver_asks_with_one_id(
     sent = {(request.url.host, request.headers["webhook-id"]) for request in receiver.posted}
     assert [host for host, _ in sent] == ["example.invalid"]
     assert [reason in letter for letter in letters] == [True] * bool(reason)
+
+
+class Endless(httpx.AsyncByteStream):
+    """A body that never ends: of many bytes, or of none."""
+
+    def __init__(self, piece: bytes) -> None:
+        self._piece = piece
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while self._piece:
+            yield self._piece
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("piece", [b"x" * 65_536, b"", None], ids=["long", "slow", "no head"])
+async def test_a_receiver_that_never_ends_its_answer_holds_no_slot(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch, piece: bytes | None
+) -> None:
+    """The message is sent once the head of the answer is there, and again if none came."""
+
+    async def answer(_: httpx.Request) -> httpx.Response:
+        if piece is None:
+            await asyncio.Event().wait()
+        return httpx.Response(200, stream=Endless(piece or b""))
+
+    if not piece:
+        monkeypatch.setattr(webhooks, "TIMEOUT_SECONDS", 0.01)
+    Webhooks(app, URL, SECRET, events=["succeeded"], transport=httpx.MockTransport(answer))
+    fine, _ = tasks_of(app)
+    async with app:
+        await fine.enqueue()
+        for _ in range(2):
+            await app.worker(burst=True).run()
+        queues = {queue.queue: queue for queue in (await app.stats()).queues}
+    messages = queues["webhooks"]
+    assert (messages.succeeded, messages.scheduled) == ((0, 1) if piece is None else (1, 0))
 
 
 async def test_each_webhook_gets_only_its_events_and_tasks(
