@@ -60,15 +60,6 @@ async def gate() -> None:
     await reader.readline()
 
 @app.task
-def thread() -> None:
-    here()
-    open("gate").read()
-
-@app.task
-async def executor() -> None:
-    await asyncio.to_thread(thread)
-
-@app.task
 async def blocks() -> None:
     here()
     open("gate").read()

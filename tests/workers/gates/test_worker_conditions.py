@@ -138,27 +138,6 @@ async def test_jobs_wait_a_day_for_their_host_and_nothing_is_written_of_them(app
         assert {(await jobs[number].view()).attempt for number in (0, 150, -1)} == {1}
 
 
-async def test_a_job_that_comes_while_nothing_is_known_is_given_back_at_most_once(
-    app: TaskQ,
-) -> None:
-    switch = Switch()
-
-    @app.task(requires=[switch.condition()])
-    async def needs_it() -> None: ...
-
-    async with app:
-        async with Worker(app):
-            await needs_it.enqueue()
-            await switch.probed(3)
-            jobs = await needs_it.enqueue_many([()] * 50)
-            await switch.probed(3)
-            counts = await records(app)
-            assert counts["claimed"] == counts["released condition"] <= 1
-            switch.on = True
-            await _results(jobs)
-        assert (await jobs[-1].view()).attempt == 1
-
-
 async def test_a_probe_that_raises_counts_as_not_holding_and_is_logged_once(
     app: TaskQ, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -80,17 +80,6 @@ def test_a_file_with_the_name_of_a_loaded_module_is_named_as_hidden(
             load_app(f"{own.partition('/')[0].removesuffix('.py')}:app")
 
 
-async def test_a_worker_inside_a_program_imports_them_as_it_starts(
-    write: Callable[..., None],
-) -> None:
-    write()
-    app: TaskQ = importlib.import_module("proj.app").app
-    async with app:
-        job = await app.enqueue_by_name("proj.tasks.send")
-        async with app.worker():
-            assert await job.result(timeout=20) == 7
-
-
 def test_modules_named_on_the_command_line_come_on_top_also_in_children(
     write: Callable[..., None],
 ) -> None:
