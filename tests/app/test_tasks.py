@@ -234,45 +234,7 @@ def test_a_wrong_call_that_ends_a_program_shows_the_line_of_it_last(
 # -- habits ----------------------------------------------------------------------------------------
 
 
-#: Keywords of decorators and of calls, by library, without names that are the same here.
-OPTIONS = {
-    "celery": "bind max_retries default_retry_delay rate_limit time_limit soft_time_limit "
-    "ignore_result serializer compression backend acks_late acks_on_failure_or_timeout "
-    "reject_on_worker_lost track_started autoretry_for dont_autoretry_for retry_kwargs "
-    "retry_backoff retry_backoff_max retry_jitter throws result_expires routing_key exchange "
-    "countdown link link_error task_id",
-    "huey": "retries retry_delay context",
-    "arq": "max_tries keep_result keep_result_forever _job_id _queue_name _defer_by _defer_until "
-    "_expires",
-    "dramatiq": "actor_name queue_name max_retries min_backoff max_backoff retry_when throws "
-    "max_age time_limit store_results result_ttl on_retry_exhausted on_success on_failure "
-    "pipe_target",
-    "taskiq": "task_name max_retries labels",
-}
-WORDS = sorted({word for words in OPTIONS.values() for word in words.split()})
-
-
 def mail(to: str) -> None: ...
-
-
-@pytest.mark.parametrize("word", WORDS)
-def test_an_option_of_another_library_is_answered_from_the_table(app: TaskQ, word: str) -> None:
-    make: Any = app.task
-    task = make(name="mail.send")(mail)
-    offers: list[tuple[Any, Any]] = [
-        (lambda **choices: make(**choices)(mail), TaskChoices),
-        (task.options, OptionChanges),
-    ]
-    for offer, known in offers:
-        with pytest.raises(UsageError) as refused:
-            offer(**{word: 3})
-        _, _, answer = str(refused.value).partition(f"no option {word!r}: ")
-        same, _ = habits.OPTIONS[word]
-        if answer.startswith("did you mean"):
-            assert answer.split("'")[1] in {name for name in same if name in known.__annotations__}
-        else:
-            assert answer.startswith("write "), answer
-        assert "\n" not in answer
 
 
 def test_what_every_table_advises_exists_here() -> None:

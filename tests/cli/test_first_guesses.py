@@ -50,13 +50,6 @@ def guesses(document: Path = GUESSES) -> Iterator[tuple[str, str]]:
 ALL: Final = list(guesses())
 
 
-def test_there_are_forty_guesses_each_with_an_answer_of_a_line_or_two() -> None:
-    assert len(ALL) >= 40
-    for typed, shown in ALL:
-        assert 1 <= len(shown.splitlines()) <= 4, typed
-        assert "Traceback" not in shown
-
-
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Yield a folder with an app, its log, and a directory that takes no writes."""

@@ -3,14 +3,13 @@
 import asyncio
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from taskq import JobHandle, Shards, TaskQ, durable
+from taskq import JobHandle, TaskQ, durable
 from taskq.cli.main import main
 from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.records import STEPS_FEATURE, Cause, Kind
@@ -219,19 +218,3 @@ def test_a_hubs_copy_knows_the_steps_of_its_device() -> None:
     assert steps.count(job) == 1
     assert steps.knows_once(job, b"evt")
     assert steps.awaits(job, "address")
-
-
-@pytest.mark.parametrize("by", [lambda job: job, lambda job: job.id])
-async def test_a_signal_finds_the_shard_of_its_job(tmp_path: Path, by: Callable[..., Any]) -> None:
-    app = TaskQ(shards=Shards(tmp_path, bits=1), durability="os")
-    order, done = tasks_of(app)
-    async with app:
-        jobs = [await order.options(key=f"k{number}").enqueue(str(number)) for number in range(8)]
-        await until_idle(app)
-        assert len({job.id.partition("-")[0] for job in jobs}) == 2
-        for job in jobs:
-            assert await app.signal(by(job), "address", "Kyoto")
-        await until_idle(app)
-        results = [await job.result(5) for job in jobs]
-    assert results == [f"ship {number} to Kyoto" for number in range(8)]
-    assert sorted(done) == sorted([f"charge {number}" for number in range(8)] + results)

@@ -342,22 +342,6 @@ def test_room_is_no_trap_at_the_end(tmp_path: Path) -> None:
     assert isinstance(late.exception(0), LogClosed)
 
 
-def test_cancelling_while_answers_come_breaks_nothing(tmp_path: Path) -> None:
-    """Futures of threads may be cancelled at any moment; claimed jobs are not lost with them."""
-    store = open_here(tmp_path)
-    port = store.thread_port
-    for _ in range(300):
-        job = put(store, b"x")
-        claims: list[Pending[list[Delivery]]] = [port.claim(ClaimRequest(1)) for _ in range(8)]
-        crossed = [claim for claim in claims if not claim.cancel()]
-        if not crossed:
-            crossed = [port.claim(ClaimRequest(1))]
-        [delivery] = crossed[0].result()
-        assert delivery.job == job
-        assert port.settle([Settlement(Kind.SUCCEEDED, delivery)]).result() == [None]
-    store.close()
-
-
 class CancelledInBetween(Pending[Any]):
     """Its owner cancels it just after the storage thread has seen that it still waits."""
 

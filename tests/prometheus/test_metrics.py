@@ -220,18 +220,3 @@ def test_rules_and_dashboard_use_exported_metrics_only(tmp_path: Path, name: str
     wanted = set(re.findall(r'(?:state|outcome|quantile)="([^"]+)"', "\n".join(asked)))
     assert wanted
     assert wanted <= values | {"dead", "running"}
-
-
-def test_each_panel_of_the_dashboard_has_its_place_and_its_own_number() -> None:
-    path = Path(taskq_plugins.prometheus.__file__).with_name("dashboard.json")
-    panels = json.loads(path.read_text("utf-8"))["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    taken = [
-        (x, y)
-        for panel in panels
-        for place in [panel["gridPos"]]
-        for x in range(place["x"], place["x"] + place["w"])
-        for y in range(place["y"], place["y"] + place["h"])
-    ]
-    assert len(taken) == len(set(taken)), "two panels overlap"
-    assert max(x for x, _ in taken) < 24, "Grafana has 24 columns"

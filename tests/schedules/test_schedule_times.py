@@ -65,12 +65,6 @@ def test_daylight_saving_goes_by_the_rules_of_debians_cron(
     assert told(parse_cron(expression, "Europe/Berlin"), start, len(expected)) == expected
 
 
-def test_from_within_the_hour_that_comes_twice_nothing_comes_again() -> None:
-    cron = parse_cron("30 2 * * *", "Europe/Berlin")
-    second = at("2024-10-27 02:15", fold=1)
-    assert next(cron.after(second)) == at("2024-10-28 02:30")
-
-
 @given(
     expression=st.sampled_from(
         [

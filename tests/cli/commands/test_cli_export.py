@@ -18,9 +18,7 @@ from pyarrow import parquet
 from taskq import Put, Shards, TaskLog, TaskQ, retry
 from taskq.arrow import DETAILS
 from taskq.cli.main import main
-from taskq.connection.logoptions import LogOptions
 from taskq.errors import JobFailed, UsageError
-from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.read.reader import LogReader
 from taskq.log.upkeep.backup import excerpt
 from taskq.log.upkeep.health import Check, check_health
@@ -383,10 +381,6 @@ def test_a_command_removes_nothing_by_the_way(
     assert not looks
 
 
-#: Upkeep would be faster than the tests.
-OPTIONS: LogOptions = {"segment_bytes": SEGMENT_BYTES_MIN, "upkeep": False}
-
-
 def logs(path: Path) -> list[str]:
     return sorted(file.name for file in (path / "log").glob("*.log"))
 
@@ -428,19 +422,6 @@ def test_settings_that_another_user_could_plant_are_not_obeyed(
             TaskQ()
     os.chown(tmp_path, (tmp_path / name).stat().st_uid, -1)
     assert TaskQ().name == "", "who owns the directory may"
-
-
-def test_dead_letters_over_their_limit_go_too_and_a_dry_run_leaves_them(tmp_path: Path) -> None:
-    """By hand as by a worker: ``dead_max`` holds for ``compact`` as well."""
-    options: LogOptions = {**OPTIONS, "dead_max": 1}
-    with TaskLog.open(tmp_path, **options) as log:
-        for number in range(3):
-            log.put_sync(b"%d" % number, attempts=1)
-            log.nack_sync(log.claim_sync(1)[0], "no")
-        log.compact_sync(dry_run=True)
-        assert log.dead.count_sync() == 3
-        log.compact_sync()
-        assert log.dead.count_sync() == 1
 
 
 @pytest.fixture
