@@ -27,7 +27,10 @@ api = pytest.importorskip("playwright.async_api", reason="needs the extra browse
 AXE: Final = Path(os.environ.get("TASKQ_AXE", "node/node_modules/axe-core/axe.min.js"))
 #: A page on another machine, as the browser sees it.
 EVIL_HOST: Final = "evil.example"
-needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="needs chromium: apt-get install chromium")
+pytestmark = [
+    pytest.mark.skipif(not CHROMIUM, reason="needs chromium: apt-get install chromium"),
+    pytest.mark.timeout(480),
+]
 PAGES: Final = (
     "/",
     "/jobs",
@@ -158,8 +161,6 @@ async def ended(job: JobHandle[Any]) -> None:
         await job.result(timeout=30)
 
 
-@needs_chromium
-@pytest.mark.timeout(240)
 async def test_a_job_is_seen_to_fail_its_traceback_read_and_requeued_it_is_seen_to_succeed(
     app: TaskQ, visit: Visit, tmp_path: Path
 ) -> None:
@@ -178,8 +179,6 @@ async def test_a_job_is_seen_to_fail_its_traceback_read_and_requeued_it_is_seen_
     await expect(page.locator("#result + pre")).to_have_text('"sent to ada"')
 
 
-@needs_chromium
-@pytest.mark.timeout(240)
 async def test_the_slider_shows_each_page_as_it_was(app: TaskQ, visit: Visit) -> None:
     job = await enqueue(app, "mail.send", to="ada")
     await ended(job)
@@ -198,8 +197,6 @@ async def test_the_slider_shows_each_page_as_it_was(app: TaskQ, visit: Visit) ->
     await expect(page.locator("main")).to_contain_text("the mail server is away")
 
 
-@needs_chromium
-@pytest.mark.timeout(240)
 async def test_jobs_are_found_by_keyboard_alone(app: TaskQ, visit: Visit) -> None:
     jobs = [await enqueue(app, "pages.fetch", url=url) for url in ("a", "bee")]
     await ended(jobs[1])
@@ -227,8 +224,6 @@ async def test_jobs_are_found_by_keyboard_alone(app: TaskQ, visit: Visit) -> Non
     await expect(page.locator("h1")).to_contain_text(jobs[1].id)
 
 
-@needs_chromium
-@pytest.mark.timeout(240)
 async def test_a_page_is_not_shown_anew_under_the_hands_of_somebody(
     app: TaskQ, visit: Visit
 ) -> None:
@@ -245,8 +240,6 @@ async def test_a_page_is_not_shown_anew_under_the_hands_of_somebody(
     await api.expect(page.locator("main")).to_contain_text("cancelled")
 
 
-@needs_chromium
-@pytest.mark.timeout(240)
 async def test_times_are_in_the_zone_of_the_browser_which_is_said_with_utc_on_hover(
     app: TaskQ, visit: Visit
 ) -> None:
@@ -267,8 +260,6 @@ async def test_times_are_in_the_zone_of_the_browser_which_is_said_with_utc_on_ho
     assert (await place.get_attribute("title")).endswith(f"\n{utc}")
 
 
-@needs_chromium
-@pytest.mark.timeout(240)
 async def test_a_command_is_copied(app: TaskQ, visit: Visit) -> None:
     job = await enqueue(app, "nobody.knows")
     await visit.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -279,8 +270,6 @@ async def test_a_command_is_copied(app: TaskQ, visit: Visit) -> None:
     assert copied == command(str(app.data_dir), "show", job.id)
 
 
-@needs_chromium
-@pytest.mark.timeout(240)
 async def test_a_page_from_elsewhere_reads_and_changes_nothing(app: TaskQ, visit: Visit) -> None:
     await enqueue(app, "nobody.knows")
     page = await visit.open("/")
@@ -303,8 +292,6 @@ async def test_a_page_from_elsewhere_reads_and_changes_nothing(app: TaskQ, visit
         assert await evil.evaluate(asked, visit.home + path) == "TypeError"
 
 
-@needs_chromium
-@pytest.mark.timeout(240)
 async def test_a_page_whose_server_is_gone_says_so_and_comes_back_by_itself(
     app: TaskQ, chromium: Any
 ) -> None:
@@ -346,8 +333,6 @@ async def each(visit: Visit, scheme: str, paths: dict[str, str], of: str = "") -
         await page.context.close()
 
 
-@needs_chromium
-@pytest.mark.timeout(480)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_no_page_shuts_anybody_out_or_is_wider_than_its_window(
     app: TaskQ, visit: Visit, scheme: str
