@@ -555,6 +555,36 @@ async def test_commands_put_devices_into_groups_and_jobs_into_their_outbox(place
     assert "has no token" in done.output
 
 
+#: Files and folders of one device at the hub, and what stands there in their place.
+DAMAGED: Final = [
+    ("devices/edge-6", b"text"), ("devices/edge-6/*/taskq.json", b"{"),
+    ("devices/edge-6/*/taskq.json", b"[]"), ("devices/edge-6/*/taskq.json", b"[" * 100_000),
+    ("devices/edge-6/*/log", b"text"), ("outbox/edge-6/taskq.json", b"{"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("where", "data"), DAMAGED, ids=range(len(DAMAGED)))
+async def test_what_is_damaged_of_one_device_is_named_and_hides_no_other(
+    place: Fleet, where: str, data: bytes
+) -> None:
+    place.enrol("edge-6")
+    await place.take("edge-6")
+    await place.client.device("edge-6").enqueue(place.client.call_by_name("update", "7.1"))
+    job = await place.put()
+    (damaged,) = place.hub.glob(where)
+    shutil.rmtree(damaged) if damaged.is_dir() else damaged.unlink()
+    damaged.write_bytes(data)
+    (place.hub / "devices" / ".DS_Store").touch()
+    done = CliRunner().invoke(main, ["hub", "jobs", str(place.hub)])
+    assert done.exit_code == 1
+    assert done.stdout.startswith(f"{job.id}: update for edge-7: ")
+    assert "taskq: jobs for edge-6 are not readable: " in done.stderr
+    checked = CliRunner().invoke(main, ["hub", "check", str(place.hub)])
+    assert ("edge-6: Not a directory" in checked.stderr) is (where == "devices/edge-6")
+    async with Hub(place.hub) as hub:
+        assert await hub.job(job.id).status() is State.READY
+
+
 async def test_a_device_that_is_retired_leaves_no_open_jobs(place: Fleet) -> None:
     job = await place.put()
     words = ["hub", "retire", str(place.hub), "edge-7"]

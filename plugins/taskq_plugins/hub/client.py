@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
 from taskq import Call, JobHandle, State, TaskQ
 from taskq.engine import Identity, LocalDisk, LogReader, LogView, Tag
-from taskq.errors import InvalidJobId, ResultTimeout, UsageError, WrongLog
+from taskq.errors import InvalidJobId, LogError, ResultTimeout, UsageError, WrongLog
 from taskq.hooks import blocking, off_loop
 from taskq.values import Duration, seconds, spoken
 from taskq.views import LIVE_STATES, WAITING_STATES, Reason, Why, moment
@@ -97,10 +97,17 @@ class Hub:
         tag, _, lsn = str(getattr(job, "id", job)).partition("-")
         if not lsn.isdecimal():
             raise InvalidJobId(f"{job!r:.60} is no id of a job")
+        unreadable: LogError | None = None
         for device in outbox.devices(self.path):
-            identity = Identity.read(LocalDisk(), str(outbox.folder(self.path, device)))
+            try:
+                identity = Identity.read(LocalDisk(), str(outbox.folder(self.path, device)))
+            except LogError as error:
+                unreadable = error
+                continue
             if identity is not None and identity.tag.takes(tag, int(lsn)):
                 return SentJob(self.outbox(device), None, identity.tag, int(lsn))
+        if unreadable is not None:
+            raise unreadable
         raise WrongLog(f"{self.path} has no device whose jobs begin with {tag}")
 
     def outbox(self, device: str) -> Outbox:
@@ -360,13 +367,11 @@ def _heard(registry: Registry, device: str) -> str:
     return f"{device} was last heard of {spoken(max(time.time_ns() - seen, 0))} ago"
 
 
-def open_jobs(hub: Path) -> Iterator[tuple[str, JobView, str]]:
-    """Yield (device, job, why) of the jobs for devices that have not ended, the oldest first."""
-    for device in outbox.devices(hub):
-        app = Outbox(hub, device)
-        for view in app.jobs(WAITING_STATES):
-            if view.state in LIVE_STATES:
-                yield device, view, why(app, view).text
+def open_jobs(hub: Path, device: str) -> list[tuple[str, JobView, str]]:
+    """Return (device, job, why) of its jobs that have not ended, the oldest first."""
+    app = Outbox(hub, device)
+    waiting = [view for view in app.jobs(WAITING_STATES) if view.state in LIVE_STATES]
+    return [(device, view, why(app, view).text) for view in waiting]
 
 
 class SentJob(JobHandle[R]):

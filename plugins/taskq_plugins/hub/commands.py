@@ -16,6 +16,7 @@ from click.exceptions import Exit
 
 from taskq.cli import Failure, WrongUsage, count_of, json_option, render, span, yes_option
 from taskq.engine import LocalDisk
+from taskq.errors import LogError
 from taskq.extras import missing
 from taskq.text import flat
 from taskq.values import PRIORITY_MAX, nanoseconds, parse_json
@@ -355,14 +356,22 @@ def _cancel_open(directory: Path, device: str) -> None:
 def jobs(directory: Path, names: list[str], as_json: bool) -> None:
     """Show the jobs for devices that have not ended yet, the oldest first."""
     client = _package("client")
-    waiting = [
-        job for job in client.open_jobs(directory.absolute()) if not names or job[0] in names
-    ]
+    hub, waiting, problems = directory.absolute(), [], []
+    for device in client.outbox.devices(hub):
+        if not names or device in names:
+            try:
+                waiting += client.open_jobs(hub, device)
+            except (LogError, OSError) as error:
+                problems.append(flat(f"taskq: jobs for {device} are not readable: {error}"))
     if as_json:
         render.print_json([view.as_dict() | {"device": device} for device, view, _ in waiting])
-        return
-    for device, view, why in waiting:
-        render.echo(flat(f"{view.job_id}: {view.task} for {device}: {why}"))
+    else:
+        for device, view, why in waiting:
+            render.echo(flat(f"{view.job_id}: {view.task} for {device}: {why}"))
+    for problem in problems:
+        render.echo(problem, err=True)
+    if problems:
+        raise Exit(1)
 
 
 def _seconds(text: str) -> float:

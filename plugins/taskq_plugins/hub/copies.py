@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from uuid import UUID
 
 from taskq import engine
-from taskq.errors import LogError
-from taskq.values import SECOND_NS
+from taskq.errors import FormatError, LogError
+from taskq.values import SECOND_NS, parse_json
 from taskq_plugins.fleet.inventory import BREAKS
 from taskq_plugins.hub import models
 from taskq_plugins.hub.models import Declare
@@ -67,7 +67,7 @@ class CopyFiles:
     @property
     def came(self) -> int:
         """Return as which of its device's logs it came."""
-        return int(json.loads(content(self.disk, f"{self.path}/{IDENTITY}")).get(CAME, 0))
+        return int(_described(self.disk, self.path).get(CAME, 0))
 
     @property
     def seals(self) -> dict[int, dict[str, Any]]:
@@ -118,9 +118,11 @@ class CopyFiles:
 
 def kept(hub: str | Path, disk: engine.Disk | None = None, device: str = "") -> list[CopyFiles]:
     disk, folder = disk or engine.PatientDisk(), f"{hub}/devices"
+    # A stray file such as .DS_Store is no device's.
+    names = [device] if device else [name for name in disk.names(folder) if name[0] != "."]
     return [
         CopyFiles(disk, hub, name, UUID(log_id))
-        for name in ([device] if device else disk.names(folder))
+        for name in names
         for log_id in disk.names(f"{folder}/{name}")
         if LOG_ID.match(log_id)
     ]
@@ -193,9 +195,20 @@ def gaps(copy: CopyFiles) -> list[LostRecords]:
 
 def lineage(disk: engine.Disk, path: str, log_id: UUID) -> engine.Identity:
     """Return the identity of a copy as far as its bytes go: features may be unknown here."""
-    values = json.loads(content(disk, f"{path}/{IDENTITY}") or "{}")
-    parents = [(UUID(parent["log_id"]), parent["next_lsn"]) for parent in values.get("parents", ())]
-    return engine.Identity.of_replica(log_id, 0, frozenset(), parents)
+    parents = _described(disk, path).get("parents", ())
+    ends = [(UUID(parent["log_id"]), parent["next_lsn"]) for parent in parents]
+    return engine.Identity.of_replica(log_id, 0, frozenset(), ends)
+
+
+def _described(disk: engine.Disk, path: str) -> dict[str, Any]:
+    file = f"{path}/{IDENTITY}"
+    try:
+        values = parse_json(content(disk, file) or b"{}")
+    except ValueError as error:
+        raise FormatError(f"{file}: not readable ({error}); restore it from a backup") from error
+    if not isinstance(values, dict):
+        raise FormatError(f"{file}: not readable (no object); restore it from a backup")
+    return values
 
 
 @contextlib.contextmanager
