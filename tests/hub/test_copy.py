@@ -24,11 +24,10 @@ from taskq_plugins.hub.models import (
     Sync,
     Trouble,
 )
-from taskq_plugins.hub.sync import Push, Verdict, compare
-from tests.hub.simulation import Simulation, at_once, hub_files
+from taskq_plugins.hub.sync import Verdict, compare
+from tests.hub.simulation import Simulation, hub_files
 from tests.log.world import PATH, fill_segment
 from tests.machine.crashable import CrashableDisk
-from tests.processes.harness import eventually
 
 _BIT: Final = 1
 START: Final = Replica.START
@@ -137,12 +136,6 @@ def test_a_frame_comes_in_pieces_and_counts_once_it_is_whole() -> None:
     assert line.ask(Append(*ids, start, data[-8:], len(data) - 8)) == Stored(half)
 
 
-def test_sessions_of_two_logs_of_a_device_do_not_end_each_other() -> None:
-    line, other = Line(), UUID(int=7)
-    line.ask(Sync(other, 1, frozenset(), NOWHERE))
-    assert isinstance(line.append(line.data), Stored)
-
-
 def test_logs_stay_in_the_order_in_which_they_came_whatever_is_written_of_them_later() -> None:
     line, (first, second, parent) = Line(), map(UUID, ("7" * 32, "5" * 32, "9" * 32))
     for log_id in (first, second):
@@ -151,28 +144,6 @@ def test_logs_stay_in_the_order_in_which_they_came_whatever_is_written_of_them_l
     line.ask(Sync(parent, 1, frozenset(), NOWHERE))
     copies = in_order(line.simulation._hub().all())
     assert [copy.log_id for copy in copies] == [parent, line.log.identity.log_id, first, second]
-
-
-def test_what_comes_next_is_read_while_the_hub_is_waited_for() -> None:
-    line, begun, waited = Line(), list[int](), list[int]()
-    part = line.log.part
-
-    def read(behind: Border, size: int) -> tuple[bytes, Border]:
-        begun.append(behind.offset)
-        return part(behind, size)
-
-    async def ask(asked: object) -> object:
-        if isinstance(asked, Append):
-            segment, end = asked.behind.segment, asked.behind.offset + len(asked.data)
-            ends = [border.offset for border in line.log.borders(segment)[:-1]]
-            if end in ends:
-                eventually(lambda: end in begun)
-                waited.append(end)
-        return line.ask(asked)
-
-    line.log.part = read  # type: ignore[method-assign, assignment]
-    at_once(Push(line.log, ask, lambda: 12_000, lambda: 12_000).run())  # type: ignore[arg-type]
-    assert len(waited) > 3
 
 
 _AT: Final = Border(7, 200, 100, bytes(56))

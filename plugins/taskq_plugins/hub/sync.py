@@ -8,7 +8,7 @@ import enum
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -158,19 +158,13 @@ class Push:
         log, end = self._log, self._log.end_of(behind.segment)
         earlier = [] if behind.offset else [lsn for lsn in log.segments if lsn < behind.segment]
         before = log.end_of(earlier[-1]) if earlier else models.NOWHERE
-        with ThreadPoolExecutor(1) as ahead:
-            part: Future[tuple[bytes, engine.Border]] | None = None
-            while behind.offset < end.offset:
-                data, following = part.result() if part else log.part(behind, self._part_bytes())
-                if part and len(data) > self._part_bytes():  # the volume has shrunk
-                    data, following = log.part(behind, self._part_bytes())
-                if following.offset < end.offset:
-                    part = ahead.submit(log.part, following, self._part_bytes())
-                answer = await self._sent(behind, partial(_piece, data), before)
-                if answer != models.Stored(following):
-                    self._require_whole(behind, answer, before)
-                    return False
-                behind, before = following, models.NOWHERE
+        while behind.offset < end.offset:
+            data, following = log.part(behind, self._part_bytes())
+            answer = await self._sent(behind, partial(_piece, data), before)
+            if answer != models.Stored(following):
+                self._require_whole(behind, answer, before)
+                return False
+            behind, before = following, models.NOWHERE
         return True
 
     async def _sent(
