@@ -7,8 +7,9 @@ import contextlib
 import enum
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -323,13 +324,14 @@ async def _synced(path: str, line: Line, *, is_dry: bool) -> tuple[SyncResult, e
             line.taken[path] = await to_thread.run_sync(outbox.positions, path)
         log = engine.DurableLog(disk, path)
         with contextlib.closing(log):
-            session = _Session(disk, path, line, log, hold)
+            session = _Session(path, line, log, hold)
             done = await (session.told() if is_dry else session.run())
             return done, session.parting
     finally:
         hold.release()
 
 
+@dataclass
 class _Session:
     """Run one session of a log, over a line to its hub.
 
@@ -337,76 +339,67 @@ class _Session:
         parting: where the log is to go on as another; nowhere: it is the hub's.
     """
 
-    def __init__(
-        self,
-        disk: engine.Disk,
-        path: str,
-        line: Line,
-        log: engine.DurableLog,
-        hold: engine.NamedReader,
-    ) -> None:
-        self._disk, self._path, self._line = disk, path, line
-        self._log, self._hold = log, hold
-        self._number = 0
-        self.parting = models.NOWHERE
+    path: str
+    line: Line
+    log: engine.DurableLog
+    hold: engine.NamedReader
+    number: int = 0
+    parting: engine.Border = models.NOWHERE
 
     async def told(self) -> SyncResult:
-        log, answer = self._log, await self._line.ask(opening(self._log))
+        log, answer = self.log, await self.line.ask(opening(self.log))
         if not isinstance(answer, models.CopyEnd):
-            raise models.HubError(f"{self._line.url} does not say where its copy ends: try again")
+            raise models.HubError(f"{self.line.url} does not say where its copy ends: try again")
         return SyncResult([compare(answer, log)], 0, log.end, log.bytes_behind(answer.at))
 
     async def run(self) -> SyncResult:
-        log, line = self._log, self._line
-        known, before = self._hold.load(), line.sent_bytes
+        log, line = self.log, self.line
+        known, before = self.hold.load(), line.sent_bytes
         log.pin = known.lsn if known else 0
         if known is None and log.segments:
             self._pin(log.segments[0])  # from now on nothing goes unsent
-        sizes = line.part_bytes, line.piece_bytes
-        push = Push(log, self._ask, *sizes)
+        push = Push(log, self._ask, line.part_bytes, line.piece_bytes)
         verdicts = await push.run()
         done = SyncResult(verdicts, line.sent_bytes - before, log.end)
         self.parting = push.parting
         if self.parting.segment:
             return done
         if line.hub.accept:  # who takes nothing refuses nothing either
-            done = await self._take(done, line.taken[self._path])
-        if self._disk.free_bytes(self._path) < _PRESSED_BYTES:
+            done = await self._take(done, line.taken[self.path])
+        if engine.LocalDisk().free_bytes(self.path) < _PRESSED_BYTES:
             self._pin(log.end.next_lsn)
-        note(self._path, synced_ns=time.time_ns(), lsn=done.end.next_lsn, error="")
+        note(self.path, synced_ns=time.time_ns(), lsn=done.end.next_lsn, error="")
         return done
 
     async def _ask(self, asked: models.Request) -> models.Answer | None:
-        answer = await self._line.ask(asked)
+        answer = await self.line.ask(asked)
         if isinstance(answer, models.CopyEnd):
-            self._number = answer.session
+            self.number = answer.session
             if answer.at.segment:
-                self._pin(min(answer.safe, self._log.end.next_lsn))
+                self._pin(min(answer.safe, self.log.end.next_lsn))
         return answer
 
     async def _take(self, done: SyncResult, after: dict[str, int]) -> SyncResult:
-        line, ids = self._line, (self._number, self._log.identity.log_id)
+        line, ids = self.line, (self.number, self.log.identity.log_id)
         taking = outbox.DeviceOutbox(line.hub.accept, line.known)
         try:
             taken = await taking.take(*ids, after, line.ask, self._opened)
         except SourceMoved:
-            del line.taken[self._path]
+            del line.taken[self.path]
             raise
         question = models.Question(*ids, dict(after), models.WAIT_SECONDS_MAX)
         nothing = taken.jobs or taken.refused or line.allowance.metered
         return done._replace(taken=taken, question=None if nothing else question)
 
-    @contextlib.asynccontextmanager
-    async def _opened(self) -> AsyncIterator[TaskLog]:
+    def _opened(self) -> TaskLog:
         from taskq import TaskLog  # noqa: PLC0415 - most devices are never sent a job
         from taskq.hooks import Connection  # noqa: PLC0415 - likewise
 
-        async with TaskLog(Connection(self._path, self._line.config)) as log:
-            yield log
+        return TaskLog(Connection(self.path, self.line.config))
 
     def _pin(self, lsn: int) -> None:
-        older = (segment for segment in self._log.segments if segment <= lsn)
-        self._hold.keep_from(max(older, default=lsn), lsn)
+        older = (segment for segment in self.log.segments if segment <= lsn)
+        self.hold.keep_from(max(older, default=lsn), lsn)
 
 
 # -- again and again -------------------------------------------------------------------------------
