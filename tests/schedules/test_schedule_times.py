@@ -191,21 +191,6 @@ def test_clocks_that_change_by_other_than_an_hour_lose_no_tick(
     assert [moment_in(ZoneInfo(zone), tick).strftime("%H:%M %z") for tick in first] == expected
 
 
-@given(
-    interval=st.integers(1, 10_000),
-    after=st.integers(0, 10**6),
-    length=st.integers(0, 10**5),
-    count=st.integers(1, 5),
-)
-def test_intervals_tick_at_their_multiples(
-    interval: int, after: int, length: int, count: int
-) -> None:
-    every = Every(interval)
-    expected = [number for number in range(after + 1, after + length + 1) if number % interval == 0]
-    assert every.latest(count, after, after + length) == expected[-count:]
-    assert next(every.after(after)) == (after // interval + 1) * interval
-
-
 def test_the_latest_of_years_of_minutes_is_found_at_once() -> None:
     cron = parse_cron("* * * * *", BERLIN)
     assert cron == parse_cron("* * * * *", "Europe/Berlin")
@@ -243,20 +228,22 @@ def test_a_tick_on_time_is_due_whatever_the_policy_and_none_before(catch_up: str
         assert due(catch_up, hours) == DueTicks()
 
 
-def test_after_eight_hours_asleep_each_policy_makes_up_for_what_it_says() -> None:
+@pytest.mark.parametrize("rule", [HOURLY, Every(HOUR_NS)], ids=str)
+def test_after_eight_hours_asleep_each_policy_makes_up_for_what_it_says(rule: Rule) -> None:
     end = START + 8 * HOUR_NS
-    assert due("skip", 8, 30) == DueTicks((), end)
-    assert due("skip", 8, 0.5) == DueTicks((end,), end)
-    assert due("last", 8, 30) == DueTicks((end,), end)
-    assert due("all", 8, 30) == DueTicks(tuple(START + n * HOUR_NS for n in range(1, 9)), end)
+    assert due("skip", 8, 30, rule) == DueTicks((), end)
+    assert due("skip", 8, 0.5, rule) == DueTicks((end,), end)
+    assert due("last", 8, 30, rule) == DueTicks((end,), end)
+    assert due("all", 8, 30, rule) == DueTicks(tuple(START + n * HOUR_NS for n in range(1, 9)), end)
 
 
-def test_all_is_bounded_and_takes_the_latest() -> None:
-    result = due("all", 5_000)
+@pytest.mark.parametrize("rule", [HOURLY, Every(HOUR_NS)], ids=str)
+def test_all_is_bounded_and_takes_the_latest(rule: Rule) -> None:
+    result = due("all", 5_000, 0, rule)
     assert len(result.moments) == CATCH_UP_MAX
     assert result.moments[-1] == result.done_ns == START + 5_000 * HOUR_NS
     assert result.is_cut
-    exact = due("all", CATCH_UP_MAX)
+    exact = due("all", CATCH_UP_MAX, 0, rule)
     assert (len(exact.moments), exact.is_cut) == (CATCH_UP_MAX, False)
 
 
