@@ -459,7 +459,7 @@ class LogSchedules:
         port = await self._connection.port()
         return await port.look(look)
 
-    list_sync = blocking(list)  # noqa: A003 - the method of that name is what is meant
+    list_sync: Final = blocking(list)  # noqa: A003 - the method of that name is what is meant
 
     async def pause(self, name: str) -> bool:
         """Let a schedule tick no more, in any process, until it is resumed; False if it is so."""
@@ -476,10 +476,10 @@ class LogSchedules:
     async def forget(self, name: str) -> bool:
         return await self._steer(name, "forget")
 
-    pause_sync = blocking(pause)
-    resume_sync = blocking(resume)
-    reset_sync = blocking(reset)
-    forget_sync = blocking(forget)
+    pause_sync: Final = blocking(pause)
+    resume_sync: Final = blocking(resume)
+    reset_sync: Final = blocking(reset)
+    forget_sync: Final = blocking(forget)
 
     async def _steer(self, name: str, action: str) -> bool:
         parsing.check_name("schedule name", name)

@@ -96,7 +96,7 @@ class Sending(Generic[R]):
         self._span = _producer("send", calls) if is_spanned else None
         self._measured = tracing.meter if is_traced else None
         self._began = perf_counter() if is_traced else 0.0
-        self.calls = calls
+        self.calls: list[Call[R]] = calls
         if self._span is not None:
             headers = _carrier_of(self._span)
             self.calls = [_stamped(call, headers) for call in calls]

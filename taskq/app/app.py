@@ -10,7 +10,18 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Never, Protocol, Self, TypeAlias, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Never,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 import taskq.telemetry as telemetry
 from taskq.app import holder, hooks, schedules
@@ -188,7 +199,7 @@ class TaskQ(holder.LogHolder):
         self._given, self._base = logoptions.checked_numbers(options), settings
         self._directory, config = self._configure(data_dir)
         super().__init__(Connection(os.fspath(self._directory), config))
-        self.hooks = hooks.Hooks(include)
+        self.hooks: hooks.Hooks = hooks.Hooks(include)
         #: of an app over another log: the app itself
         self._origin: TaskQ | None = None
         self._router: logs.ByJob | ByKey | None = None
@@ -495,7 +506,7 @@ class TaskQ(holder.LogHolder):
         """
         return await self._send(checked_calls(calls), atomic=atomic)
 
-    enqueue_many_sync = blocking(enqueue_many)
+    enqueue_many_sync: Final = blocking(enqueue_many)
 
     async def ingest(
         self, source: str, calls: Iterable[Call[R]], position: Any, *, after: Any = sources.ANYWHERE
@@ -537,7 +548,7 @@ class TaskQ(holder.LogHolder):
         given = checked_calls(calls, "ingest")
         return await self._of_source(source)._send_here(given, move)
 
-    ingest_sync = blocking(ingest)
+    ingest_sync: Final = blocking(ingest)
 
     async def _send(self, calls: list[Call[R]], *, atomic: bool = True) -> list[JobHandle[R]]:
         if self._router is not None:
@@ -591,7 +602,7 @@ class TaskQ(holder.LogHolder):
         """
         return await self.enqueue(self.call_by_name(task, *args, **kwargs))
 
-    enqueue_by_name_sync = blocking(enqueue_by_name)
+    enqueue_by_name_sync: Final = blocking(enqueue_by_name)
 
     async def enqueue_flow(self, flow: Flow[R]) -> FlowHandle[R]:
         """Put all of a flow into the log: one transaction.
@@ -608,7 +619,7 @@ class TaskQ(holder.LogHolder):
         jobs = await self._send(list(plan.calls)) if plan.calls else []
         return FlowHandle(jobs[0]._app if jobs else self, tuple(jobs), plan.ends, plan.shape)
 
-    enqueue_flow_sync = blocking(enqueue_flow)
+    enqueue_flow_sync: Final = blocking(enqueue_flow)
 
     async def flow(self, flow_id: str) -> FlowHandle[Any]:
         """Return the handle of a flow enqueued earlier, or elsewhere.
@@ -621,7 +632,7 @@ class TaskQ(holder.LogHolder):
 
         return await find_flow(self._of(flow_id), flow_id)
 
-    flow_sync = blocking(flow)
+    flow_sync: Final = blocking(flow)
 
     def job(self, job: JobId) -> JobHandle[Any]:
         """Return the handle of a job that is in the log, by its id or the number at its end.

@@ -139,9 +139,9 @@ class JobContext:
     printed: str
 
     def __init__(self, delivery: Delivery, app: TaskQ) -> None:
-        self.delivery = delivery
-        self.app = app
-        self.packs = False
+        self.delivery: Delivery = delivery
+        self.app: TaskQ = app
+        self.packs: bool = False
         self.children: list[Child] | None = None
         self._children_size = 0
 

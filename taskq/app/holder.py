@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 from taskq.connection.blocking import blocking, off_loop, refuse_in_loop
 from taskq.connection.connection import Connection, JobId, split_job_id
@@ -100,7 +100,7 @@ class LogHolder:
         """
         return await self._set_paused(queue, task, paused=True)
 
-    pause_sync = blocking(pause)
+    pause_sync: Final = blocking(pause)
 
     async def resume(self, queue: str | None = None, *, task: TaskName | None = None) -> bool:
         """Let workers claim from a queue or of a task again; False if it was not paused.
@@ -111,7 +111,7 @@ class LogHolder:
         """
         return await self._set_paused(queue, task, paused=False)
 
-    resume_sync = blocking(resume)
+    resume_sync: Final = blocking(resume)
 
     async def limit(
         self, task: TaskName, *, concurrency: int | None = None, rate: str | None = None
@@ -138,7 +138,7 @@ class LogHolder:
 
         return await steering.limit_task(self, task, concurrency, rate)
 
-    limit_sync = blocking(limit)
+    limit_sync: Final = blocking(limit)
 
     async def set_slots(self, count: int | None, *, worker: int | None = None) -> bool:
         """Let each worker run ``count`` jobs at a time from now on; None: as they were started.
@@ -161,7 +161,7 @@ class LogHolder:
 
         return await steering.set_slots(self, count, worker)
 
-    set_slots_sync = blocking(set_slots)
+    set_slots_sync: Final = blocking(set_slots)
 
     async def controls(self) -> dict[str, dict[str, Any]]:
         """Return what was changed at run time by name, such as ``{"task:mail.send": {...}}``.
@@ -172,7 +172,7 @@ class LogHolder:
 
         return await steering.controls_of(self)
 
-    controls_sync = blocking(controls)
+    controls_sync: Final = blocking(controls)
 
     async def cancel_many(
         self,
@@ -229,7 +229,7 @@ class LogHolder:
             swept += await withdraw(log._connection, wanted, left, dry_run=dry_run)
         return swept
 
-    cancel_many_sync = blocking(cancel_many)
+    cancel_many_sync: Final = blocking(cancel_many)
 
     @contextlib.contextmanager
     def acting(self, by: str) -> Iterator[None]:
@@ -298,7 +298,7 @@ class LogHolder:
         there, _, lsn = await self._found(job)
         return await edit_job(there._connection, lsn, wish)
 
-    edit_sync = blocking(edit)
+    edit_sync: Final = blocking(edit)
 
     async def signal(self, job: JobId, name: str, value: Any = None, *, once: str = "") -> bool:
         """Send a value to a job: ``durable.event(name)`` in it returns the value, now or later.
@@ -316,7 +316,7 @@ class LogHolder:
         there, _, _ = await self._found(job)
         return await send_signal(there._connection, job, name, value, once)
 
-    signal_sync = blocking(signal)
+    signal_sync: Final = blocking(signal)
 
     # -- questions ---------------------------------------------------------------------------------
 
@@ -342,7 +342,7 @@ class LogHolder:
         port = await self._connection.port()
         return await port.stats()
 
-    stats_sync = blocking(stats)
+    stats_sync: Final = blocking(stats)
 
     async def peek(self, count: int = 10, *, queue: str | None = None) -> list[views.JobView]:
         """Return the next ready jobs in the order of their claims, without claiming them.
@@ -356,7 +356,7 @@ class LogHolder:
         views = await port.peek(count, queue)
         return await self._connection.packer.listed(views)
 
-    peek_sync = blocking(peek)
+    peek_sync: Final = blocking(peek)
 
     async def why(self, job: JobId) -> Reason:
         """Return the one reason why a job is not running, as a code and a sentence.
@@ -386,7 +386,7 @@ class LogHolder:
             raise await port.not_found(lsn)
         return await off_loop(decide, facts, path)
 
-    why_sync = blocking(why)
+    why_sync: Final = blocking(why)
 
     async def timeline(self, job: JobId) -> tuple[JobEvent, ...]:
         """Return everything that happened to a job, oldest first, and which process did it.
@@ -408,7 +408,7 @@ class LogHolder:
             lambda reader: name_workers(reader.journal, events_of(story.records))
         )
 
-    timeline_sync = blocking(timeline)
+    timeline_sync: Final = blocking(timeline)
 
     async def attempts(self, job: JobId) -> tuple[views.AttemptView, ...]:
         """Return the attempts of a job, oldest first: when, by which process, and what went wrong.
@@ -429,7 +429,7 @@ class LogHolder:
         attempts = view.attempts
         return await there._read(lambda reader: name_attempts(reader.journal, attempts))
 
-    attempts_sync = blocking(attempts)
+    attempts_sync: Final = blocking(attempts)
 
     # -- the log as a log --------------------------------------------------------------------------
 
@@ -503,7 +503,7 @@ class LogHolder:
         store = self._connection.store()
         return await off_loop(reader_views, store.path, store.identity, extent)
 
-    readers_sync = blocking(readers)
+    readers_sync: Final = blocking(readers)
 
     async def seek(
         self,
@@ -533,7 +533,7 @@ class LogHolder:
         extent = await port.extent()
         return await off_loop(seek, self._connection.store(), extent)
 
-    seek_sync = blocking(seek)
+    seek_sync: Final = blocking(seek)
 
     async def forget_reader(self, reader: str) -> None:
         """Remove a named reader: compaction keeps nothing for it any more.
@@ -549,7 +549,7 @@ class LogHolder:
         store = await self._connection.opened()
         await off_loop(forget_reader, store, reader)
 
-    forget_reader_sync = blocking(forget_reader)
+    forget_reader_sync: Final = blocking(forget_reader)
 
     async def replay(
         self,
@@ -594,7 +594,7 @@ class LogHolder:
             self._connection, past, is_allowed=is_allowed, dry_run=dry_run, on_job=on_job
         )
 
-    replay_sync = blocking(replay)
+    replay_sync: Final = blocking(replay)
 
     # -- upkeep, which workers do by themselves ----------------------------------------------------
 
@@ -617,7 +617,7 @@ class LogHolder:
         port = await self._connection.port()
         return await port.compact(limit, dry_run=dry_run)
 
-    compact_sync = blocking(compact)
+    compact_sync: Final = blocking(compact)
 
     async def position(self, source: str) -> Any:
         """Return where a source stands, as ``ingest`` was given it; None for an unknown source.
@@ -630,7 +630,7 @@ class LogHolder:
         port = await self._of_source(source)._connection.port()
         return decode_position(await port.look(lambda sight: _position_of(sight, source)))
 
-    position_sync = blocking(position)
+    position_sync: Final = blocking(position)
 
     async def sources(self) -> list[SourceView]:
         """Return the sources that the log knows, by name, and where they stand."""
@@ -640,7 +640,7 @@ class LogHolder:
             known |= await port.look(lambda sight: dict(sight.facets.need_agenda().sources))
         return views_of(known)
 
-    sources_sync = blocking(sources)
+    sources_sync: Final = blocking(sources)
 
     async def forget_source(self, source: str) -> bool:
         """Forget where a source stands: it is unknown then. Returns False if it is so already.
@@ -662,7 +662,7 @@ class LogHolder:
                 continue
             return True
 
-    forget_source_sync = blocking(forget_source)
+    forget_source_sync: Final = blocking(forget_source)
 
     async def _set_paused(self, queue: str | None, task: TaskName | None, *, paused: bool) -> bool:
         if task is not None and queue is None:

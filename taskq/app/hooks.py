@@ -40,7 +40,7 @@ class Around:
 
     def __init__(self, kind: str, subject: str, function: AroundFunction) -> None:
         name = getattr(function, "__qualname__", repr(function))
-        self.name = f"the {kind} {name}"
+        self.name: str = f"the {kind} {name}"
         self._signature = Signature(self.name, function)
         self._function: Callable[..., Any] = function
         if inspect.isasyncgenfunction(function):
@@ -118,14 +118,14 @@ class Hooks:
 
     def __init__(self, include: Iterable[str] = ()) -> None:
         self.tasks: dict[str, Task[..., Any]] = {}
-        self.renewed = Listeners()
+        self.renewed: Listeners = Listeners()
         self.included: list[str] = checked_modules(include)
         self.lifespans: Declared[Around] = Declared()
         self.middleware: Declared[Around] = Declared()
         self.deaths: Declared[tuple[DeathCall, frozenset[str] | None]] = Declared()
         self.steps: Declared[Callable[[StepDone], object]] = Declared()
         self.breakers: dict[str, BreakerRule] = {}
-        self.schedules = Planned()
+        self.schedules: Planned = Planned()
         self.alerts: dict[str, Any] = {}
         self.services: dict[str, Callable[[TaskQ], Any]] = {}
         self._breaker_origins: dict[str, Origin] = {}

@@ -116,7 +116,7 @@ class Schedule:
                     f"{word} of the schedule {name!r} is {value!r:.60}, it must be one of "
                     f"{', '.join(map(repr, known))}"
                 )
-        self.jitter_ns = durations.nanoseconds(choices.get("jitter", 0), "jitter")
+        self.jitter_ns: int = durations.nanoseconds(choices.get("jitter", 0), "jitter")
         most_ns = min(rule.interval_ns, JITTER_NS_MAX) if type(rule) is Every else JITTER_NS_MAX
         if self.jitter_ns > most_ns:
             raise errors.UsageError(
@@ -236,7 +236,7 @@ class Planned:
 
     def __init__(self) -> None:
         self._all: dict[str, Schedule] = {}
-        self.listeners = Listeners()
+        self.listeners: Listeners = Listeners()
 
     @property
     def all(self) -> dict[str, Schedule]:

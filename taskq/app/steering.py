@@ -134,7 +134,7 @@ class AppSchedules(LogSchedules):
         self._connection.packer.loose(schedule.call)  # refused here if it is of another shard
         await port.enrol([schedule.enrolment()])
 
-    add_sync = blocking(add)
+    add_sync: Final = blocking(add)
 
     async def remove(self, name: str) -> bool:
         """Take away a schedule that was added at run time; one in code comes back with a worker.
@@ -145,7 +145,7 @@ class AppSchedules(LogSchedules):
         """
         return await self.forget(name)
 
-    remove_sync = blocking(remove)
+    remove_sync: Final = blocking(remove)
 
 
 def _added(

@@ -68,7 +68,7 @@ class TaskLog(LogHolder):
         port = await self._connection.port()
         return self._id_of(await port.enqueue(*item))
 
-    put_sync = blocking(put)
+    put_sync: Final = blocking(put)
 
     async def put_many(self, jobs: Iterable[Put]) -> list[str]:
         """Put all jobs into the log, or none: they are one transaction. Returns their ids in order.
@@ -82,7 +82,7 @@ class TaskLog(LogHolder):
         answers = await self._connection.send_many(items)
         return [self._id_of(answer) for answer in answers]
 
-    put_many_sync = blocking(put_many)
+    put_many_sync: Final = blocking(put_many)
 
     async def ingest(
         self, source: str, jobs: Iterable[Put], position: Any, *, after: Any = sources.ANYWHERE
@@ -102,7 +102,7 @@ class TaskLog(LogHolder):
         answers = await self._connection.send_many(items, move)
         return [self._id_of(answer) for answer in answers]
 
-    ingest_sync = blocking(ingest)
+    ingest_sync: Final = blocking(ingest)
 
     async def claim(
         self,
@@ -150,7 +150,7 @@ class TaskLog(LogHolder):
         deliveries: list[Delivery] = asked.result()
         return self._connection.packer.deliveries(deliveries)
 
-    claim_sync = blocking(claim)
+    claim_sync: Final = blocking(claim)
 
     async def payload(self, delivery: Delivery) -> bytes:
         """Return ``delivery.payload``, read and decompressed off the event loop if it is large.
@@ -162,7 +162,7 @@ class TaskLog(LogHolder):
         """
         return await self._connection.packer.payload(delivery)
 
-    payload_sync = blocking(payload)
+    payload_sync: Final = blocking(payload)
 
     async def ack(
         self,
@@ -191,7 +191,7 @@ class TaskLog(LogHolder):
             result, flags = await packer.result(result, packing, "the result")
         await self._settle(Settlement(kinds.SUCCESS, delivery, result, flags=flags))
 
-    ack_sync = blocking(ack)
+    ack_sync: Final = blocking(ack)
 
     async def nack(
         self, delivery: Delivery, reason: str = "", delay: durations.Duration | None = None
@@ -208,7 +208,7 @@ class TaskLog(LogHolder):
         """
         await self._settle(failed(delivery, reason, delay))
 
-    nack_sync = blocking(nack)
+    nack_sync: Final = blocking(nack)
 
     async def release(self, delivery: Delivery, delay: durations.Duration = 0) -> None:
         """Give a delivery back without burning its attempt; it is due again after ``delay``.
@@ -218,7 +218,7 @@ class TaskLog(LogHolder):
         """
         await self._settle(released(delivery, delay))
 
-    release_sync = blocking(release)
+    release_sync: Final = blocking(release)
 
     async def extend(self, delivery: Delivery, seconds: durations.Duration = 30) -> None:
         """Extend a delivery's lease to this duration from now; give it one if it had none.
@@ -232,7 +232,7 @@ class TaskLog(LogHolder):
         port = await self._connection.port()
         await port.extend(claimed(delivery), lease_ns)
 
-    extend_sync = blocking(extend)
+    extend_sync: Final = blocking(extend)
 
     def transaction(self) -> LogTransaction:
         """Changes that become visible together, or not at all.
@@ -260,7 +260,7 @@ class TaskLog(LogHolder):
         port, lsn = await self._located(job_id)
         return bool(await port.cancel(lsn))
 
-    cancel_sync = blocking(cancel)
+    cancel_sync: Final = blocking(cancel)
 
     async def cancel_asked(self, delivery: Delivery) -> bool:
         """Return whether somebody wants the job of this delivery cancelled: give it back then.
@@ -272,7 +272,7 @@ class TaskLog(LogHolder):
         port = await self._connection.port()
         return bool(await port.look(lambda sight: is_asked(sight.facets, delivery)))
 
-    cancel_asked_sync = blocking(cancel_asked)
+    cancel_asked_sync: Final = blocking(cancel_asked)
 
     async def get(self, job_id: str) -> views.JobView:
         """Return everything the log holds about a job.
@@ -288,7 +288,7 @@ class TaskLog(LogHolder):
             raise await port.not_found(lsn)
         return await self._connection.packer.opened_view(view)
 
-    get_sync = blocking(get)
+    get_sync: Final = blocking(get)
 
     async def find(self, key: str | bytes, queue: str = "default") -> views.JobView | None:
         """Find the job that holds a dedup key in a queue; None if the next job may have it.
@@ -308,7 +308,7 @@ class TaskLog(LogHolder):
         )
         return None if lsn is None else await self.get(self._connection.tag.id(lsn))
 
-    find_sync = blocking(find)
+    find_sync: Final = blocking(find)
 
     async def close(self) -> None:
         """Finish what was asked for and close the directory. Legal twice."""

@@ -89,7 +89,7 @@ class Enqueuer(typing.Generic[P, R]):
     """
 
     #: ``step(...)``: a part of a flow; its first argument is what the part before it gives
-    step = StepMaker()
+    step: StepMaker = StepMaker()
 
     def __init__(self, task: Task[P, R], chosen: Options, flags: records.Flag) -> None:
         self._task = task
@@ -102,7 +102,7 @@ class Enqueuer(typing.Generic[P, R]):
             chosen.key is None and self._packing is None and not callable(chosen.concurrency_key)
         )
         self._extras = chosen.extras(None, chosen.fixed_concurrency_key(task.name))
-        self.spec = chosen.spec(task.name, flags)
+        self.spec: Final = chosen.spec(task.name, flags)
         #: attributes of the hot path in one tuple: an access to an attribute costs as much as a
         #: call here, because of ``__getattr__``
         self._hot = (
@@ -403,10 +403,10 @@ class Task(Enqueuer[P, R]):
             parsing.check_name("task name", spelled)
         super().__init__(self, chosen, flags)
         self.fn = fn
-        self.origin = naming.origin_of(fn)
+        self.origin: naming.Origin = naming.origin_of(fn)
         self.aliases = aliases
-        self.is_async = naming.is_async(fn)
-        self.may_await = naming.may_await(fn)
+        self.is_async: bool = naming.is_async(fn)
+        self.may_await: bool = naming.may_await(fn)
         self.runs_in: str = runs_in or ("" if self.is_async else "thread")
         self.retry = retry
         self.timeout = timeout
@@ -416,7 +416,8 @@ class Task(Enqueuer[P, R]):
         self.while_running = False
         self.limit: rates.Limit | None = None
         #: most jobs of one call of the function, 0 for a call each; and how long it waits for them
-        self.batch, self.within_seconds = 0, 0.0
+        self.batch: int = 0
+        self.within_seconds: float = 0.0
         #: most bytes of an attempt's log lines that are kept with its outcome
         self.keep_log = 0
         self.on_dead = on_dead

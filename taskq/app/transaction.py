@@ -110,7 +110,7 @@ class PendingCancel:
     __slots__ = ("_cancelled", "job_id")
 
     def __init__(self, job_id: str) -> None:
-        self.job_id = job_id
+        self.job_id: str = job_id
         self._cancelled: bool | None = None
 
     @property

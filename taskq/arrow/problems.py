@@ -84,4 +84,7 @@ class SegmentDamaged(LogDamaged):
         super().__init__(
             f"{shown(path)}: {what}, bytes {offset} to {resume}, from lsn {lsn} on{ADVICE}"
         )
-        self.path, self.offset, self.resume, self.lsn = path, offset, resume, lsn
+        self.path: str = path
+        self.offset: int = offset
+        self.resume: int = resume
+        self.lsn: int = lsn

@@ -207,12 +207,12 @@ class RecordRows:
         self.data: arrays.Bytes = stretch.data
         self.base = stretch.base
         self.at = stretch.at[first:last]
-        self.length = stretch.length[first:last]
+        self.length: Final = stretch.length[first:last]
         self.lsn = stretch.lsn[first:last]
         self.epoch = stretch.epoch[first:last]
         self.time_ns = stretch.time_ns[first:last]
         self._heads = arrays.heads(self.data, self.at)
-        self.of_job = self._heads.view(arrays.OF_JOB)
+        self.of_job: Final = self._heads.view(arrays.OF_JOB)
         self.kind: arrays.Bytes = np.ascontiguousarray(self.of_job["kind"])
         #: how many there are of each kind
         self.counts = np.bincount(self.kind, minlength=arrays.KINDS)

@@ -391,7 +391,7 @@ class ResultCodec:
             self._validator, serializer, is_kept=loose.is_kept(schema, floats=False)
         )
         #: whether its values are what JSON has, so that anything may read them
-        self.is_json = loose.is_json(schema)
+        self.is_json: bool = loose.is_json(schema)
         #: whose values always fit: to have pydantic warn takes ten times as long as to write them
         self._scalar = next((kind for kind in _SCALARS if schema == _scalar_schema(kind)), None)
 

@@ -170,10 +170,10 @@ class Signature:
         parameters = self.signature.parameters.values()
         only = [p.name for p in parameters if p.kind is _Kind.POSITIONAL_ONLY]
         by_keyword = [p.name for p in parameters if p.kind is _Kind.POSITIONAL_OR_KEYWORD]
-        self.names = (*only, *by_keyword)
-        self.rest = self._variadic(_Kind.VAR_POSITIONAL)
-        self.keywords = self._variadic(_Kind.VAR_KEYWORD)
-        self.plain = not only and not self.rest and not self.keywords
+        self.names: tuple[str, ...] = (*only, *by_keyword)
+        self.rest: str = self._variadic(_Kind.VAR_POSITIONAL)
+        self.keywords: str = self._variadic(_Kind.VAR_KEYWORD)
+        self.plain: bool = not only and not self.rest and not self.keywords
         self.defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         self._positional_only = tuple(only)
         self._by_keyword = frozenset(

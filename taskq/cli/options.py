@@ -77,7 +77,7 @@ class Directory(click.Path):
 # Options by the names that all commands have for them.
 
 #: None when neither the option nor the variable names a directory.
-data_dir_option = click.option(
+data_dir_option: Final = click.option(
     "-d",
     "--data-dir",
     envvar="TASKQ_DATA_DIR",
@@ -86,31 +86,31 @@ data_dir_option = click.option(
     callback=of_group,
     help="The task log's directory.",
 )
-utc_option = click.option(
+utc_option: Final = click.option(
     "--utc", is_flag=True, expose_value=False, help="Times in UTC, not in this machine's zone.",
     callback=lambda context, _, given: context.meta.update({render.UTC_WANTED: given}),
 )  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 #: Look at the log as it stood then.
-at_option = click.option(
+at_option: Final = click.option(
     "--at",
     "at_text",
     metavar="MOMENT",
     help='As it was then: a span back from now ("2h"), a time, or an lsn.',
 )
-queue_option = click.option("-Q", "--queue", help="Only this queue.")
-task_option = click.option("-t", "--task", help="Only this task.")
-since_option = click.option(
+queue_option: Final = click.option("-Q", "--queue", help="Only this queue.")
+task_option: Final = click.option("-t", "--task", help="Only this task.")
+since_option: Final = click.option(
     "--since", metavar="MOMENT", help='Enqueued then or later: "2h" ago, or a time.'
 )
-before_option = click.option(
+before_option: Final = click.option(
     "--before", metavar="MOMENT", help='Enqueued before then: "2h" ago, or a time.'
 )
-limit_option = click.option(
+limit_option: Final = click.option(
     "-n", "--limit", type=click.IntRange(min=1), help="At most so many, the oldest first."
 )
-dry_run_option = click.option("--dry-run", is_flag=True, help="Change nothing, and count.")
-yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
+dry_run_option: Final = click.option("--dry-run", is_flag=True, help="Change nothing, and count.")
+yes_option: Final = click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
 
 # Docstrings of the options in ``taskq.cli``.
 data_dir_option.__doc__ = "Take ``-d/--data-dir``, or the variable; None without either."

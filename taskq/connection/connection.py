@@ -111,7 +111,7 @@ class Packer:
 
     def __init__(self, path: str, config: config.LogConfig) -> None:
         self.config = config
-        self.bodies = BodyStore(path, config)
+        self.bodies: BodyStore = BodyStore(path, config)
 
     def packing(self, chosen: Options) -> Compression | None:
         """Return how the payload of a job with these options is packed; None: stored as it is."""
@@ -314,10 +314,10 @@ class Connection:
     def __init__(self, path: str, config: config.LogConfig) -> None:
         check_directory(path)
         # A later chdir, of a daemon for example, must not move the directory.
-        self.path = logoptions.absolute_path(path)
+        self.path: str = logoptions.absolute_path(path)
         self.config = config
         self.current: Store | None = None
-        self.packer = Packer(self.path, config)
+        self.packer: Packer = Packer(self.path, config)
         self.refusal = ""
         self.is_routed = False
         self._closed = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Generator, Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from taskq.calls import call, habits, serialization
 from taskq.connection.blocking import blocking, off_loop
@@ -39,7 +39,6 @@ class Progress:
     at: datetime
 
 
-@dataclass(slots=True, eq=False)
 class JobHandle(Generic[R]):
     """A hold on one job, from any process that opens its directory.
 
@@ -48,11 +47,15 @@ class JobHandle(Generic[R]):
         duplicate: the key was taken: this is the job that holds it, enqueued earlier.
     """
 
-    _app: call.AppPort[Connection]
-    _task: call.TaskPort[R] | None
-    _tag: Tag
-    lsn: int
-    duplicate: bool = False
+    __slots__ = ("_app", "_tag", "_task", "duplicate", "lsn")
+
+    def __init__(
+        self, app: call.AppPort[Connection], task: call.TaskPort[R] | None, tag: Tag, lsn: int,
+        duplicate: bool = False,
+    ) -> None:  # fmt: skip
+        self._app, self._task, self._tag = app, task, tag
+        self.lsn: int = lsn
+        self.duplicate: bool = duplicate
 
     @property
     def id(self) -> str:
@@ -110,7 +113,7 @@ class JobHandle(Generic[R]):
         view = await self._view() if self._needs_view(state) else None
         return self._value(state, body, view)
 
-    result_sync = blocking(result)
+    result_sync: Final = blocking(result)
 
     async def view(self) -> views.JobView:
         """Return everything the log holds about the job.
@@ -121,13 +124,13 @@ class JobHandle(Generic[R]):
         """
         return await self._app._connection.packer.opened_view(await self._view())
 
-    view_sync = blocking(view)
+    view_sync: Final = blocking(view)
 
     async def status(self) -> model.State:
         """Return where the job is in its life, now."""
         return (await self._view()).state
 
-    status_sync = blocking(status)
+    status_sync: Final = blocking(status)
 
     async def cancel(self) -> bool:
         """Withdraw the job if it waits, stop it if it runs; False when it is settled already.
@@ -144,7 +147,7 @@ class JobHandle(Generic[R]):
         port = await self._port()
         return bool(await port.cancel(self.lsn))
 
-    cancel_sync = blocking(cancel)
+    cancel_sync: Final = blocking(cancel)
 
     async def why(self) -> Reason:
         """Return the one reason why the job is not running, as a code and a sentence.
@@ -154,7 +157,7 @@ class JobHandle(Generic[R]):
         """
         return await self._app.why(self.id)
 
-    why_sync = blocking(why)
+    why_sync: Final = blocking(why)
 
     async def attempts(self) -> tuple[views.AttemptView, ...]:
         """Return its attempts, oldest first: when, by which process, and what went wrong.
@@ -164,7 +167,7 @@ class JobHandle(Generic[R]):
         """
         return await self._app.attempts(self.id)
 
-    attempts_sync = blocking(attempts)
+    attempts_sync: Final = blocking(attempts)
 
     async def requeue(self) -> None:
         """Make the job, a dead letter, ready again; its attempts are counted from 0 again.
@@ -176,7 +179,7 @@ class JobHandle(Generic[R]):
         """
         await self._app.dead.requeue(self.id)
 
-    requeue_sync = blocking(requeue)
+    requeue_sync: Final = blocking(requeue)
 
     async def progress(self) -> Progress | None:
         """Return how far the job is, as it told last; None if it does not run, or told nothing yet.
@@ -190,7 +193,7 @@ class JobHandle(Generic[R]):
         )
         return progress
 
-    progress_sync = blocking(progress)
+    progress_sync: Final = blocking(progress)
 
     async def watch(self, every: durations.Duration = 0.5) -> AsyncIterator[Progress]:
         """Yield the latest report of the job at each look, if it is new, until the job has ended.

@@ -8,7 +8,7 @@ import tomllib
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -112,7 +112,7 @@ def _check_environment() -> tuple[str, ...]:
 class QueueSettings(BaseModel):
     """Exceptions for one queue; see ``QueuePolicy``."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     #: how payloads and results are compressed: "zlib", "zstd" or "none"
     compress: Compression | None = None
@@ -140,7 +140,7 @@ class QueueSettings(BaseModel):
 class HubSettings(BaseModel):
     """The hub that ``taskq sync`` sends the log to."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     #: where it is, such as https://hub.example
     url: str = ""
@@ -215,7 +215,7 @@ class Settings(BaseSettings, _LogSettings):
     takes 0.1 s.
     """
 
-    model_config = SettingsConfigDict(
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         env_prefix=logoptions.PREFIX,
         frozen=True,
         env_nested_delimiter="_",

@@ -28,8 +28,8 @@ tracer: Tracer | None = None
 meter: Meter | None = None
 #: True with a tracer, a meter or an app of several logs: the only flag that the hot path reads.
 #: ``look``, ``choose`` and ``choose_meter`` set all of these.
-is_on = False
-is_traced = False
+is_on: bool = False
+is_traced: bool = False
 _is_routed = False
 _is_chosen = _is_meter_chosen = False
 

@@ -277,7 +277,7 @@ class AppendFailed(LogError):
             f"{remedy(error, path)}"
         )
         self.path = path
-        self.errno = error.errno
+        self.errno: int | None = error.errno
 
 
 class DiskFull(AppendFailed):

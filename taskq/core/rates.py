@@ -92,7 +92,10 @@ class Times:
     def __init__(self) -> None:
         self._moments = array("q")
         self._counts = array("I")
-        self._head = self.total = self.most = self.window_ns = 0
+        self._head = 0
+        self.total: int = 0
+        self.most: int = 0
+        self.window_ns: int = 0
 
     def add(self, moment: int, count: int, most: int, window_ns: int) -> None:
         self.forget(moment)

@@ -195,7 +195,7 @@ class Layout:
     def __init__(self, formats: str, names: str) -> None:
         self.formats = formats
         self.names = names
-        self.struct = struct.Struct("<IBBHI" + formats)
+        self.struct: Final = struct.Struct("<IBBHI" + formats)
 
 
 #: Records about an existing job ...
@@ -270,10 +270,15 @@ class Row:
         options: tuple[Option, ...] = (),
         feature: str = "",
     ) -> None:
-        self.kind, self.name, self.says = kind, name, says
-        self.layout, self.body, self.byte = layout, body, byte
-        self.moves = moves or {}
-        self.options, self.feature = options, feature
+        self.kind: int = kind
+        self.name: str = name
+        self.says: str = says
+        self.layout: Layout = layout
+        self.body: Body = body
+        self.byte: str = byte
+        self.moves: Mapping[State, tuple[State, ...]] | dict[State, tuple[State, ...]] = moves or {}
+        self.options: tuple[Option, ...] = options
+        self.feature: str = feature
 
 
 _WAITING: Final = (State.READY, State.SCHEDULED)

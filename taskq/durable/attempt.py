@@ -72,7 +72,7 @@ class Attempt:
     """
 
     def __init__(self, job: context.JobContext, *, in_thread: bool) -> None:
-        self.suspended = False
+        self.suspended: bool = False
         self.broken: errors.InvalidStep | None = None
         self._in_thread = in_thread
         self._job = job

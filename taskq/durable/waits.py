@@ -81,8 +81,8 @@ class Part(Coroutine[Any, Any, T]):
         look: Callable[[], Awaitable[Arrival | Wait]],
         coroutine: Coroutine[Any, Any, T],
     ) -> None:
-        self.title = title
-        self.look = look
+        self.title: tuple[str, int] = title
+        self.look: Callable[[], Awaitable[Arrival | Wait]] = look
         self._coroutine = coroutine
 
     def __await__(self) -> Generator[Any, Any, T]:

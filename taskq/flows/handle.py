@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Generator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from taskq.calls.call import AppPort
 from taskq.connection.blocking import blocking
@@ -60,7 +60,7 @@ class FlowHandle(Generic[R]):
         shape: bytes,
     ) -> None:
         self._app = app  # None if there are no jobs
-        self.jobs = jobs
+        self.jobs: tuple[JobHandle[Any], ...] = jobs
         self._ends = ends
         self._shape = shape
 
@@ -158,10 +158,10 @@ class FlowHandle(Generic[R]):
                 stopped += 1
         return withdrawn + stopped
 
-    result_sync = blocking(result)
-    wait_sync = blocking(wait)
-    progress_sync = blocking(progress)
-    cancel_sync = blocking(cancel)
+    result_sync: Final = blocking(result)
+    wait_sync: Final = blocking(wait)
+    progress_sync: Final = blocking(progress)
+    cancel_sync: Final = blocking(cancel)
 
     @property
     def _connection(self) -> Connection:

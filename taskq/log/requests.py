@@ -189,17 +189,17 @@ class EnqueueSpec:
             raise UsageError(f"attempts is {attempts}, it must be 0 (no limit) to {ATTEMPTS_MAX}")
         queue_bytes = check_name("queue name", queue)
         task_bytes = check_name("task name", task) if task else b""
-        self.queue = queue
-        self.task = task
-        self.priority = priority
-        self.attempts = attempts
+        self.queue: str = queue
+        self.task: str = task
+        self.priority: int = priority
+        self.attempts: int = attempts
         # A single attempt must not run twice, so its claim has to be on disk before it runs.
-        self.flags = int(flags | Flag.CHECKED | (Flag.DURABLE_CLAIM if attempts == 1 else 0))
-        self.route = queue_bytes + task_bytes
+        self.flags: int = int(flags | Flag.CHECKED | (Flag.DURABLE_CLAIM if attempts == 1 else 0))
+        self.route: bytes = queue_bytes + task_bytes
         #: key of a lane besides its priority; see ``Queues.lane``
-        self.lane_key = bytes((len(queue_bytes), len(task_bytes))) + self.route
+        self.lane_key: bytes = bytes((len(queue_bytes), len(task_bytes))) + self.route
         #: everything of the record between its length and its body, when it has no options
-        self.tail = codec.enqueue_tail(
+        self.tail: bytes = codec.enqueue_tail(
             priority, int(self.flags), attempts, len(queue_bytes), len(task_bytes), self.route, b""
         )
         self._packed: dict[int, EnqueueSpec] = {}

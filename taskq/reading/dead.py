@@ -209,7 +209,7 @@ class DeadLetters:
             views += await other.list(limit=limit, **filters)
         return sorted(views, key=_death, reverse=True)[:limit] if self._rest else views
 
-    list_sync = blocking(list)  # noqa: A003 - the method of that name is what is meant
+    list_sync: Final = blocking(list)  # noqa: A003 - the method of that name is what is meant
 
     async def count(self, **filters: Unpack[DeadFilters]) -> int:
         """Return how many dead letters fit.
@@ -224,7 +224,7 @@ class DeadLetters:
         count = await port.look(partial(selection.count_dead, wanted=wanted))
         return count + sum([await log.count(**filters) for log in self._rest])
 
-    count_sync = blocking(count)
+    count_sync: Final = blocking(count)
 
     async def requeue(self, job_id: str) -> None:
         """Make one dead letter ready again, with its id, payload and options.
@@ -240,12 +240,12 @@ class DeadLetters:
         """
         _raise_first(await self.requeue_many([job_id]))
 
-    requeue_sync = blocking(requeue)
+    requeue_sync: Final = blocking(requeue)
 
     async def requeue_many(self, job_ids: Iterable[str]) -> Swept:
         return await self._many(job_ids, DeadLetters._requeue)
 
-    requeue_many_sync = blocking(requeue_many)
+    requeue_many_sync: Final = blocking(requeue_many)
 
     async def requeue_all(
         self, *, limit: int | None = None, dry_run: bool = False, **filters: Unpack[DeadFilters]
@@ -262,7 +262,7 @@ class DeadLetters:
         act = DeadLetters._count if dry_run else DeadLetters._requeue
         return await self._sweep(dead_filter(filters), limit, act)
 
-    requeue_all_sync = blocking(requeue_all)
+    requeue_all_sync: Final = blocking(requeue_all)
 
     async def purge(self, job_id: str) -> None:
         """Forget one dead letter: its job is unknown afterwards.
@@ -274,12 +274,12 @@ class DeadLetters:
         """
         _raise_first(await self.purge_many([job_id]))
 
-    purge_sync = blocking(purge)
+    purge_sync: Final = blocking(purge)
 
     async def purge_many(self, job_ids: Iterable[str]) -> Swept:
         return await self._many(job_ids, DeadLetters._purge_checked)
 
-    purge_many_sync = blocking(purge_many)
+    purge_many_sync: Final = blocking(purge_many)
 
     async def purge_all(
         self, *, limit: int | None = None, dry_run: bool = False, **filters: Unpack[DeadFilters]
@@ -288,7 +288,7 @@ class DeadLetters:
         act = DeadLetters._count if dry_run else DeadLetters._purge
         return await self._sweep(dead_filter(filters), limit, act)
 
-    purge_all_sync = blocking(purge_all)
+    purge_all_sync: Final = blocking(purge_all)
 
     def __repr__(self) -> str:
         return f"<DeadLetters {self._connection.path}>"

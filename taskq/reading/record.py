@@ -78,7 +78,8 @@ class Choice:
         until_ns: int | None = None,
         name_all: bool = False,
     ) -> None:
-        self.since_ns, self.until_ns = since_ns, until_ns
+        self.since_ns: int | None = since_ns
+        self.until_ns: int | None = until_ns
         wanted = _names("kinds", kinds)
         unknown = sorted((wanted or frozenset()) - _KINDS.keys())
         if unknown:
@@ -90,8 +91,8 @@ class Choice:
         self._tasks = _names("tasks", tasks)
         self._known: OrderedDict[int, tuple[str, str]] = OrderedDict()
         #: whether the filter needs a record's job, and whether its names are wanted anyway
-        self.is_by_name = self._queues is not None or self._tasks is not None
-        self.needs_names = name_all or self.is_by_name
+        self.is_by_name: bool = self._queues is not None or self._tasks is not None
+        self.needs_names: bool = name_all or self.is_by_name
 
     def skips(self, kind: int) -> bool:
         """Return whether a record of this kind need not even be decoded."""

@@ -219,7 +219,7 @@ class JobStatus:
 
     def __init__(self, reader: LogReader, text: str) -> None:
         self.reader = reader
-        self.lsn = reader.find_job(text)
+        self.lsn: int = reader.find_job(text)
         view = reader.job(self.lsn, body_bytes_max=PAYLOAD_BYTES_MAX)
         if view is None:  # compaction took it just now
             raise JobNotFound(f"there is no job {text} in this log any more")

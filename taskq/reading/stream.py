@@ -160,7 +160,7 @@ class Stream:
             self._done = self._open.records.position
             await self._save()
 
-    commit_sync = blocking(commit)
+    commit_sync: Final = blocking(commit)
 
     async def aclose(self) -> None:
         """Save how far a named reader has come, and let go of its name. Legal twice.
@@ -190,7 +190,7 @@ class Stream:
         if opened is not None:
             await off_loop(self._finish, opened)
 
-    aclose_sync = blocking(aclose)
+    aclose_sync: Final = blocking(aclose)
 
     async def __aenter__(self) -> Self:
         return self

@@ -460,7 +460,7 @@ class Sandbox:
 
     def __init__(self, app: TaskQ, clock: FakeClock | None = None) -> None:
         self.app = app
-        self.clock = clock or FakeClock()
+        self.clock: FakeClock = clock or FakeClock()
         self._undo = contextlib.ExitStack()
         self._scheduler: Any = None
 
@@ -505,7 +505,7 @@ class Sandbox:
         clock = self.clock if with_scheduled else None
         return await drain(self.app, queues, concurrency=concurrency, ahead=clock, raises=raises)
 
-    drain_sync = hooks.blocking(drain)
+    drain_sync: Final = hooks.blocking(drain)
 
     async def tick(self) -> None:
         """Let the app's schedules enqueue what has fallen due, each by its catch-up policy.
@@ -519,7 +519,7 @@ class Sandbox:
         await self.app.open()
         await self._scheduler.look(self.app.store())
 
-    tick_sync = hooks.blocking(tick)
+    tick_sync: Final = hooks.blocking(tick)
 
     def advance(self, duration: values.Duration) -> None:
         """Let time pass, such as "1h"."""
@@ -531,7 +531,7 @@ class Sandbox:
         """Send a value to a waiting job; see ``TaskQ.signal``."""
         return await self.app.signal(job, name, value, once=once)
 
-    signal_sync = hooks.blocking(signal)
+    signal_sync: Final = hooks.blocking(signal)
 
     def enqueued(
         self, task: Task[..., Any] | str | None = None, *, state: State | str | None = None

@@ -407,7 +407,7 @@ class SentJob(JobHandle[R]):
             body = view.reason.encode()
         return self._value(view.state, body, view)
 
-    result_sync = blocking(result)  # type: ignore[arg-type]
+    result_sync = blocking(result)  # type: ignore[arg-type, misc]
 
     async def cancel(self) -> bool:
         """Cancel the job here at once, and on its device when that syncs."""
@@ -417,7 +417,7 @@ class SentJob(JobHandle[R]):
         await off_loop(outbox.ring, self._outbox.hub)
         return is_cancelled
 
-    cancel_sync = blocking(cancel)  # type: ignore[arg-type]
+    cancel_sync = blocking(cancel)  # type: ignore[arg-type, misc]
 
     async def _view(self) -> JobView:
         return await off_loop(self._outbox.merged, await super()._view())

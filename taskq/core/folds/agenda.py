@@ -77,20 +77,22 @@ class Agenda:
     """
 
     def __init__(self) -> None:
-        self.table = JobTable()
-        self.dead = JobTable()
+        self.table: JobTable = JobTable()
+        self.dead: JobTable = JobTable()
         self.running: dict[int, tuple[int, int, int]] = {}
-        self.leases = Leases()
-        self.steps = Steps()
-        self.flows = Flows()
-        self.times = Timetable()
-        self.ages = Ages()
+        self.leases: Leases = Leases()
+        self.steps: Steps = Steps()
+        self.flows: Flows = Flows()
+        self.times: Timetable = Timetable()
+        self.ages: Ages = Ages()
         self.schedules: dict[str, schedules.ScheduleState] = {}
         self.sources: dict[str, sources.SourceState] = {}
         self.controls: dict[str, sources.SourceState] = {}
-        self.queues = LaneQueues(self.ages)
-        self.order = ClaimOrder(self.table, self.queues, self.ages, self.times)
-        self.floor_lsn = self.edits = self.steered = 0
+        self.queues: LaneQueues = LaneQueues(self.ages)
+        self.order: ClaimOrder = ClaimOrder(self.table, self.queues, self.ages, self.times)
+        self.floor_lsn = 0
+        self.edits: int = 0
+        self.steered: int = 0
         self._scheduled = self._expiring = self._left = 0
         # Used for each job. A bound method kept here would cost more than the lookup.
         self.lanes, self.groups = self.queues.lanes, self.queues.groups

@@ -68,7 +68,7 @@ class LaneQueues:
         self._families: dict[Lane, Family] = {}
         #: numbers of lanes that were forgotten
         self._free: list[int] = []
-        self.groups = LimitGroups(self.lanes, self.block, self.unblock)
+        self.groups: LimitGroups = LimitGroups(self.lanes, self.block, self.unblock)
 
     def lane(self, priority: int, key: bytes) -> Lane:
         """Return the lane of a key, created if new.

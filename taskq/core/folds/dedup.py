@@ -75,8 +75,9 @@ class Dedup:
     __slots__ = ("_firsts", "_pages", "_swept", "_taken", "edits", "shift_ns", "size")
 
     def __init__(self) -> None:
-        self.shift_ns = 0
-        self.size = self.edits = 0
+        self.shift_ns: int = 0
+        self.size: int = 0
+        self.edits: int = 0
         #: the lowest hash that belongs to each page
         self._firsts = [0]
         self._pages = [_Page()]

@@ -39,12 +39,12 @@ class Chunk:
     __slots__ = ("ids", "lanes", "live", "locations", "metas", "used")
 
     def __init__(self, capacity: int) -> None:
-        self.ids = array("Q", bytes(8 * capacity))
-        self.locations = array("Q", bytes(8 * capacity))
-        self.lanes = array("I", bytes(4 * capacity))
-        self.metas = array("I", bytes(4 * capacity))
-        self.used = 0
-        self.live = 0
+        self.ids: array[int] = array("Q", bytes(8 * capacity))
+        self.locations: array[int] = array("Q", bytes(8 * capacity))
+        self.lanes: array[int] = array("I", bytes(4 * capacity))
+        self.metas: array[int] = array("I", bytes(4 * capacity))
+        self.used: int = 0
+        self.live: int = 0
 
     def columns(self) -> tuple[array[int], ...]:
         return self.ids, self.locations, self.lanes, self.metas
@@ -68,8 +68,8 @@ class JobTable:
         self._last = self._hint = Chunk(0)
         #: first id of the oldest chunk that counts as young
         self._old = 0
-        self.index = 0
-        self.live = 0
+        self.index: int = 0
+        self.live: int = 0
 
     def add(self, job: int, location: int, lane: int, meta: int) -> None:
         chunk = self._last

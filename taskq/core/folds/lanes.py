@@ -53,16 +53,22 @@ class Lane:
 
     def __init__(self, number: int, key: bytes, priority: int) -> None:
         split = 2 + key[0]
-        self.number = number
-        self.key = key
-        self.queue = key[2:split].decode("utf-8", "replace")
-        self.task = key[split : split + key[1]].decode("utf-8", "replace")
-        self.priority = priority
-        self.blocked = 0
-        self.body_at = 16 + key[0] + key[1]
-        self.entries = self.left = 0
-        self.ready = self.scheduled = self.running = 0
-        self.succeeded = self.dead = self.cancelled = self.expired = 0
+        self.number: int = number
+        self.key: bytes = key
+        self.queue: str = key[2:split].decode("utf-8", "replace")
+        self.task: str = key[split : split + key[1]].decode("utf-8", "replace")
+        self.priority: int = priority
+        self.blocked: int = 0
+        self.body_at: int = 16 + key[0] + key[1]
+        self.entries: int = 0
+        self.left: int = 0
+        self.ready: int = 0
+        self.scheduled: int = 0
+        self.running: int = 0
+        self.succeeded: int = 0
+        self.dead: int = 0
+        self.cancelled: int = 0
+        self.expired: int = 0
         self.family: Family | None = None
         self.group: LimitGroup | None = None
         # A list: an empty deque needs more memory than the rest of a lane.
@@ -306,10 +312,11 @@ class LimitGroup:
     __slots__ = ("blocked", "key", "lanes", "limit", "running", "times")
 
     def __init__(self, key: tuple[str, bytes], limit: Limit | None) -> None:
-        self.key = key
+        self.key: tuple[str, bytes] = key
         self.lanes: list[Lane] = []
-        self.limit = limit
-        self.running = self.blocked = 0
+        self.limit: Limit | None = limit
+        self.running: int = 0
+        self.blocked: int = 0
         self.times: Times | None = None
 
     def room(self, moment: int) -> int:
@@ -348,8 +355,10 @@ class Family:
     __slots__ = ("_heap", "_order", "_top", "base", "priority", "queue", "ready", "task")
 
     def __init__(self, base: Lane) -> None:
-        self.base = base
-        self.queue, self.task, self.priority = base.queue, base.task, base.priority
+        self.base: Lane = base
+        self.queue: str = base.queue
+        self.task: str = base.task
+        self.priority: int = base.priority
         self.ready: dict[Lane, int] = {}
         #: (id at the lane's head, a number that settles ties, lane)
         self._heap: list[tuple[int, int, Lane]] = []

@@ -29,7 +29,7 @@ class SortedBlocks:
         self._swept = 0
         #: block of the last pair found by ``has``
         self._found = 0
-        self.size = 0
+        self.size: int = 0
 
     def add(self, key: int, value: int) -> None:
         self.size += 1
@@ -378,7 +378,7 @@ class Timetable:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.shift_ns = 0
+        self.shift_ns: int = 0
         self.over: set[int] = set()
         #: wall time up to which all expired jobs are in ``over``
         self._over_ns = -1
@@ -519,7 +519,7 @@ class Leases:
     __slots__ = ("_deadlines", "_order", "asked", "shift_ns")
 
     def __init__(self) -> None:
-        self.shift_ns = 0
+        self.shift_ns: int = 0
         self.asked: set[int] = set()
         self._deadlines: dict[int, int] = {}
         #: every deadline ever set; moved and dropped deadlines are skipped
@@ -593,8 +593,9 @@ class Ages:
     __slots__ = ("_lsns", "_moments", "aged_at", "moment", "window_ns")
 
     def __init__(self, window_ns: int = STARVATION_NS) -> None:
-        self.window_ns = window_ns
-        self.moment = self.aged_at = 0
+        self.window_ns: int = window_ns
+        self.moment: int = 0
+        self.aged_at: int = 0
         self._lsns = array("Q")
         self._moments = array("Q")
 
@@ -669,5 +670,5 @@ class Bounds:
         # Without a window no job ages: no moment is that early.
         window_ns = ages.window_ns or now + 1
         moments = [now - windows * window_ns for windows in range(1, PRIORITY_MAX + 1)]
-        self.fresh = [NO_JOB, *map(ages.before, moments)]
-        self.back = [LATEST, *moments]
+        self.fresh: list[int] = [NO_JOB, *map(ages.before, moments)]
+        self.back: list[int] = [LATEST, *moments]

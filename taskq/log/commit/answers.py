@@ -32,7 +32,7 @@ class Answers:
     def __init__(self) -> None:
         self.now: list[Answer] = []
         self.later: list[Answer] = []
-        self.later_lsn = 0
+        self.later_lsn: int = 0
 
     def add_later(self, answers: list[Answer], lsn: int) -> None:
         if answers:
@@ -207,8 +207,8 @@ class Waiters:
 
     def __init__(self, journal: Journal, facets: Facets) -> None:
         self.claims: list[tuple[ClaimRequest, Any, Any]] = []
-        self.outcomes = Outcomes(journal, facets)
-        self.growth = Growth(journal)
+        self.outcomes: Outcomes = Outcomes(journal, facets)
+        self.growth: Growth = Growth(journal)
 
     @property
     def has_any(self) -> bool:

@@ -52,7 +52,7 @@ class OtherOwners:
         self._peers = peers
         self._looked_ns = 0
         #: whether some of the dead still hold jobs: a batch takes back a limited number
-        self.left = False
+        self.left: bool = False
 
     def all(self) -> set[int]:
         """Return the owners of claims, as far as this process has folded the log."""
@@ -142,26 +142,26 @@ class Committer:
         self, journal: Journal, peers: Peers, config: LogConfig, description: bytes
     ) -> None:
         self.journal = journal
-        self.facets = Facets(journal)
-        self.sight = LogView(journal, self.facets)
-        self.answers = Answers()
-        self.waiters = Waiters(journal, self.facets)
-        self.undecided = Undecided()
+        self.facets: Facets = Facets(journal)
+        self.sight: LogView = LogView(journal, self.facets)
+        self.answers: Answers = Answers()
+        self.waiters: Waiters = Waiters(journal, self.facets)
+        self.undecided: Undecided = Undecided()
         self.peers = peers
         self.config = config
-        self.operations = Operations(journal, self.facets, peers.owner, description)
+        self.operations: Operations = Operations(journal, self.facets, peers.owner, description)
         #: the error for which the log's files or its lock are refused, until a batch is decided
         #: again
         self.trouble: LogError | None = None
         #: whether somebody builds on, between batches, what takes long to build
         self.builds_in_steps = False
         #: something was appended that a loss would undo (claims alone do not count)
-        self.unsynced = False
-        self.owners = OtherOwners(self.facets, peers)
-        self.room = Room(journal.disk, journal.clock, journal.path, config)
-        self.gauges = Gauges(journal)
+        self.unsynced: bool = False
+        self.owners: OtherOwners = OtherOwners(self.facets, peers)
+        self.room: Room = Room(journal.disk, journal.clock, journal.path, config)
+        self.gauges: Gauges = Gauges(journal)
         #: jobs of dead owners that were given back or ended
-        self.taken_back = 0
+        self.taken_back: int = 0
         #: the end of the log that waiters have seen
         self._seen = journal.segment, journal.offset
         #: bits of the processes to wake for appended records, since the last ``take_interest``

@@ -82,10 +82,13 @@ class Room:
         self._files_left = ""
         self._reserve = config.reserve_bytes
         self.free_bytes: int | None = None
-        self.limit_bytes = 0
+        self.limit_bytes: int = 0
         self.refused: OSError | None = None
         self._is_short = False
-        self.left = self.look_at_ns = self._sought_until_ns = self._sought_bytes = 0
+        self.left: int = 0
+        self.look_at_ns: int = 0
+        self._sought_until_ns = 0
+        self._sought_bytes = 0
 
     @property
     def pressed(self) -> bool:

@@ -47,11 +47,12 @@ class Batch:
     def __init__(self, journal: Journal, time_ns: int) -> None:
         self.parts: list[bytes] = []
         self.lsn = self.first_lsn = journal.next_lsn
-        self.epoch = journal.epoch
-        self.time_ns = time_ns
-        self.size = self.payload_size = 0
-        self.where = journal.base + journal.offset + FRAME_HEADER_SIZE
-        self.interest = 0
+        self.epoch: int = journal.epoch
+        self.time_ns: int = time_ns
+        self.size: int = 0
+        self.payload_size: int = 0
+        self.where: int = journal.base + journal.offset + FRAME_HEADER_SIZE
+        self.interest: int = 0
         self.features: tuple[str, ...] = ()
 
     def add(self, record: bytes) -> int:
@@ -90,7 +91,7 @@ class Recent:
     def __init__(self, files: SegmentFiles) -> None:
         self._files = files
         self.records: dict[int, bytes] = {}
-        self.size = 0
+        self.size: int = 0
 
     def add(self, job: int, record: bytes) -> None:
         self.records[job] = record
@@ -128,7 +129,7 @@ class Context:
     def __init__(self, journal: Journal, facets: Facets, owner: int) -> None:
         self.journal = journal
         self.facets = facets
-        self.recent = Recent(journal.files)
+        self.recent: Recent = Recent(journal.files)
         self.owner = owner
         self.tag = journal.tag
         self._edits: tuple[object, ...] = ()
@@ -265,8 +266,9 @@ class BatchNeeds:
 
     def __init__(self) -> None:
         self.ops: set[int] = set()
-        self.agenda = self.keyed = False
-        self.size = 0
+        self.agenda: bool = False
+        self.keyed: bool = False
+        self.size: int = 0
 
     def add(self, request: requests.Request) -> None:
         op, _, _, operand = request

@@ -68,14 +68,14 @@ class Run:
     __slots__ = ("bodies", "extras", "futures", "is_alike", "size", "specs")
 
     def __init__(self, specs: Sequence[Spec], bodies: list[bytes], futures: list[Any]) -> None:
-        self.specs = specs
-        self.bodies = bodies
-        self.futures = futures
-        self.size = sum(map(len, bodies)) + _RECORD_BYTES * len(bodies)
-        self.is_alike = not specs or (
+        self.specs: Sequence[Spec] = specs
+        self.bodies: list[bytes] = bodies
+        self.futures: list[Any] = futures
+        self.size: int = sum(map(len, bodies)) + _RECORD_BYTES * len(bodies)
+        self.is_alike: bool = not specs or (
             type(specs[0]) is not tuple and specs.count(specs[0]) == len(specs)
         )
-        self.extras = (
+        self.extras: list[Extras] = (
             [] if self.is_alike else [spec[1] for spec in specs if isinstance(spec, tuple)]
         )
 
@@ -193,12 +193,12 @@ class Wanted:
     __slots__ = ("conflict", "hashed", "key", "queue", "until_settled", "window_ns")
 
     def __init__(self, spec: EnqueueSpec, key: bytes, extras: Extras) -> None:
-        self.queue = spec.route[: spec.lane_key[0]]
-        self.key = key
-        self.hashed = key_hash(self.queue, key)
-        self.window_ns = extras.window_ns
-        self.until_settled = extras.until_settled or not extras.window_ns
-        self.conflict = extras.on_conflict
+        self.queue: bytes = spec.route[: spec.lane_key[0]]
+        self.key: bytes = key
+        self.hashed: int = key_hash(self.queue, key)
+        self.window_ns: int = extras.window_ns
+        self.until_settled: bool = extras.until_settled or not extras.window_ns
+        self.conflict: Conflict = extras.on_conflict
 
 
 class Keys:
@@ -313,16 +313,18 @@ class Prepared:
     def __init__(self, spec: EnqueueSpec, extras: Extras, now_ns: int) -> None:
         self._spec = spec
         self._options = encode_extras(extras, now_ns)
-        self.flags = int(spec.flags)
-        self.wanted = None if extras.key is None else Wanted(spec, extras.key, extras)
+        self.flags: int = int(spec.flags)
+        self.wanted: Wanted | None = (
+            None if extras.key is None else Wanted(spec, extras.key, extras)
+        )
         if self.wanted is not None and self.wanted.until_settled:
             self.flags |= _KEYED
-        self.concurrency_key = extras.concurrency_key
-        self.is_wall = extras.due_is_wall
-        self.due_ns = extras.due_ns + (0 if self.is_wall or not extras.due_ns else now_ns)
-        self.expires_is_wall = extras.expires_is_wall
+        self.concurrency_key: bytes = extras.concurrency_key
+        self.is_wall: bool = extras.due_is_wall
+        self.due_ns: int = extras.due_ns + (0 if self.is_wall or not extras.due_ns else now_ns)
+        self.expires_is_wall: bool = extras.expires_is_wall
         expires = extras.expires_ns
-        self.expires_ns = expires + (now_ns if expires and not self.expires_is_wall else 0)
+        self.expires_ns: int = expires + (now_ns if expires and not self.expires_is_wall else 0)
         self._flow = extras.flow
         if extras.flow is not None:
             self.flags |= FLOW_FLAG
@@ -365,8 +367,9 @@ class Rows:
         self.bodies: list[bytes] = []
         self.groups: list[tuple[Lane, int, int, int, bool]] = []
         self.expiries: list[tuple[int, int, bool]] = []
-        self.has_keys = False
-        self.lsn, self.now_ns = batch.lsn, batch.time_ns
+        self.has_keys: bool = False
+        self.lsn: int = batch.lsn
+        self.now_ns: int = batch.time_ns
         self.start = self.end = batch.where + batch.size
 
     def add(self, tail: bytes, bodies: list[bytes]) -> None:

@@ -218,8 +218,8 @@ FIXED_SIZES: Final = {kind: layout.size for kind, layout in LAYOUTS.items()}
 #: The same for every number, for loops; unknown types have the prefix's size.
 SIZES: Final = [FIXED_SIZES.get(kind, PREFIX.size) for kind in range(256)]
 
-pack_length = LENGTH.pack
-crc32 = zlib.crc32
+pack_length: Final = LENGTH.pack
+crc32: Final = zlib.crc32
 
 
 class Link(NamedTuple):

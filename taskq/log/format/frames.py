@@ -310,10 +310,10 @@ class Cursor:
     __slots__ = ("frame", "next_lsn", "offset", "segment")
 
     def __init__(self, segment: int = 0, offset: int = 0, next_lsn: int = 0) -> None:
-        self.segment = segment
-        self.offset = offset
-        self.next_lsn = next_lsn
-        self.frame = -1
+        self.segment: int = segment
+        self.offset: int = offset
+        self.next_lsn: int = next_lsn
+        self.frame: int = -1
 
 
 class Marks:
@@ -326,7 +326,7 @@ class Marks:
 
     def __init__(self) -> None:
         #: from where on the next frame of the segment is worth a mark
-        self.due_offset = 0
+        self.due_offset: int = 0
         self._lsns, self._segments, self._offsets = array("Q"), array("Q"), array("Q")
 
     def note(self, first_lsn: int, segment: int, offset: int) -> None:

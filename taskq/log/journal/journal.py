@@ -84,11 +84,11 @@ class Tail:
         self._files = files
         self._meters = meters
         self._writer = writer
-        self.descriptor = -1
-        self.is_syncing = False
+        self.descriptor: int = -1
+        self.is_syncing: bool = False
         self._path = ""
         self._identity = (0, 0)
-        self.rotate_at_ns = 0
+        self.rotate_at_ns: int = 0
 
     def enter(self, segment: int) -> None:
         files = self._files
@@ -213,25 +213,34 @@ class Journal:
         self.clock = clock
         self.path = path
         self.config = config
-        self.files = SegmentFiles(disk, path, writable=writer is not None)
-        self.meters = Meters()
-        self.next_lsn = self.offset = self.segment = self.epoch = self.time_ns = self.last_frame = 0
-        self.base = self._seed = 0
-        self.indexes = SegmentIndexes(self)
-        self.boot = disk.boot_id()
+        self.files: SegmentFiles = SegmentFiles(disk, path, writable=writer is not None)
+        self.meters: Meters = Meters()
+        self.next_lsn: int = 0
+        self.offset: int = 0
+        self.segment: int = 0
+        self.epoch: int = 0
+        self.time_ns: int = 0
+        self.last_frame: int = 0
+        self.base: int = 0
+        self._seed = 0
+        self.indexes: SegmentIndexes = SegmentIndexes(self)
+        self.boot: int = disk.boot_id()
         #: a hint of another boot, or in another file than this process's, is not believed
         self.home: Home = (self.boot, 0, 0) if writer is None else writer.home
         self.identity: Identity
-        self.tag = Tag("")
-        self.gone = ""
+        self.tag: Tag = Tag("")
+        self.gone: str = ""
         self.recovered: list[str] = []
-        self.durable_lsn = self.clean_offset = self.generation = self.torn_bytes = 0
-        self.in_order = True
+        self.durable_lsn: int = 0
+        self.clean_offset: int = 0
+        self.generation: int = 0
+        self.torn_bytes: int = 0
+        self.in_order: bool = True
         self.is_past = self._is_lost = self._is_failed = False
         #: the hint with the end as this process knows it; another means news
         self._known: TailHint | None = None
         self._writer = writer
-        self.clock_base_ns = clock.wall_ns() - clock.steady_ns()
+        self.clock_base_ns: int = clock.wall_ns() - clock.steady_ns()
         #: the same once the frame that is made with the last ``log_time`` is in the log
         self._seen_base_ns = self.clock_base_ns
         self._tail = Tail(disk, clock, self.files, self.meters, writer)

@@ -178,16 +178,16 @@ class WriterLock:
         check_writable(disk, path)
         self._disk = disk
         self._path = path
-        self.file_path = f"{path}/{LOCK_FILE}"
+        self.file_path: str = f"{path}/{LOCK_FILE}"
         with contextlib.ExitStack() as undo:
             self._gate = disk.open(f"{path}/turnstile.lock", create=True)
             undo.callback(disk.close, self._gate)
             self._file = disk.open(self.file_path, create=True)
             undo.callback(disk.close, self._file)
             self.home: Home = (disk.boot_id(), *disk.identity(self._file))
-            self.mark = LockMark(self.home[2], disk.born_ns(self._file))
+            self.mark: LockMark = LockMark(self.home[2], disk.born_ns(self._file))
             self.was_restored = self._is_strange = disk.was_restored(self._file)
-            self.turn = SyncTurn(disk, path)
+            self.turn: SyncTurn = SyncTurn(disk, path)
             undo.pop_all()
         # Two containers may give their processes the same number.
         nonce = int.from_bytes(os.urandom(4), "little") & ~_EXCLUSIVE
@@ -197,15 +197,17 @@ class WriterLock:
         #: content of the file when it was signed or written here last
         self._left: bytes | None = None
         self._hint: TailHint | None = None
-        self.held = False
+        self.held: bool = False
         #: the holder is named, and what the last one left is read: nobody else writes it meanwhile
         self._is_signed = False
-        self.exclusive = False
-        self.is_alone = False
+        self.exclusive: bool = False
+        self.is_alone: bool = False
         self._cut_in = 0
-        self.waiting_since = 0.0
+        self.waiting_since: float = 0.0
         self.waits = meters.Histogram()
-        self.longest_hold_ns = self._taken_ns = self._excused_ns = 0
+        self.longest_hold_ns: int = 0
+        self._taken_ns = 0
+        self._excused_ns = 0
         #: called before this thread waits in line, so that somebody watches the time
         self.on_wait: Callable[[], None] = lambda: None
 

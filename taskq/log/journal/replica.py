@@ -329,7 +329,9 @@ class DurableLog:
     """
 
     def __init__(self, disk: Disk, path: str) -> None:
-        self._disk, self._path, self.pin = disk, path, 0
+        self._disk = disk
+        self._path = path
+        self.pin: int = 0
         self._journal = Journal(disk, SystemClock(), path, LogConfig(), None)
         self._files = self._journal.files
         try:
@@ -341,10 +343,10 @@ class DurableLog:
     def _look(self) -> tuple[Border, list[int]]:
         files, journal = self._files, self._journal
         journal.open_for_reading()
-        self.identity = journal.identity
+        self.identity: Identity = journal.identity
         #: the last one, which is written to, and the lsn of the next record
         last = self._segment = journal.segment
-        self.next_lsn = journal.next_lsn
+        self.next_lsn: int = journal.next_lsn
         if last:
             # Whole frames that were seen before this are durable after it.
             self._disk.sync(files.descriptor(last))

@@ -14,9 +14,9 @@ from taskq.core import errors, parsing
 from taskq.core.model import Mode
 from taskq.log.machine.system import system
 
-open_file = system.open_file
-make_directory = system.make_directory
-is_shared = system.is_shared
+open_file: Final = system.open_file
+make_directory: Final = system.make_directory
+is_shared: Final = system.is_shared
 geteuid, _user, _group, _ROOT = system.geteuid, system.user, system.group, system.ROOT
 
 

@@ -130,10 +130,13 @@ class Meters:
     )
 
     def __init__(self) -> None:
-        self.appended_bytes = self.payload_bytes = self.upkeep_bytes = 0
-        self.slow_syncs = self.open_ns = 0
-        self.sizes = Histogram()
-        self.syncs = Histogram()
+        self.appended_bytes: int = 0
+        self.payload_bytes: int = 0
+        self.upkeep_bytes: int = 0
+        self.slow_syncs: int = 0
+        self.open_ns: int = 0
+        self.sizes: Histogram = Histogram()
+        self.syncs: Histogram = Histogram()
 
     @property
     def batches(self) -> int:

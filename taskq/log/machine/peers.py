@@ -74,7 +74,7 @@ class LocalPeers:
         make_directory(self._path)
         self._forget_dead()
         #: how many others had the log open when this owner last looked for sleepers
-        self.others = 0
+        self.others: int = 0
         self._seen = b""
         self._bells: dict[int, system.Bell] = {}
         #: owners that could not be woken, which are dead for good; at most as many as have slots
@@ -83,8 +83,8 @@ class LocalPeers:
         #: a poke from another thread must not write to the number of a closed pipe; reentrant, as
         #: a signal handler may poke in the middle of its thread's poke
         self._pipe_guard = threading.RLock()
-        self.owner = int.from_bytes(os.urandom(8), "little") or 1
-        self.description = json.dumps(
+        self.owner: int = int.from_bytes(os.urandom(8), "little") or 1
+        self.description: bytes = json.dumps(
             {
                 "pid": os.getpid(),
                 "host": socket.gethostname(),

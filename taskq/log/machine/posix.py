@@ -159,7 +159,7 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self.patient_until = 0.0
+        self.patient_until: float = 0.0
 
     def be_patient(self) -> None:
         """A call was slow: the next ones give the GIL up."""
@@ -335,9 +335,9 @@ def sync(pace: Pace, descriptor: int) -> None:
 
 
 pread, pwrite = os.pread, os.pwrite
-geteuid = os.geteuid
-is_same = os.path.samestat
-link = os.link
+geteuid: Final = os.geteuid
+is_same: Final = os.path.samestat
+link: Final = os.link
 
 
 def rename(source: str | Path, target: str | Path, *, waits: bool = True) -> None:
@@ -433,7 +433,7 @@ def was_restored(descriptor: int) -> bool:
 
 
 #: since boot, suspended time included (so macOS counts anyway): waking up is no step of it
-steady_ns = functools.partial(
+steady_ns: Final = functools.partial(
     time.clock_gettime_ns, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 )
 
@@ -502,7 +502,7 @@ class Bell:
     def __init__(self, folder: Path, owner: int, *, make: bool = False) -> None:
         path = folder / f"{owner:016x}{self.SUFFIX}"
         # Its maker has it open for writing too: it never reports its end when a waker closes it.
-        self.pipe = (
+        self.pipe: int = (
             forks.open_unshared(make_pipe, path)
             if make
             else forks.open_unshared(open_pipe, path, os.O_WRONLY)

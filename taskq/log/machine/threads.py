@@ -184,7 +184,7 @@ class Aside:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.dropped = 0
+        self.dropped: int = 0
         self._calls: deque[Callable[[], object]] = deque()
         self._turn = _thread.allocate_lock()
         self._ident = 0

@@ -112,7 +112,7 @@ ROOT: Final = 0
 HAS_MODES: Final = False
 NONBLOCK: Final = 0
 DIRECTORY_SHARED: Final = 0o700
-steady_ns = time.monotonic_ns
+steady_ns: Final = time.monotonic_ns
 
 
 def _failed(path: object = None) -> OSError:

@@ -89,7 +89,7 @@ class FrameReader:
         self.files = files
         self.cursor = cursor
         #: time of the last frame before the cursor, 0 if unknown
-        self.time_ns = 0
+        self.time_ns: int = 0
         self._reader = reader
         self._on_gap = on_gap
         self._items: Iterator[_Item] = iter(())

@@ -153,9 +153,9 @@ class LogReader:
         self._clock = journal.clock
         self.log_id: uuid.UUID = journal.identity.log_id
         self.tag = journal.tag
-        self.lineage = journal.identity.lineage
+        self.lineage: str = journal.identity.lineage
         self.parents = journal.identity.parents
-        self.created_at = datetime.fromtimestamp(journal.identity.created_ns / 1e9, UTC)
+        self.created_at: datetime = datetime.fromtimestamp(journal.identity.created_ns / 1e9, UTC)
         self._bodies = bodystore.BodyStore(journal.path, journal.config)
         self._hour: gauges.LastHour | None = None
         self._history: history.History | None = None

@@ -80,7 +80,7 @@ class Still:
 
     def __init__(self, clock: Clock, now_ns: int) -> None:
         self._now_ns = now_ns
-        self.steady_ns = clock.steady_ns
+        self.steady_ns: Final = clock.steady_ns
 
     def wall_ns(self) -> int:
         return self._now_ns

@@ -87,7 +87,7 @@ class SegmentFiles:
         self._identity: Identity
         self.lsns: list[int] = []
         #: compaction removed segments that begin before it, by the directory
-        self.floor = 0
+        self.floor: int = 0
         #: never closed for another's sake: the segment that is written to
         self.pinned = -1
         self._by_ordinal: list[int] = []
@@ -97,7 +97,7 @@ class SegmentFiles:
         self._sealed_sizes: dict[int, int] = {}
         self._window = (-1, 0, b"")
         #: damage was met while reading
-        self.is_damaged = False
+        self.is_damaged: bool = False
         #: told when segments may be gone: as long as anybody has a file open, the disk gets nothing
         #: back
         self.when_fewer: Callable[[], None] = _do_nothing

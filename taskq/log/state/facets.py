@@ -62,19 +62,19 @@ class Facets:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self.path = journal.path
+        self.path: str = journal.path
         # A moment of the past uses none: a snapshot of its very position may hold jobs as ready
         # that were due only when it was made.
-        self.trusts_snapshots = not journal.is_past
-        self.generation = journal.generation
+        self.trusts_snapshots: bool = not journal.is_past
+        self.generation: int = journal.generation
         self.agenda: Agenda | None = None
         self.dedup: Dedup | None = None
-        self.watch = Watch()
+        self.watch: Watch = Watch()
         self.damage: list[Damage] = []
         #: jobs that this process settled lately: the location of the record that did
         self.ended: dict[int, int] = {}
         #: records that were folded from the log
-        self.caught_up = 0
+        self.caught_up: int = 0
         #: batches that broke, none between them that did not
         self._broken = 0
         self._sought: set[int] = set()

@@ -127,16 +127,16 @@ class Story:
         self._tag = tag
         self._born = born
         self.records: list[Record] = []
-        self.ties = Takes()
+        self.ties: Takes = Takes()
         self.claim: tuple[int, int] | None = None
         self.end: Record | None = None
-        self.snapshot_lsn = born.lsn
+        self.snapshot_lsn: int = born.lsn
         self._attempts: list[AttemptView] = []
         self._reason = ""
         self._result: bytes | None = None
         self._result_flags = 0
         self._settled_ns = 0
-        self.attempt = 0
+        self.attempt: int = 0
         extras = born.extras
         self._due_ns, self._expires_ns = born.due_ns, born.expires_ns
         self._due_is_wall = extras.due_is_wall if extras else False
@@ -144,7 +144,7 @@ class Story:
         # The clock moves moments by the steps after their records.
         self._due_lsn, self._expires_lsn, self._ended_lsn = born.lsn, born.lsn, LSN_MAX
         self._enqueued_ns = born.time_ns
-        self.state = after(State.ABSENT, BIRTH, waits=self._due_ns > born.time_ns)
+        self.state: State = after(State.ABSENT, BIRTH, waits=self._due_ns > born.time_ns)
         if born.carried is not None:
             self._begin_carried(born.type, born.carried)
 

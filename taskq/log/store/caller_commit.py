@@ -137,8 +137,8 @@ class CallerCommit:
     def __init__(
         self, thread: Cycles, mailbox: Mailbox, is_calm: Callable[[], bool] | None = None
     ) -> None:
-        self.in_doubt = False
-        self.count = 0
+        self.in_doubt: bool = False
+        self.count: int = 0
         self._thread, self._mailbox = thread, mailbox
         self._is_calm = is_calm or Handlers().are_calm
         self._committer = thread.committer
@@ -147,7 +147,8 @@ class CallerCommit:
         #: reentrant, as it is asked whose it is
         self._lock: Any = threading.RLock()
         #: for the storage thread: wait for the caller that commits; let callers, while it sleeps
-        self.take, self.leave = self._lock.acquire, self._lock.release
+        self.take: Final = self._lock.acquire
+        self.leave: Final = self._lock.release
         self.take()
 
     def commit_for_thread(self, request: Request) -> bool:

@@ -44,13 +44,13 @@ class Mailbox:
         self.requests: deque[Request] = deque()
         self.orders: deque[Order] = deque()
         self.chores: deque[Callable[[], object]] = deque()
-        self.asleep = False
+        self.asleep: bool = False
         self.turns = 0
         self.poke: Callable[[], None] = _nobody_there
         self.here: CallerCommit | None = None
         self.serves_loops = self.rests = False
         self.usable = True
-        self.closing = False
+        self.closing: bool = False
         self._ended = False
         #: of the two threads that may empty it, one takes of a line at a time
         self._taking = threading.RLock()

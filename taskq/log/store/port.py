@@ -489,7 +489,7 @@ class LoopPort(_Port[_Future[Any]]):
         self._line: list[Any] = []
         self._lone = LoneCaller(mailbox, loop)
         #: the loop commits what is in the mailbox before its next turn
-        self.is_due = False
+        self.is_due: bool = False
         #: the thread that does, meanwhile
         self._commits = 0
         self._turns = 0

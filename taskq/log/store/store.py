@@ -46,11 +46,11 @@ class Store:
     def __init__(self, path: str, config: config.LogConfig) -> None:
         self.path = path
         self.config = config
-        self.mailbox = Mailbox(path)
-        self.usable = True
-        self.openers = 1
-        self.tag = Tag("")
-        self.owner = 0
+        self.mailbox: Mailbox = Mailbox(path)
+        self.usable: bool = True
+        self.openers: int = 1
+        self.tag: Tag = Tag("")
+        self.owner: int = 0
         self._opened = threading.Event()
         self._error: BaseException | None = None
         self._storage: StorageThread | None = None
@@ -59,7 +59,7 @@ class Store:
         self._ports: dict[asyncio.AbstractEventLoop, LoopPort] = {}
         self._latest: dict[int, LoopPort] = {}
         #: of threads that run no event loop
-        self.thread_port = ThreadPort(self.mailbox)
+        self.thread_port: ThreadPort = ThreadPort(self.mailbox)
         self._thread = threading.Thread(target=self._run, name="taskq-storage", daemon=True)
         self._thread.start()
 

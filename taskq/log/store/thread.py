@@ -145,11 +145,11 @@ class StorageThread:
         self._config = config
         self._leave_closed_loops = leave_closed_loops
         self._shut = shut
-        self.path = mailbox.path
+        self.path: str = mailbox.path
         self._disk = disk = LocalDisk()
-        self.writer = WriterLock(disk, self.path, os.getpid())
+        self.writer: WriterLock = WriterLock(disk, self.path, os.getpid())
         clock = config.clock or SystemClock()
-        self.journal = Journal(disk, clock, self.path, config, self.writer)
+        self.journal: Journal = Journal(disk, clock, self.path, config, self.writer)
         self.peers: LocalPeers | None = None
         self.here: CallerCommit | None = None
         self._watch = LockWatch(self.writer, config.lock_wait_seconds, self._answer_late)
@@ -179,7 +179,9 @@ class StorageThread:
             join = functools.partial(LocalPeers, self.path, config.name, disk)
             self.peers = with_reserve(disk, self.path, join)
             self._mailbox.poke = self.peers.poke
-            self.committer = Committer(self.journal, self.peers, config, self.peers.description)
+            self.committer: Committer = Committer(
+                self.journal, self.peers, config, self.peers.description
+            )
             self.committer.builds_in_steps = True
             self.upkeep = Upkeep(self.committer)
             self.here = self._mailbox.here = CallerCommit(self, self._mailbox)

@@ -317,7 +317,8 @@ class Needed:
         self._keys: list[int] = []
         self.dues: dict[int, tuple[int, bool]] = {}
         self.expiries: dict[int, int] = {}
-        self.waits = self.expires = False
+        self.waits: bool = False
+        self.expires: bool = False
         self.steps: list[tuple[int, int, bool]] = []
 
     def __len__(self) -> int:

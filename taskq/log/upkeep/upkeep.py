@@ -21,7 +21,8 @@ class Report:
     """Work that a compaction has done so far."""
 
     def __init__(self, *, dry_run: bool = False, by_hand: bool = False) -> None:
-        self.dry_run, self.by_hand = dry_run, by_hand
+        self.dry_run: bool = dry_run
+        self.by_hand: bool = by_hand
         self.carried = 0
         self._segments: list[views.CompactedSegment] = []
 
