@@ -10,9 +10,10 @@ from random import Random
 
 import pytest
 
+from taskq.core.folds import jobtable
 from taskq.core.folds.agenda import Agenda, apply_waiting
 from taskq.core.folds.dedup import Dedup
-from taskq.core.folds.jobtable import META_EXPIRES
+from taskq.core.folds.jobtable import META_EXPIRES, JobTable
 from taskq.core.folds.lanes import Lane
 from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import TIME_NS_MAX
@@ -196,3 +197,21 @@ def test_ended_jobs_leave_little(fill: Callable[..., None], backwards: bool) -> 
     assert agenda.table.live == (JOBS // 10 if fill is left_over_of_many else 0)
     assert dedup.size == 0
     assert size <= 64 * agenda.table.live + 420_000
+
+
+@pytest.mark.parametrize("every", [1, 32, 7 * 32])
+def test_a_queue_that_is_always_nearly_empty_does_not_grow(
+    every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each job is settled before the next comes, but for a few, which come to share chunks."""
+    monkeypatch.setattr(jobtable, "CHUNK", 32)
+    table = JobTable()
+    for job in range(1, 3_201):
+        table.add(job, job, 0, 2)
+        if every == 1 or job % every:
+            chunk = table.find(job)
+            assert chunk is not None
+            table.remove(chunk, table.index)
+    left = [job for job in range(1, 3_201) if every > 1 and not job % every]
+    assert [chunk.ids[at] for chunk, at in table] == left
+    assert sum(len(chunk.ids) for chunk in table._chunks) <= 64 + 8 * len(left)
