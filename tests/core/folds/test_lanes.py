@@ -5,12 +5,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskq.core.errors import UsageError
 from taskq.core.folds import lanes, moments
-from taskq.core.folds import moments as leases
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.claims import WEIGHT_MAX, Weights
 from taskq.core.folds.lanes import Lane
@@ -255,60 +254,6 @@ def test_a_run_comes_to_what_its_jobs_come_to_one_by_one(
     assert list(at_once.ids()) == list(one_by_one.ids())
     assert [at_once.since(job) for job in run] == moments
     assert (at_once.size, at_once.low()) == (one_by_one.size, one_by_one.low())
-
-
-# -- leases table ----------------------------------------------------------------------------------
-
-
-LEASE_STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(("until", "until", "drop", "time", "clock", "over")),
-        st.integers(1, 9),
-        st.integers(0, 60),
-    ),
-    max_size=80,
-)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _little_patience() -> object:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(leases, "_STALE_MAX", 4)
-        yield
-
-
-@example(steps=[("until", 1, 10), ("clock", 1, 60), ("over", 1, 0)])
-@given(steps=LEASE_STEPS)
-def test_any_history_equals_a_dict_of_deadlines(steps: list[tuple[str, int, int]]) -> None:
-    held, model, now = Leases(), dict[int, int](), 1_000
-    for name, job, number in steps:
-        if name == "until":
-            held.apply_until(job, now + number)
-            model[job] = now + number
-        elif name == "drop":
-            held.drop(job)
-            model.pop(job, None)
-        elif name == "time":
-            now += number
-        elif name == "clock":
-            now += number - 30
-            held.shift_ns += number - 30
-            model = {item: until + number - 30 for item, until in model.items()}
-        else:
-            over = held.over(now, 100)
-            assert sorted(over) == sorted(item for item, until in model.items() if until <= now)
-            for item in over:
-                held.drop(item)
-                del model[item]
-        assert {
-            number: held.deadline_ns(number) for number in range(1, 10) if number in model
-        } == model
-        assert bool(held) == bool(model)
-        following = held.next_ns()
-        if model:
-            assert following is not None
-            assert following <= min(model.values())
-        assert held._order.size <= 2 * len(model) + 4
 
 
 def test_a_claim_that_is_extended_without_end_takes_no_more_room() -> None:

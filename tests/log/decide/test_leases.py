@@ -11,14 +11,12 @@ from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Kind
 from taskq.core.schedules import SCHEDULES_MAX, ScheduleState, TickRecord, apply_ticked
 from taskq.core.sources import checked_move
-from taskq.log.commit.committer import LOOK_AROUND_NS
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format.notes import decode_ticked, encode_ticked
-from taskq.log.read.jobs import JobFilter, each_job, tell_jobs
+from taskq.log.read.jobs import JobFilter
 from taskq.log.read.selection import waiting_page
 from taskq.log.requests import (
     ClaimRequest,
-    Delivery,
     EnqueueSpec,
     Enrolment,
     Ingest,
@@ -27,65 +25,16 @@ from taskq.log.requests import (
     Steer,
     Turn,
 )
-from taskq.log.store.thread import seconds_until_due
 from tests.effort import grows, some
 from tests.log.world import FILLER, Process, World, fill_segment, keeping, tend
 
 pytestmark = grows
 
-LEASE = 30
-
-
-def claim(process: Process, seconds: float = LEASE) -> list[Delivery]:
-    request = ClaimRequest(9, wait_until_ns=0, lease_ns=int(seconds * SECOND_NS))
-    deliveries: list[Delivery] = process.ask(Op.CLAIM, request)
-    return deliveries
-
-
-class _Never:
-    def done(self) -> bool:
-        return False
-
-
-def test_a_claimer_sleeps_no_longer_than_the_next_lease(world: World) -> None:
-    holder, other = world.process(), world.process()
-    holder.enqueue()
-    (held,) = claim(holder, 0.125)
-    other.catch_up()
-    other.committer.waiters.claims.append((ClaimRequest(1), None, _Never()))
-    assert seconds_until_due(other.committer) == pytest.approx(0.125)
-    holder.settle(held)
-    other.catch_up()
-    assert seconds_until_due(other.committer) == LOOK_AROUND_NS / SECOND_NS
-
-
-# -- expiry steps ----------------------------------------------------------------------------------
-
-
 _HOUR: Final = 3_600
 _YEAR: Final = 365 * 24 * _HOUR
 _COMPACTED: Final = keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None)
-_JOB: Final = EnqueueSpec("jobs", "run", 9)
-_FILL: Final = EnqueueSpec("fill", "run", 1)
-
-
-def test_all_views_of_a_job_agree_on_its_times(world: World, process: Process) -> None:
-    jobs = [process.enqueue(b"", Extras(expires_ns=10**15), _JOB) for _ in range(4)]
-    world.clock.step(_YEAR)
-    (first, second) = process.claim(2)
-    process.settle(first)
-    process.settle(second, Kind.RETRIED, delay_ns=SECOND_NS)
-    world.clock.step(-_HOUR)
-    process.claim(1)
-    world.clock.step(3 * _HOUR)
-    process.enqueue(b"", spec=_FILL)
-    now_ns = world.clock.wall_ns()
-    reader = world.reader()
-    one_by_one = [world.job(job) for job in jobs]
-    assert len({view.expires_ns for view in one_by_one}) == 2
-    assert tell_jobs(reader, jobs, now_ns) == one_by_one
-    exported = {view.lsn: view for view in each_job(reader, JobFilter(queue="jobs"), now_ns)}
-    assert [exported[job] for job in jobs] == one_by_one
+_AGAIN: Final = EnqueueSpec(task="mail.send", attempts=0)
+_FILL: Final = EnqueueSpec("fill", "run", 1, 0)
 
 
 # -- ticks -----------------------------------------------------------------------------------------
@@ -137,19 +86,6 @@ def test_no_tick_is_written_ahead_of_its_time_or_twice_when_the_clock_falls(worl
     assert process.ask(Op.STEER, Steer("nightly", "reset")) is True
     assert _schedule_state(process).done_ns == world.clock.wall_ns() < start
     assert world.kinds().count(Kind.ENQUEUED) == 1
-
-
-def test_a_schedule_that_was_removed_is_new_when_it_comes_again(world: World) -> None:
-    process = world.process()
-    process.ask(Op.ENROL, [RULE, RULE._replace(name="weekly")])
-    assert process.ask(Op.STEER, Steer("nightly", "forget")) is True
-    assert set(process.catch_up().need_agenda().schedules) == {"weekly"}
-    with pytest.raises(UsageError, match=r"no schedule 'nightly' \(it knows weekly\)"):
-        process.ask(Op.STEER, Steer("nightly", "pause"))
-    assert set(world.fold().need_agenda().schedules) == {"weekly"}
-    world.clock.advance(60)
-    process.ask(Op.ENROL, [RULE])
-    assert _schedule_state(process) == ScheduleState(0, world.clock.wall_ns(), False, *RULE[1:3])
 
 
 def test_what_a_log_knows_of_schedules_is_bounded(world: World) -> None:
@@ -206,43 +142,12 @@ def _steps(world: World) -> list[float]:
     return [record.step_ns / SECOND_NS for record in world.records() if record.type == Kind.CLOCK]
 
 
-def _times(world: World) -> list[int]:
-    return [record.time_ns for record in world.records()]
-
-
 def _delayed(process: Process, seconds: float) -> int:
-    return process.enqueue(extras=Extras(due_ns=int(seconds * SECOND_NS)))
+    return process.enqueue(extras=Extras(due_ns=int(seconds * SECOND_NS)), spec=_AGAIN)
 
 
 def _claimed(process: Process) -> list[int]:
     return [delivery.job for delivery in process.claim(99)]
-
-
-@pytest.mark.parametrize("fall", [-0.001, -1, -4.9])
-def test_a_small_fall_is_smoothed_out(fall: float, world: World) -> None:
-    first = world.process()
-    first.enqueue()
-    world.clock.step(fall)
-    first.enqueue()
-    assert _steps(world) == []
-    assert len(set(_times(world))) == 1
-    world.clock.advance(10)
-    first.enqueue()
-    assert _times(world)[-1] == world.clock.wall_ns()
-
-
-@pytest.mark.parametrize("step", [-_HOUR, -6, 6, _HOUR, 50 * _YEAR])
-def test_a_step_is_recorded_once_before_anything_else_in_its_frame(
-    step: float, world: World
-) -> None:
-    first = world.process()
-    first.enqueue()
-    world.clock.step(step)
-    first.enqueue()
-    first.enqueue()
-    assert world.kinds() == [Kind.ENQUEUED, Kind.CLOCK, Kind.ENQUEUED, Kind.ENQUEUED]
-    assert _steps(world) == [step]
-    assert _times(world)[-1] == world.clock.wall_ns()
 
 
 def _dated(process: Process, seconds: float) -> int:
@@ -277,7 +182,7 @@ def test_the_rest_of_an_unrecorded_backward_clock_step_is_recorded(world: World)
 
 
 class Clocked:
-    """Jobs that wait or expire in real time, or at a date, while the clock does as it likes."""
+    """Jobs that wait, expire or are leased in real time, or at a date, as the clock steps."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -298,7 +203,7 @@ class Clocked:
                 self.due[_delayed(process, seconds)] = self.real + seconds
             case 1:
                 extras = Extras(due_ns=wall_ns, due_is_wall=True)
-                self.dates[process.enqueue(extras=extras)] = wall_ns / SECOND_NS
+                self.dates[process.enqueue(extras=extras, spec=_AGAIN)] = wall_ns / SECOND_NS
             case 2:
                 extras = Extras(expires_ns=seconds * SECOND_NS, due_ns=9 * _YEAR * SECOND_NS)
                 self.ends[process.enqueue(extras=extras)] = self.real + seconds
@@ -318,16 +223,20 @@ class Clocked:
     def work(self) -> None:
         process = self.chance.choice(self.processes)
         wall = self.world.clock.wall_ns() / SECOND_NS
-        for delivery in process.claim(99):
+        request = ClaimRequest(99, wait_until_ns=0, lease_ns=900 * SECOND_NS)
+        for delivery in process.ask(Op.CLAIM, request):
             job = delivery.job
             assert self.due.pop(job, 0.0) <= self.real + 5
             assert self.dates.pop(job, 0.0) <= wall + 5
             assert job not in self.ends
-            if self.chance.random() < 0.3:
-                process.settle(delivery, Kind.RETRIED, delay_ns=700 * SECOND_NS)
-                self.due[job] = self.real + 700
-            else:
-                process.settle(delivery)
+            match self.chance.randrange(6):
+                case 0:
+                    process.settle(delivery, Kind.RETRIED, delay_ns=700 * SECOND_NS)
+                    self.due[job] = self.real + 700
+                case 1:
+                    self.due[job] = self.real + 900  # its lease ends
+                case _:
+                    process.settle(delivery)
         process.commit([])
         process.sync()
         for job, end in list(self.ends.items()):
@@ -340,7 +249,7 @@ class Clocked:
 
 @pytest.mark.parametrize("seed", range(some(8, 30)))
 def test_steps_of_the_clock_run_no_job_early_and_lose_none(seed: int) -> None:
-    """Delays and backoff are real time; a step of up to 5 s is no step. Dates are wall time."""
+    """Delays, backoff and leases are real time; a step up to 5 s is none. Dates are wall time."""
     clocked = Clocked(seed)
     for _ in range(60):
         clocked.act()
