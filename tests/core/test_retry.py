@@ -6,14 +6,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from taskq import Discard, Retry, Snooze, retry
 from taskq.core.errors import UsageError
 from taskq.core.exceptions import MEMBERS_MAX, NO_TEXT, members, names_of, text_of
 from taskq.core.model import SECOND_NS
-from taskq.core.retry import DEFAULT, ErrorTypes, policy_of, wish_in
+from taskq.core.retry import DEFAULT, policy_of, wish_in
 from taskq.retry import RetryPolicy
 
 
@@ -83,19 +81,6 @@ def test_signals_check_their_delay_and_are_no_errors_of_taskq() -> None:
 # -- retry rules -----------------------------------------------------------------------------------
 
 
-ERRORS: list[Exception] = [
-    OSError("down"),
-    ConnectionError("reset"),
-    TimeoutError("late"),
-    ValueError("bad"),
-    KeyError("no"),
-    Retry(),
-    Retry(delay=7),
-    Discard("enough"),
-]
-KINDS = [Exception, OSError, ConnectionError, TimeoutError, ValueError, LookupError]
-
-
 def test_an_errors_own_policy_has_its_own_number_of_attempts() -> None:
     policy = retry.fixed(
         attempts=10, per_error={OSError: retry.fixed(attempts=2), (KeyError, IndexError): 1}
@@ -153,46 +138,6 @@ def test_a_decision_that_is_none_is_refused_with_what_would_be_one(wrong: Any) -
     policy = retry.fixed(decide=lambda *_: wrong)
     with pytest.raises(UsageError, match=r"decide gave .* for OSError: return Retry"):
         policy.wish(OSError(), 1)
-
-
-@given(
-    st.integers(0, 12),
-    st.lists(st.sampled_from(KINDS), max_size=2).map(tuple),
-    st.lists(st.sampled_from(KINDS), max_size=2).map(tuple),
-    st.dictionaries(st.sampled_from(KINDS), st.integers(0, 50), max_size=2),
-    st.sampled_from(ERRORS),
-    st.integers(1, 15) | st.just(10_000),
-    st.floats(0, 1, exclude_max=True),
-)
-def test_every_decision_follows_from_the_rules(
-    attempts: int,
-    retry_on: tuple[type[Exception], ...],
-    give_up_on: tuple[type[Exception], ...],
-    per_error: dict[ErrorTypes, float],
-    error: Exception,
-    attempt: int,
-    draw: float,
-) -> None:
-    policy = retry.exponential(
-        attempts, retry_on=retry_on, give_up_on=give_up_on, per_error=per_error, delay_max=5
-    )
-    decision = policy.decide(attempt, error, draw)
-    own = next((delay for kind, delay in per_error.items() if isinstance(error, kind)), None)
-    if isinstance(error, Discard):
-        assert decision == retry.Die("enough", exhausted=False)
-    elif not isinstance(error, Retry) and (
-        isinstance(error, give_up_on) or (own is None and not isinstance(error, retry_on))
-    ):
-        assert decision == retry.Die(f"{type(error).__name__} is not retried", exhausted=False)
-    elif attempts and attempt >= attempts:
-        assert decision == retry.Die(f"attempt {attempt} of {attempts} failed")
-    elif isinstance(error, Retry) and error.delay_ns is not None:
-        assert decision == retry.RetryAfter(5)
-    elif own is not None:
-        assert decision == retry.RetryAfter(own)
-    else:
-        assert isinstance(decision, retry.RetryAfter)
-        assert 0 <= decision.delay_seconds <= policy.cap_seconds
 
 
 def test_what_ends_programs_is_judged_as_any_failure_unless_a_rule_names_it() -> None:

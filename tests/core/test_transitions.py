@@ -13,7 +13,6 @@ from taskq.core import views
 from taskq.core.kinds import BY_TIME, TRANSITIONS, diagram, legal
 from taskq.core.model import LIVE_STATES, TIME_NS_MAX, State
 from taskq.core.records import Kind
-from taskq.core.schedules import ScheduleState, TickRecord, apply_ticked, jitter_ns
 
 ROOT = Path(__file__).parents[2]
 #: Kinds that change a job's state, and from where. The rest of the project may rely on this.
@@ -83,31 +82,6 @@ def test_the_diagram_draws_every_transition_once() -> None:
 
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-SMALL = st.integers(0, 100)
-
-
-@given(first=SMALL, count=SMALL, salvaged=SMALL, skipped=SMALL)
-def test_lost_is_what_was_neither_read_nor_ever_written(
-    first: int, count: int, salvaged: int, skipped: int
-) -> None:
-    damage = views.Damage(
-        segment="1.log", offset=0, size=9, first_lsn=first, next_lsn=first + count,
-        salvaged=salvaged, skipped=skipped,
-    )  # fmt: skip
-    assert damage.lost == max(count - salvaged - skipped, 0)
-
-
-@given(st.lists(st.tuples(SMALL, SMALL, st.booleans()), max_size=6))
-def test_freed_is_what_went_less_what_was_written_again(parts: list[tuple[int, int, bool]]) -> None:
-    segments = tuple(
-        views.CompactedSegment(
-            segment="1.log", size=size, needed=needed, reason="", removed=removed
-        )
-        for size, needed, removed in parts
-    )
-    freed = sum(size for size, _, removed in parts if removed)
-    written = sum(needed for _, needed, removed in parts if removed)
-    assert views.CompactReport(segments=segments).freed == freed - written
 
 
 def job(**changes: Any) -> views.JobView:
@@ -138,19 +112,6 @@ def test_never_is_no_moment(never: int) -> None:
     assert views.AttemptView(number=1, owner=1, started_ns=1).ended_at is None
 
 
-@pytest.mark.parametrize(
-    ("body", "document"),
-    [
-        (None, None),
-        (b'{"a": 1}', {"encoding": "json", "data": {"a": 1}}),
-        (b"a text", {"encoding": "text", "data": "a text"}),
-        (b"\xff\x00", {"encoding": "base64", "data": "/wA="}),
-    ],
-)
-def test_a_body_becomes_json_text_or_base64(body: bytes | None, document: object) -> None:
-    assert views.body_document(body) == document
-
-
 def test_a_job_document_has_null_for_missing_values() -> None:
     empty = job().as_dict()
     names = ("attempts_max", "due_at", "expires_at", "settled_at", "key", "reason", "result")
@@ -160,44 +121,3 @@ def test_a_job_document_has_null_for_missing_values() -> None:
     full = job(key=b"k\xff", reason="no", problem="lost", payload=b"1", result=b"2").as_dict()
     assert (full["key"], full["reason"], full["problem"]) == ("k\\xff", "no", "lost")
     assert (full["payload"]["data"], full["result"]["data"]) == (1, 2)
-
-
-# -- schedule states -------------------------------------------------------------------------------
-
-
-STATES = st.builds(
-    ScheduleState, st.integers(0, 9), st.integers(0, 9), st.booleans(), st.binary(max_size=2),
-    st.binary(max_size=2),
-)  # fmt: skip
-RECORDS = st.builds(TickRecord, st.sampled_from("abc"), STATES, st.booleans(), st.booleans())
-
-
-@given(st.lists(RECORDS, max_size=20))
-def test_the_last_record_wins_and_a_rule_stays_until_a_new_one(
-    records: list[TickRecord],
-) -> None:
-    values: dict[str, ScheduleState] = {}
-    for record in records:
-        before = values.get(record.name)
-        apply_ticked(values, record)
-        after = values.get(record.name)
-        if record.is_gone:
-            assert after is None
-            continue
-        assert after is not None
-        assert after[:3] == record.state[:3]
-        answer = before is None or record.has_rule
-        assert after[3:] == (record.state if answer or before is None else before)[3:]
-
-
-@given(name=st.text(max_size=5), moment=st.integers(-9, 2**62), most=st.integers(-2, 2**40))
-def test_jitter_lies_between_nothing_and_the_most(name: str, moment: int, most: int) -> None:
-    late = jitter_ns(name, moment, most)
-    assert 0 <= late <= max(most, 0)
-    assert late == jitter_ns(name, moment, most)
-
-
-def test_jitter_reaches_both_of_its_ends_and_differs_by_name_and_moment() -> None:
-    assert {jitter_ns("a", moment, 1) for moment in range(50)} == {0, 1}
-    assert {jitter_ns("a", moment, 4) for moment in range(200)} == set(range(5))
-    assert jitter_ns("a", 1, 2**60) != jitter_ns("b", 1, 2**60) != jitter_ns("b", 2, 2**60)

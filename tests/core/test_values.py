@@ -119,39 +119,6 @@ def test_a_claim_is_free_exactly_at_the_computed_time(
     assert free == now or room(free - 1) == 0
 
 
-@given(first=CLAIMS, second=CLAIMS, is_apart=st.booleans())
-def test_united_times_have_what_either_has(
-    first: list[tuple[int, int]], second: list[tuple[int, int]], is_apart: bool
-) -> None:
-    item, _ = made(first, 1_000)
-    other, _ = made(second, 1_000)
-    mine, theirs = dict(item.pairs()), dict(other.pairs())
-    item.unite(other, is_apart=is_apart)
-    last = max([*mine, *theirs], default=0)
-    expected = {
-        moment: mine.get(moment, 0) + theirs.get(moment, 0)
-        if is_apart
-        else max(mine.get(moment, 0), theirs.get(moment, 0))
-        for moment in sorted({*mine, *theirs})
-        if moment > last - WINDOW
-    }
-    assert dict(item.pairs()) == expected
-    assert item.total == sum(expected.values())
-    assert item.entries == len(expected)
-
-
-def test_only_as_many_claims_are_kept_as_matter_the_latest() -> None:
-    times = rates.Times()
-    for moment in (1, 2, 3):
-        times.add(moment, 4, 5, WINDOW)
-    assert times.pairs() == [(2, 1), (3, 4)]
-    assert times.total == 5
-    times.forget(1 + WINDOW)
-    assert times.pairs() == [(2, 1), (3, 4)]
-    times.forget(2 + WINDOW)
-    assert times.pairs() == [(3, 4)]
-
-
 # -- values ----------------------------------------------------------------------------------------
 
 
@@ -637,11 +604,3 @@ def test_lists_nest_so_deep_and_no_deeper() -> None:
     assert value == 7
     with pytest.raises(FormatError, match="does not read back"):
         nested(list_of([shape]), [7])
-
-
-@pytest.mark.parametrize(
-    "shape", [b"", b"\x03", b"\x02", b"\x09", b"\x02\x03\x02\x03", b"\x02\x03\x03"]
-)
-def test_bytes_that_are_no_shape_are_refused(shape: bytes) -> None:
-    with pytest.raises(FormatError, match="shape"):
-        nested(shape, [])

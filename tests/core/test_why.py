@@ -222,20 +222,3 @@ def test_strays_are_grouped_by_task_in_served_queues_and_else_by_queue() -> None
     assert strays_of(ready, [Serving(tasks=frozenset({"t"}))]) == Strays({"u": 1, "v": 2}, {})
     assert strays_of(ready, []) == Strays({}, {"q": 6, "p": 4})
     assert strays_of(ready, [], due=True) == Strays({}, {"q": 4, "p": 4})
-
-
-def test_a_sentence_names_the_most_of_five_and_counts_the_rest() -> None:
-    assert Strays({}, {}).told() == []
-    (first,) = Strays({"mail.send": 1}, {}).told()
-    assert first.startswith("1 job waits that no worker knows: mail.send (1); start one")
-    (many,) = Strays({f"t{number}": number for number in range(1, 8)}, {}).told()
-    assert (
-        "28 jobs wait that no worker knows: t7 (7), t6 (6), t5 (5), t4 (4), t3 (3) and 2 more;"
-        in many
-    )
-    (five,) = Strays({f"t{number}": 1_000 for number in range(5)}, {}).told()
-    assert "t0 (1,000), t1 (1,000), t2 (1,000), t3 (1,000), t4 (1,000);" in five
-    (queues,) = Strays({}, {"b": 2, "a": 1}).told()
-    assert queues.startswith("3 jobs wait in a queue that no worker serves: b (2), a (1); start")
-    assert queues.endswith("-Q a,b, or without -Q")
-    assert len(Strays({"t": 1}, {"q": 1}).told()) == 2
