@@ -6,16 +6,12 @@ import errno
 import json
 import os
 import pickle
-import random
 import uuid
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from taskq.arrow import (
     DETAILS,
@@ -26,30 +22,12 @@ from taskq.arrow import (
     WrongSegment,
     decode,
 )
-from taskq.arrow.arrays import HEAD_SIZE, PAD_SIZE, Bytes, Ints
-from taskq.arrow.frames import place_seeds, places
+from taskq.arrow.arrays import HEAD_SIZE, PAD_SIZE
 from taskq.arrow.problems import SegmentUnreadable
 from taskq.core.errors import FormatError, UsageError
-from taskq.core.folds.lanes import Lane
-from taskq.core.folds.steps import Form
-from taskq.core.model import Extras, State
-from taskq.core.rates import Times
-from taskq.core.records import Cause, Kind
-from taskq.core.schedules import ScheduleState, TickRecord
-from taskq.core.sources import SourceRecord, SourceState
+from taskq.core.records import Kind
 from taskq.log.format import codec
 from taskq.log.format.bodies import compress
-from taskq.log.format.carried import (
-    Carried,
-    encode_carried,
-    encode_compacted,
-    encode_lease,
-    encode_queue,
-    encode_tally,
-)
-from taskq.log.format.flows import Stepped, awaits_option, encode_signal, encode_step
-from taskq.log.format.notes import encode_moved, encode_rated, encode_ticked
-from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces
 from taskq.log.machine import posix
 from tests.arrow.rows_of_log import (
     Row,
@@ -60,6 +38,7 @@ from tests.arrow.rows_of_log import (
     rows_of_directory,
     succeeded,
 )
+from tests.log.format.test_golden import RECORDS
 
 
 class _Three(NamedTuple):
@@ -239,149 +218,16 @@ def test_frames_larger_than_what_is_read_at_once_are_whole(tmp_path: Path) -> No
     assert [row["value"] for row in rows] == [*map(bytes.decode, bodies), "small"]
 
 
-# -- decode walks ----------------------------------------------------------------------------------
-
-
-#: A payload that looks like records, before bytes that are none.
-_DECOY: Final = claimed(1) + claimed(2) + claimed(3) + claimed(4) + b"\xff" * 9
-
-
-def _record(chance: random.Random, decoys: float) -> bytes:
-    if chance.random() < 0.3:
-        return claimed(chance.randrange(2**40))
-    payload = b"x" * chance.randrange(90)
-    if chance.random() < decoys:
-        payload += _DECOY
-    return enqueued(payload)(1)
-
-
-def _frames(chance: random.Random, counts: list[int], decoys: float) -> list[list[bytes]]:
-    frames = []
-    for count in counts:
-        item = _record(chance, decoys)
-        alike = chance.random() < 0.2
-        frames.append([item if alike else _record(chance, decoys) for _ in range(count)])
-    return frames
-
-
-def _laid_out(frames: list[list[bytes]]) -> tuple[Bytes, Ints, Ints, Ints, list[int], list[int]]:
-    """Return (data, starts, sizes, counts, places of all records, their lengths)."""
-    parts, starts, at, lengths = [], [], [], []
-    size = 0
-    for records in frames:
-        parts.append(b"\xee" * codec.FRAME_HEADER_SIZE)
-        size += codec.FRAME_HEADER_SIZE
-        starts.append(size)
-        for record in records:
-            at.append(size)
-            lengths.append(len(record))
-            parts.append(record)
-            size += len(record)
-    data = np.frombuffer(b"".join(parts) + bytes(PAD_SIZE), np.uint8)
-    sizes = [sum(map(len, records)) for records in frames]
-    counts = [len(records) for records in frames]
-    return data, np.array(starts), np.array(sizes), np.array(counts), at, lengths
-
-
-@given(
-    counts=st.lists(
-        st.integers(1, 6) | st.integers(1, 100) | st.integers(200, 1_200), min_size=1, max_size=90
-    ),
-    decoys=st.sampled_from([0.0, 0.02, 1.0]),
-    seed=st.integers(0, 2**32),
-)
-def test_records_of_any_frames_are_found(counts: list[int], decoys: float, seed: int) -> None:
-    """Few or many, alike or of all sizes, and with payloads that look like records."""
-    if sum(counts) > 3_000:
-        counts = counts[:3]
-    data, starts, sizes, count, at, lengths = _laid_out(
-        _frames(random.Random(seed), counts, decoys)
-    )
-    result, found_lengths = places(data, starts, sizes, count, np.ones(len(counts), np.int64))
-    assert result.tolist() == at
-    assert found_lengths.tolist() == lengths
-
-
-@pytest.mark.parametrize("wrong", [0, 3, 11, 10_000_000, 2**32 - 1])
-@pytest.mark.parametrize("count", [3, 40, 180])
-def test_a_wrong_length_is_named_wherever_it_stands(count: int, wrong: int) -> None:
-    chance = random.Random(count)
-    frames = _frames(chance, [count, count], 0.0)
-    data, starts, sizes, counts, at, _ = _laid_out(frames)
-    for number in (0, count // 2, count - 1, 2 * count - 1):
-        broken = data.copy()
-        broken[at[number] : at[number] + 4] = np.frombuffer(codec.pack_length(wrong), np.uint8)
-        with pytest.raises(FormatError, match=f"lsn {100 + number} has an impossible length"):
-            places(broken, starts, sizes, counts, np.array([100, 100 + count]))
-    with pytest.raises(FormatError, match=r"lsn \d+ has an impossible length of \d+ bytes"):
-        places(data, starts, sizes, np.full(2, 2**32 - 1), np.array([7, 7]))
-
-
-@given(offsets=st.lists(st.integers(0, 2**40), max_size=20), seed=st.integers(0, 2**32 - 1))
-def test_seeds_of_many_frames_equal_their_single_seeds(offsets: list[int], seed: int) -> None:
-    expected = [codec.crc32(offset.to_bytes(8, "little"), seed) for offset in offsets]
-    assert place_seeds(seed, np.array(offsets, np.int64)).tolist() == expected
-
-
-_LANE: Final = Lane(0, b"\x04\x09mailmail.send", 7)
-_RICH: Final = Extras(
-    due_ns=5, expires_ns=9, expires_is_wall=True, key=b"k", window_ns=7, headers={"a": "é"}
-)
-_BORN: Final = enqueued(b'{"to":1}', encode_extras(Extras(expires_ns=5), 1_000))(1)
-_HELD: Final = Carried(
-    1, State.RUNNING, _BORN, 7, attempt=2, token=30, due_ns=5, due_is_wall=True,
-    claim=(8, 2**64 - 1), lease_ns=77, key_until_ns=78, ended_ns=79, history=b"hi", body=b"no",
-)  # fmt: skip
-#: A record of each kind, with every optional part.
-_KINDS: Final[list[Any]] = [
-    enqueued(b'{"to":1}'),
-    enqueued(b"", encode_extras(_RICH, 1_000) + encode_replaces(22) + b"\x07\x02\x00ab"),
-    enqueued(b"", encode_extras(Extras(due_ns=5, due_is_wall=True), 1_000), flags=6),
-    codec.encode_job(Kind.CLAIMED, 0, 2, 1, 2**64 - 1, None, 31, encode_lease(77)),
-    codec.encode_job(Kind.SUCCEEDED, 0, 2, 1, 30),
-    succeeded(1, 30, b""),
-    codec.encode_job(Kind.SUCCEEDED, 0, 2, 1, 30, b"42", 31, encode_key_hash(2**63)),
-    codec.encode_job(Kind.DEAD, Cause.EXHAUSTED, 2, 1, 30, b"no", 31),
-    codec.encode_job(Kind.CANCELLED, Cause.REPLACED, 0, 1, 0),
-    codec.encode_job(Kind.EXPIRED, 99, 1, 1, 0),
-    codec.encode_back(Kind.RETRIED, Cause.EXHAUSTED, 2, 1, 30, 5_000, b"no", 31),
-    codec.encode_back(Kind.RELEASED, Cause.OWNER_LOST, 2, 1, 30, 0, b"", 31),
-    encode_carried(Kind.CARRIED, Carried(1, State.SUCCEEDED, _BORN, 7, ended_ns=3), 31),
-    encode_carried(Kind.REQUEUED, _HELD, 31),
-    encode_carried(Kind.EDITED, Carried(1, State.SCHEDULED, _BORN, 7, due_ns=9, left_key=5), 31),
-    codec.encode_job(Kind.PURGED, 0, 2, 1, 0),
-    codec.encode_job(Kind.EXTENDED, 0, 2, 1, 30, None, 31, encode_lease(77)),
-    codec.encode_job(Kind.CANCEL_ASKED, 0, 2, 1, 30),
-    codec.encode_job(Kind.WAIT_BEGUN, 0, 2, 1, 30, None, 31, awaits_option(b"w")),
-    encode_step(Stepped("pâge", 3, Form.SLEEP, 0, began_ns=6, body=b"1"), 2, 1, 30, 31),
-    encode_step(Stepped("ship", 1, 99, 7, body=b"1"), 2, 1, 30, 31),
-    encode_signal(Stepped("paid", body=b"{}"), 1, 31),
-    encode_queue(Kind.PAUSED, "mail", 31),
-    encode_queue(Kind.RESUMED, "réseau", 31),
-    encode_tally(_LANE, 31),
-    encode_compacted(77, 31),
-    encode_moved(SourceRecord("s", SourceState(b"1", 7)), 31),
-    encode_ticked(TickRecord("nightly", ScheduleState(7, 9, True, b"every 60")), 31),
-    encode_rated(("mail.send", b"a"), Times(), 0, 31),
-    encode_moved(SourceRecord("a", SourceState(b"[1]", 7)), 31),
-    encode_moved(SourceRecord("a", SourceState(b"{}", 7)), 31, Kind.STEERED),
-    codec.encode_clock(-5, 31),
-    codec.encode(Kind.ACTED, 0, 1, 0, lsn=31, body=b"ana: purge"),
-    codec.encode_owner(2**63, b'{"pid":1}', 31),
-]
-
-
 def _rows(segments: Segments, **rest: Any) -> list[Row]:
     return decoded_rows([segments.piece()], **rest)
 
 
 def test_every_kind_of_record_has_the_columns_that_a_plain_reader_gives(tmp_path: Path) -> None:
-    assert {Kind(r[4] if isinstance(r, bytes) else r(1)[4]) for r in _KINDS} == set(Kind)
     segments = Segments(tmp_path / "log")
-    segments.add(*_KINDS)
+    segments.add(*RECORDS.values())
     decoded, expected = rows_of_directory(segments.path)
     assert decoded == expected
-    assert len(decoded) == len(_KINDS)
+    assert len(decoded) == len(RECORDS)
 
 
 def test_gathering_never_leaves_the_data() -> None:
@@ -390,7 +236,7 @@ def test_gathering_never_leaves_the_data() -> None:
 
 def test_only_the_columns_that_are_asked_for_come_in_that_order(tmp_path: Path) -> None:
     segments = Segments(tmp_path / "log")
-    segments.add(*_KINDS)
+    segments.add(*RECORDS.values())
     for names in (["lsn", "kind"], ["value", "due_ns", "device"], list(reversed(DETAILS.names))):
         schema = pa.schema([DETAILS.field(name) for name in names])
         [batch] = decode(segments.piece(), schema)
@@ -398,7 +244,7 @@ def test_only_the_columns_that_are_asked_for_come_in_that_order(tmp_path: Path) 
         assert batch.schema.equals(schema)
         every = [{name: row[name] for name in names} for row in _rows(segments)]
         assert batch.to_pylist(maps_as_pydicts="strict") == every
-    assert [batch.num_rows for batch in decode(segments.piece(), pa.schema([]))] == [len(_KINDS)]
+    assert [batch.num_rows for batch in decode(segments.piece(), pa.schema([]))] == [len(RECORDS)]
     with pytest.raises(UsageError, match="there is no column 'colour': device, "):
         list(decode(segments.piece(), pa.schema([("colour", pa.string())])))
 
@@ -414,17 +260,6 @@ def test_batches_span_frames_and_have_a_bounded_number_of_rows(
     assert [batch.num_rows for batch in batches] == [30, 30, 30]
     lsns = [lsn for batch in batches for lsn in batch["lsn"].to_pylist()]
     assert lsns == list(range(1, 91))
-
-
-def test_pieces_of_a_segment_give_together_what_the_whole_gives(tmp_path: Path) -> None:
-    segments = Segments(tmp_path / "log")
-    borders = [segments.add(enqueued(b"%d" % n), claimed(1)) for n in range(5)]
-    end = segments.piece().end
-    parts = [
-        segments.piece(start, stop)
-        for start, stop in zip([0, *borders[1:]], [*borders[1:], end], strict=True)
-    ]
-    assert decoded_rows(parts) == _rows(segments)
 
 
 def test_payloads_can_be_left_out(tmp_path: Path) -> None:
@@ -464,8 +299,9 @@ def test_records_of_unknown_types_are_passed_on_or_refused(tmp_path: Path) -> No
 def test_a_length_that_cannot_be_is_refused(tmp_path: Path) -> None:
     for number, length in enumerate((0, 11, 31, 33, 2**32 - 1)):
         segments = Segments(tmp_path / str(number))
+        segments.add(enqueued(b"first"))
         segments.add(enqueued(b"x"), codec.JOB.pack(length, Kind.CLAIMED, 0, 0, 0, 1, 1, 1))
-        with pytest.raises(FormatError, match=f"lsn 2 has an impossible length of {length} bytes"):
+        with pytest.raises(FormatError, match=f"lsn 3 has an impossible length of {length} bytes"):
             _rows(segments)
     segments.append(b"", 2**32 - 1)
     with pytest.raises(FormatError, match="impossible length"):

@@ -117,7 +117,7 @@ _EDITED: Final = Carried(
 
 
 #: name -> record, as it is written today
-_RECORDS: Final = {
+RECORDS: Final = {
     "enqueued": _enqueued(None),
     "enqueued with every option": _enqueued(_RICH),
     "enqueued for a moment": _enqueued(_ETA),
@@ -237,9 +237,9 @@ def _pinned(data: bytes) -> dict[str, str]:
 
 def test_each_kind_of_record_has_the_pinned_bytes_and_reads_back() -> None:
     pinned = json.loads(_PINNED.read_text(encoding="utf-8"))
-    assert {name: _pinned(data) for name, data in _RECORDS.items()} == pinned
-    assert {data[4] for data in _RECORDS.values()} == set(Kind)
-    for data in _RECORDS.values():
+    assert {name: _pinned(data) for name, data in RECORDS.items()} == pinned
+    assert {data[4] for data in RECORDS.values()} == set(Kind)
+    for data in RECORDS.values():
         if data[8] & Flag.CHECKED:
             assert struct.unpack("<I", data[-4:])[0] == zlib.crc32(data[:-4], 31)
 
@@ -415,5 +415,5 @@ def test_the_folds_and_a_jobs_history_follow_the_transition_table(
 
 
 if __name__ == "__main__":
-    pinned = {name: _pinned(data) for name, data in _RECORDS.items()}
+    pinned = {name: _pinned(data) for name, data in RECORDS.items()}
     _PINNED.write_text(json.dumps(pinned, indent=1) + "\n", encoding="utf-8")
