@@ -8,12 +8,9 @@ process have no one answer there; the log uses none of them.
 import contextlib
 import ctypes
 import functools
-import itertools
-import mmap
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,13 +30,10 @@ WINE: Final[dict[str, object]] = {
     "a folder with an open file is renamed": "done",
     "a locked range is read by another handle": "done",
     "a name is free at once while its removed file is open": 80,
-    "a path over 260 characters is refused without a prefix": "done",
     "a locked range is written by another handle": "done",
-    "st ctime stays when a file is written": False,
 }
 PAUSE: Final = "import sys, time; print(flush=True); time.sleep(100)"
 NO_SHARING: Final = 0
-LISTED, NEW_NAME = 1, 1
 
 
 def fact(answer: object) -> Callable[[Fact], Fact]:
@@ -96,12 +90,6 @@ def a_file_that_another_process_has_open_is_removed(folder: Path) -> object:
     code = "import sys, time; f = open(sys.argv[1]); print(flush=True); time.sleep(100)"
     with child(code, made(folder)):
         return said((folder / "a").unlink)
-
-
-@fact(32)
-def an_open_file_is_renamed(folder: Path) -> object:
-    with made(folder).open("rb"):
-        return said(lambda: (folder / "a").rename(folder / "b"))
 
 
 @fact(5)
@@ -163,44 +151,9 @@ def a_file_that_is_shared_with_nobody_is_opened(folder: Path) -> object:
         windows._close_handle(handle)
 
 
-@fact([5, 0o666])
-def a_read_only_file_is_removed_and_modes_are_kept(folder: Path) -> object:
-    path = made(folder)
-    path.chmod(0o400)
-    answer = said(path.unlink)
-    path.chmod(0o600)
-    return [answer, path.stat().st_mode & 0o777]
-
-
 @fact("errno 13")
 def a_folder_is_opened_by_os_open(folder: Path) -> object:
     return said(lambda: os.close(os.open(folder, os.O_RDONLY)))
-
-
-@fact(True)
-def a_mapped_file_is_not_cut(folder: Path) -> object:
-    with made(folder).open("r+b") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
-        return said(lambda: file.truncate(50)) != "done"
-
-
-@fact([b"NEW", 8_292])
-def a_map_shows_writes_and_its_file_grows(folder: Path) -> object:
-    with made(folder).open("r+b") as file:
-        number = file.fileno()
-        with mmap.mmap(number, 0, access=mmap.ACCESS_READ) as shown:
-            windows.pwrite(number, b"NEW", 0)
-            windows.pwrite(number, b"end", 8_289)
-            return [shown[:3], os.fstat(number).st_size]
-
-
-@fact(32)
-def a_file_that_another_process_maps_is_removed(folder: Path) -> object:
-    code = (
-        "import mmap, sys, time; f = open(sys.argv[1], 'r+b')\n"
-        "m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ); print(flush=True); time.sleep(100)"
-    )
-    with child(code, made(folder)):
-        return said((folder / "a").unlink)
 
 
 @fact([True, False, False, True])
@@ -295,13 +248,6 @@ def the_room_of_a_disk_is_known(folder: Path) -> object:
     return [0 < free < total, windows.room(folder)[1] == total, files]
 
 
-@fact(True)
-def times_of_files_have_steps_of_100_ns(folder: Path) -> object:
-    time_ns = 1_700_000_000_123_456_789
-    os.utime(made(folder), ns=(time_ns, time_ns))
-    return 0 <= time_ns - (folder / "a").stat().st_mtime_ns < 200
-
-
 @fact([True, True, True])
 def files_have_numbers_and_second_names(folder: Path) -> object:
     first, other = made(folder).stat(), made(folder, "b").stat()
@@ -311,36 +257,6 @@ def files_have_numbers_and_second_names(folder: Path) -> object:
             os.path.samestat(first, each) for each in (os.fstat(file), (folder / "c").stat())
         )
     return [first.st_ino != other.st_ino, first.st_ino > 0, same]
-
-
-@fact(True)
-def st_ctime_stays_when_a_file_is_written(folder: Path) -> object:
-    path = made(folder)
-    before = path.stat().st_ctime_ns
-    os.utime(path, (10**9, 10**9))
-    made(folder)
-    return path.stat().st_ctime_ns == before
-
-
-@fact([True, False, False, True])
-def names_have_no_case_and_some_are_not_to_be_had(folder: Path) -> object:
-    made(folder, "Case")
-    for name in ("nul.txt", "a:b", "dot."):
-        with contextlib.suppress(OSError):
-            made(folder, name)
-    names = [path.name for path in folder.iterdir()]
-    return [(folder / "cASE").exists(), "nul.txt" in names, "a:b" in names, "dot" in names]
-
-
-@fact("errno 22")
-def a_name_with_a_question_mark_is_refused(folder: Path) -> object:
-    return said(lambda: made(folder, "a?b"))
-
-
-@fact("errno 2")
-def a_path_over_260_characters_is_refused_without_a_prefix(folder: Path) -> object:
-    windows.make_directory(folder / ("k" * 200))
-    return said(lambda: made(folder / ("k" * 200), "v" * 100))
 
 
 @fact(["done", "done"])
@@ -359,48 +275,6 @@ def a_process_is_asked_for_and_not_ended(folder: Path) -> object:
     with child(PAUSE) as process:
         before = windows.lives(process.pid)
     return [before, windows.lives(process.pid)]
-
-
-@fact([True, True])
-def a_process_has_a_time_of_its_start(folder: Path) -> object:
-    """Which with its number would be who it is."""
-    del folder
-    before = _file_time(time.time())
-    with child(PAUSE) as process:
-        times = [ctypes.c_uint64() for _ in range(4)]
-        done = windows._library("kernel32").GetProcessTimes(
-            ctypes.c_void_p(int(process._handle)),  # type: ignore[attr-defined]
-            *map(ctypes.byref, times),
-        )
-        return [bool(done), before - 10**7 < times[0].value < _file_time(time.time()) + 10**7]
-
-
-def _file_time(seconds: float) -> int:
-    """Return a time as Windows counts it, in 100 ns since 1601."""
-    return int((seconds + 11_644_473_600) * 10**7)
-
-
-@fact(True)
-def a_watched_folder_shows_a_new_file(folder: Path) -> object:
-    """A thread waits in ``ReadDirectoryChangesW`` until a file is made."""
-    handle = windows._create_file(
-        str(folder), LISTED, windows._SHARE_ALL, None, 3, windows._BACKUP_SEMANTICS, None
-    )
-    call = windows._function(
-        "ReadDirectoryChangesW",
-        *(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int),
-        *(ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint32), ctypes.c_void_p, ctypes.c_void_p),
-    )
-    buffer, count = ctypes.create_string_buffer(1_024), ctypes.c_uint32()
-    watch = threading.Thread(
-        target=call, args=(handle, buffer, 1_024, False, NEW_NAME, ctypes.byref(count), None, None)
-    )
-    watch.start()
-    numbers = itertools.count()
-    while watch.is_alive():  # it may not have begun
-        made(folder, f"new{next(numbers)}")
-    windows._close_handle(handle)
-    return "new".encode("utf-16-le") in buffer.raw[: count.value]
 
 
 @fact(True)
