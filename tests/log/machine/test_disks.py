@@ -29,7 +29,7 @@ from taskq.log.machine import posix, windows
 from taskq.log.machine.disk import LocalDisk, SystemClock
 from taskq.log.machine.meters import Histogram
 from taskq.log.machine.ports import Disk
-from tests.machine.crashable import CrashableDisk, Machine, PowerLost, ProcessKilled
+from tests.machine.crashable import CrashableDisk, Machine
 from tests.machine.sharing import Held
 
 _SEEDS: Final = range(60)
@@ -305,17 +305,6 @@ def _after_power_loss(seed: int, act: Callable[[CrashableDisk], None]) -> tuple[
 
 
 @pytest.mark.disk
-def test_synced_data_is_kept() -> None:
-    def act(disk: CrashableDisk) -> None:
-        descriptor = disk.open("/d/f")
-        disk.write(descriptor, b"b" * 3_000, 1_000)
-        disk.sync(descriptor)
-
-    for seed in _SEEDS:
-        assert _after_power_loss(seed, act)[1] == b"a" * 1_000 + b"b" * 3_000
-
-
-@pytest.mark.disk
 def test_unsynced_data_is_kept_in_any_part_and_nothing_else_is_touched() -> None:
     def act(disk: CrashableDisk) -> None:
         disk.write(disk.open("/d/f"), b"b" * 3_000, 1_800)
@@ -369,81 +358,6 @@ def test_a_failed_sync_leaves_pages_that_read_back_and_are_lost() -> None:
     seen = {_after_power_loss(seed, act)[1] for seed in _SEEDS}
     assert len(seen) > 10
     assert all(set(data) <= set(b"ab\0") for data in seen)
-
-
-@pytest.mark.disk
-@pytest.mark.parametrize("reaches_all", [True, False])
-def test_each_open_file_reports_a_failed_sync_once(*, reaches_all: bool) -> None:
-    machine = Machine()
-    machine.errors_reach_all = reaches_all
-    first, second = CrashableDisk(machine), CrashableDisk(machine)
-    mine = first.open("/f", create=True)
-    theirs = second.open("/f")
-    first.write(mine, b"a", 0)
-    machine.fail_next_syncs()
-    with pytest.raises(OSError, match="Input/output"):
-        first.sync(mine)
-    first.sync(mine)
-    if reaches_all:
-        with pytest.raises(OSError, match="Input/output"):
-            second.sync(theirs)
-    second.sync(theirs)
-    newcomer = CrashableDisk(machine)
-    newcomer.sync(newcomer.open("/f"))
-
-
-@pytest.mark.disk
-def test_a_nearly_full_disk_writes_what_fits_then_refuses() -> None:
-    machine = Machine()
-    disk = CrashableDisk(machine)
-    descriptor = disk.open("/f", create=True)
-    machine.free = 10
-    assert disk.write(descriptor, b"a" * 8, 0) == 8
-    assert disk.write(descriptor, b"b" * 8, 4) == 6
-    with pytest.raises(OSError, match="No space") as caught:
-        disk.write(descriptor, b"c", 10)
-    assert caught.value.errno == errno.ENOSPC
-    assert disk.write(descriptor, b"d" * 10, 0) == 10
-    disk.truncate(descriptor, 3)
-    assert disk.free_bytes("/") == 7
-    disk.remove("/f")
-    assert disk.free_bytes("/") == 10
-    other = disk.open("/g", create=True)
-    with pytest.raises(OSError, match="No space"):
-        disk.allocate(other, 11)
-    assert (disk.size(other), disk.free_bytes("/")) == (0, 10)
-    disk.allocate(other, 8)
-    assert disk.free_bytes("/") == 2
-
-
-@pytest.mark.disk
-def test_a_killed_process_holds_nothing_and_can_do_nothing() -> None:
-    machine = Machine()
-    disk, other = CrashableDisk(machine), CrashableDisk(machine)
-    mine, theirs = disk.open("/f", create=True), other.open("/f")
-    assert disk.try_lock(mine)
-    disk.write(mine, b"kept", 0)
-    disk.kill()
-    assert other.try_lock(theirs)
-    assert other.read(theirs, 9, 0) == b"kept"
-    with pytest.raises(ProcessKilled):
-        disk.size(mine)
-
-
-@pytest.mark.disk
-@pytest.mark.parametrize(("power", "error"), [(True, PowerLost), (False, ProcessKilled)])
-def test_any_step_can_be_the_last(*, power: bool, error: type[BaseException]) -> None:
-    machine = Machine()
-    disk, other = CrashableDisk(machine), CrashableDisk(machine)
-    descriptor = disk.open("/f", create=True)
-    machine.stop_at(machine.steps + 2, power=power)
-    disk.write(descriptor, b"a", 0)
-    with pytest.raises(error):
-        disk.write(descriptor, b"b", 1)
-    assert disk.is_dead
-    assert other.is_dead is power
-    with pytest.raises(error):
-        disk.read(descriptor, 1, 0)
 
 
 # -- syscalls --------------------------------------------------------------------------------------
@@ -598,22 +512,6 @@ def test_a_quantile_is_at_most_an_eighth_beside_the_true_one(
     rank = max(-int(-share * len(values) // 1), 1)
     true = sorted(values)[rank - 1]
     assert _histogram(values).quantile(share) == pytest.approx(true, rel=0.125)
-
-
-@given(st.lists(st.integers(0, 2**40 - 1), max_size=50))
-def test_buckets_cover_all_numbers_in_order_and_are_at_most_a_quarter_wide(
-    values: list[int],
-) -> None:
-    buckets = _histogram(values).buckets()
-    assert sum(count for _, count in buckets) == len(values)
-    bounds = [bound for bound, _ in buckets]
-    assert bounds == sorted(set(bounds))
-    below = 0
-    for bound, count in buckets:
-        inside = [value for value in values if below <= value <= bound]
-        assert len(inside) == count
-        assert all(value >= bound * 0.8 - 1 for value in inside)
-        below = bound + 1
 
 
 # -- systems ---------------------------------------------------------------------------------------
