@@ -11,7 +11,7 @@ import pytest
 
 from taskq.core.errors import AppendFailed, DiskFull, JobNotFound, PayloadTooLarge, StaleDelivery
 from taskq.core.model import PAYLOAD_BYTES_MAX, Durability, Extras, State
-from taskq.core.records import Flag, Kind
+from taskq.core.records import Kind
 from taskq.log import requests
 from taskq.log.config import (
     LSN_SKIP,
@@ -63,40 +63,6 @@ def _looks(process: Process, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 # -- min_free --------------------------------------------------------------------------------------
-
-
-def test_enqueues_are_refused_before_the_disk_is_full_and_all_else_goes_on() -> None:
-    world = World(config=CONFIG)
-    world.machine.free = 400_000
-    first = world.process()
-    jobs = []
-    refused: DiskFull | None = None
-    while refused is None:
-        try:
-            jobs.append(first.enqueue(b"x" * 5_000))
-        except DiskFull as error:
-            refused = error
-    assert MIN_FREE <= world.machine.free < MIN_FREE + 6_000
-    assert refused.errno == errno.ENOSPC
-    assert refused.limit_bytes == MIN_FREE
-    assert refused.free_bytes == world.machine.free
-    for part in (PATH, str(world.machine.free), str(MIN_FREE), "Free some space", "min_free"):
-        assert part in str(refused)
-    with pytest.raises(DiskFull):
-        first.ask(Op.ENQUEUE_MANY, [(PLAIN, b"y" * 5_000, None)] * 2)
-    assert first.committer.room.pressed
-    deliveries = first.claim(3)
-    children = ((PLAIN, b"child" * 2_000, None),)
-    first.settle(deliveries[0], children=children)
-    first.settle(deliveries[1], Kind.RETRIED)
-    first.settle(deliveries[2], Kind.RELEASED)
-    assert first.ask(Op.CANCEL, jobs[5]) == requests.Cancel.WITHDRAWN
-    assert world.job(jobs[0]).state is State.SUCCEEDED
-    assert world.job(jobs[5]).state is State.CANCELLED
-    assert reserve_size(world) == RESERVE
-    world.machine.free += 1_000_000
-    assert first.enqueue() > jobs[-1]
-    assert not first.committer.room.pressed
 
 
 def test_dead_letters_are_not_requeued_while_there_is_no_room_for_new_jobs() -> None:
@@ -536,14 +502,6 @@ def _waits_for(process: Process, future: Future[Any]) -> Any:
     return future.result(0)
 
 
-def test_an_enqueue_is_answered_when_it_is_on_disk() -> None:
-    world, first, _ = _two()
-    job = _waits_for(first, first.send(Op.ENQUEUE, (PLAIN, b"x", None)))
-    world.lose_power()
-    world.process()
-    assert world.view(job) is not None
-
-
 def test_a_refusal_that_rests_on_an_unsynced_record_waits_for_it() -> None:
     _, first, second = _two()
     job = first.enqueue()
@@ -555,40 +513,6 @@ def test_a_refusal_that_rests_on_an_unsynced_record_waits_for_it() -> None:
     job = first.enqueue()
     first.send(Op.CLAIM, ClaimRequest(1))
     assert _waits_for(second, second.send(Op.CANCEL, job)) == requests.Cancel.ASKED
-
-
-@pytest.mark.parametrize("durability", list(Durability))
-@pytest.mark.parametrize("spec", [EnqueueSpec(attempts=1), EnqueueSpec(flags=Flag.DURABLE_CLAIM)])
-def test_a_job_with_a_durable_claim_runs_only_once_that_is_on_disk_in_every_mode(
-    spec: EnqueueSpec, durability: Durability
-) -> None:
-    for seed in range(some(2, 5)):
-        world = World(seed)
-        config = LogConfig(durability=durability, segment_bytes=SEGMENT_BYTES_MIN)
-        first = world.process(config)
-        job = first.enqueue(spec=spec)
-        plain = first.enqueue(spec=PLAIN)
-        future, other = Future[Any](), Future[Any]()
-        first.commit([(Op.CLAIM, None, item, ClaimRequest(1)) for item in (future, other)])
-        assert other.result(0)[0].job == plain
-        assert _waits_for(first, future)[0].job == job
-        assert not first.committer.must_sync()
-        world.lose_power()
-        view = world.process(config).world.job(job)
-        assert view.attempt == 1
-
-
-@pytest.mark.parametrize("durability", [Durability.OS, Durability.INTERVAL])
-def test_other_modes_wait_for_nothing_and_survive_the_process(
-    durability: Durability, world: World
-) -> None:
-    config = LogConfig(durability=durability, segment_bytes=SEGMENT_BYTES_MIN)
-    first = world.process(config)
-    future = first.send(Op.ENQUEUE, (PLAIN, b"x", None))
-    assert future.done()
-    assert not first.committer.must_sync()
-    first.kill()
-    assert [delivery.job for delivery in world.process().claim()] == [future.result(0)]
 
 
 def test_no_mode_lets_more_ids_hang_in_the_air_than_a_loss_leaves_out(

@@ -10,12 +10,11 @@ from taskq.core.errors import JobCancelled, JobNotFound, NotWaiting, UsageError
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.rates import Limit
 from taskq.core.records import Cause, Kind
-from taskq.core.views import QueueStats
 from taskq.log import requests
 from taskq.log.decide.settle import is_asked
 from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.read.jobs import JobFilter
-from taskq.log.read.selection import count_running, letters, waiting_page
+from taskq.log.read.selection import letters, waiting_page
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op, Settlement
 from tests.log.world import Process, World, chord, edit, found, items_of
 
@@ -92,17 +91,6 @@ def test_an_edit_that_changes_nothing_writes_nothing(world: World, process: Proc
     assert world.kinds() == [Kind.ENQUEUED]
 
 
-def test_limits_of_a_task_count_its_jobs_wherever_they_wait(process: Process) -> None:
-    keyed = Extras(concurrency_key=b"ada")
-    jobs = [process.enqueue(extras=keyed, spec=SEND) for _ in range(3)]
-    limits = {"send": Limit(concurrency=1)}
-    assert [job for job, _, _ in claimed(process, 1, limits=limits)] == [jobs[0]]
-    edit(process, jobs[2], priority=9, queue=b"slow")
-    edit(process, jobs[1], priority=8)
-    assert claimed(process, limits=limits) == []
-    assert process.catch_up().need_agenda().queues.stats()[0].ready == 1
-
-
 def test_a_job_that_waits_for_others_may_move_and_is_given_no_moment(
     world: World, process: Process
 ) -> None:
@@ -153,65 +141,7 @@ def test_a_request_wakes_the_sleepers_that_it_concerns_and_no_others(process: Pr
         assert seen == interest, op
 
 
-def test_a_resume_answers_waiting_claims(process: Process) -> None:
-    process.ask(Op.PAUSE, "mail")
-    job = process.enqueue(spec=SEND)
-    claim = process.send(Op.CLAIM, ClaimRequest(1))
-    assert not claim.done()
-    assert process.ask(Op.RESUME, "mail") is True
-    assert [delivery.job for delivery in claim.result(0)] == [job]
-
-
 # -- queue control ---------------------------------------------------------------------------------
-
-
-SYNC = EnqueueSpec(queue="sync", task="copy")
-ALL = 2**62
-
-
-def waiting(process: Process, **wanted: Any) -> list[int]:
-    process.catch_up()
-    return waiting_page(process.committer.sight, JobFilter(**wanted), 0, ALL, 10_000).items
-
-
-def test_withdrawing_many_jobs_cancels_only_waiting_ones(world: World, process: Process) -> None:
-    jobs = [process.enqueue(spec=SEND) for _ in range(4)]
-    late = process.enqueue(spec=SEND, extras=Extras(due_ns=60 * SECOND_NS))
-    (running,) = process.claim()
-    done = process.ask(Op.WITHDRAW, requests.Withdrawal([*jobs[:3], late, 4_711], Cause.PURGE))
-    assert done == [jobs[1], jobs[2], late]
-    assert running.job == jobs[0]
-    stats = QueueStats(queue="mail", ready=1, running=1, cancelled=3)
-    assert process.catch_up().need_agenda().queues.stats() == (stats,)
-    causes = {record.cause for record in world.records() if record.type == Kind.CANCELLED}
-    assert causes == {str(Cause.PURGE)}
-    process.settle(running)
-
-
-def test_waiting_jobs_are_found_by_queue_task_state_and_age(world: World, process: Process) -> None:
-    old = process.enqueue(spec=SEND)
-    world.clock.advance(100)
-    moment = world.clock.wall_ns()
-    mail = process.enqueue(spec=SEND)
-    late = process.enqueue(spec=SYNC, extras=Extras(due_ns=60 * SECOND_NS))
-    for wanted, expected in (
-        ({}, [old, mail, late]),
-        ({"queue": "mail"}, [old, mail]),
-        ({"task": "copy"}, [late]),
-        ({"queue": "mail", "task": "copy"}, []),
-        ({"states": frozenset({State.READY})}, [old, mail]),
-        ({"states": frozenset({State.SCHEDULED})}, [late]),
-        ({"until_ns": moment}, [old]),
-        ({"until_ns": moment + 1}, [old, mail, late]),
-    ):
-        assert waiting(process, **wanted) == expected, wanted
-    world.clock.advance(60)
-    assert waiting(process, states=frozenset({State.READY})) == [old, mail, late]
-    (running,) = process.claim()
-    assert waiting(process, queue="mail") == [mail]
-    assert count_running(process.committer.sight, "mail", None) == 1
-    assert count_running(process.committer.sight, "sync", None) == 0
-    process.settle(running)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
@@ -244,33 +174,6 @@ def asked(process: Process, spec: EnqueueSpec = TWICE, **rest: Any) -> Delivery:
 
 def last(world: World) -> Any:
     return world.records()[-1]
-
-
-@pytest.mark.parametrize(
-    ("kind", "cause"),
-    [
-        (Kind.RETRIED, Cause.EXHAUSTED), (Kind.RELEASED, Cause.DRAIN), (Kind.DEAD, Cause.REJECTED),
-        (Kind.RELEASED, Cause.SNOOZE), (Kind.RELEASED, Cause.CALLER), (Kind.DEAD, Cause.EXHAUSTED),
-        (Kind.CANCELLED, Cause.ASKED), (Kind.RELEASED, Cause.CONDITION),
-    ],
-)  # fmt: skip
-def test_whatever_ends_the_claim_ends_the_job_as_cancelled(
-    world: World, kind: Kind, cause: Cause
-) -> None:
-    process, other = world.process(), world.process()
-    delivery = asked(process)
-    waiting = other.send(Op.OUTCOME, delivery.job)
-    process.settle(delivery, kind, cause=cause, body=b"why", delay_ns=SECOND_NS)
-    record = last(world)
-    assert (record.type, record.cause, record.body) == (Kind.CANCELLED, "asked", b"why")
-    assert (record.token, record.attempt) == (delivery.token, 1)
-    world.clock.advance(3_600)
-    assert other.claim() == []
-    other.follow()
-    assert waiting.result(0).state is State.CANCELLED
-    view = world.job(delivery.job)
-    assert (view.state, view.reason) == (State.CANCELLED, "why")
-    assert [(attempt.number, attempt.outcome) for attempt in view.attempts] == [(1, "cancelled")]
 
 
 def test_a_cancel_request_shows_when_extending_and_expires_with_the_lease(world: World) -> None:

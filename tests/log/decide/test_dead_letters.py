@@ -14,12 +14,10 @@ from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log import requests
 from taskq.log.config import LogConfig, QueuePolicy
-from taskq.log.read.selection import DeadFilter, dead_page, letters, newest_dead
+from taskq.log.read.selection import letters
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
 from taskq.log.upkeep import retention as deadkeep
 from tests.log.world import PLAIN, SMALL, Process, World, keeping, tend
-
-MAIL = EnqueueSpec(queue="mail", task="mail.send", priority=7, attempts=2)
 
 
 def kill(process: Process, job: int, reason: bytes = b"ValueError: no") -> None:
@@ -162,38 +160,6 @@ def test_a_requeue_respects_the_limit_of_keys() -> None:
 
 
 # -- finding them ---------------------------------------------------------------------------------
-
-
-def test_letters_are_listed_by_the_latest_death(world: World, process: Process) -> None:
-    jobs = [process.enqueue(spec=MAIL) for _ in range(3)]
-    deliveries = {delivery.job: delivery for delivery in process.claim(3)}
-    for number in (1, 0, 2):
-        world.clock.advance(60)
-        process.settle(deliveries[jobs[number]], Kind.DEAD, body=b"reason %d" % number)
-    views, _ = newest_dead(process.committer.sight, DeadFilter(), 9, None)
-    assert [(view.lsn, view.reason) for view in views] == [
-        (jobs[2], "reason 2"), (jobs[0], "reason 0"), (jobs[1], "reason 1"),
-    ]  # fmt: skip
-    assert [view.attempt for view in views] == [1, 1, 1]
-    views, place = newest_dead(process.committer.sight, DeadFilter(), 2, None)
-    assert [view.lsn for view in views] == [jobs[2], jobs[0]]
-    views, _ = newest_dead(process.committer.sight, DeadFilter(), 2, place)
-    assert [view.lsn for view in views] == [jobs[1]]
-    views, _ = newest_dead(process.committer.sight, DeadFilter(error="reason 1"), 1, None)
-    assert [view.lsn for view in views] == [jobs[1]]
-
-
-def test_pages_together_find_every_letter_once(process: Process) -> None:
-    jobs = [dead_letter(process) for _ in range(7)]
-    numbers: list[int] = []
-    start = 0
-    while True:
-        page = dead_page(process.committer.sight, DeadFilter(error="no"), start, jobs[6], 2)
-        numbers += page.items
-        start = page.following
-        if not start:
-            break
-    assert numbers == jobs[:6]
 
 
 def test_large_letters_are_requeued_in_slices(process: Process) -> None:
@@ -386,19 +352,6 @@ def test_letters_go_when_they_are_dead_for_too_long() -> None:
     assert left(process) == [slow]
     assert world.view(old[0]) is None
     assert world.kinds().count(Kind.PURGED) == 2
-
-
-def test_of_too_many_letters_the_oldest_deaths_go() -> None:
-    world, process = world_with(dead_max=3)
-    first = process.enqueue(spec=EnqueueSpec(queue="mail", priority=0))
-    early = dead_letters(process, 3)
-    world.clock.advance(60)
-    (delivery,) = process.claim()
-    process.settle(delivery, Kind.DEAD, body=b"last of all")
-    tend(process)
-    assert left(process) == [first, *early[1:]]
-    tend(process)
-    assert len(left(process)) == 3
 
 
 def test_a_queue_may_keep_more_or_less_than_its_log() -> None:

@@ -44,21 +44,6 @@ def test_what_runs_whatever_fails_counts_each_input_once(world: World, process: 
     assert [delivery.job for delivery in process.claim()] == [callback]
 
 
-@pytest.mark.parametrize("ends", ["purge", "requeue"])
-def test_what_waits_for_a_dead_letter_goes_on_or_goes_with_it(ends: str, process: Process) -> None:
-    callback, _ = put(process, chord(1, Policy.WAIT))
-    (delivery,) = process.claim()
-    process.settle(delivery, Kind.DEAD, body=b"no")
-    assert states(process, [callback]) == [State.SCHEDULED]
-    if ends == "purge":
-        process.ask(Op.PURGE, [delivery.job])
-        assert states(process, [callback]) == [State.ABSENT]
-        return
-    process.ask(Op.REQUEUE, letters(process.committer.sight, [delivery.job]).items)
-    process.settle(process.claim()[0])
-    assert [delivery.job for delivery in process.claim()] == [callback]
-
-
 @pytest.mark.parametrize("drops", [False, True], ids=["by age", "for room"])
 def test_compaction_keeps_counts_and_the_results_that_are_still_taken_in(drops: bool) -> None:
     world = World(config=keeping(keep_segments=1) if drops else keeping(keep_seconds=1))

@@ -28,7 +28,6 @@ from tests.effort import grows, some
 from tests.log.mix import ACTS, CONFIGS, Mix
 from tests.log.simulation import KEYS, Made
 from tests.log.world import (
-    FILLER,
     Meaning,
     Process,
     World,
@@ -38,7 +37,6 @@ from tests.log.world import (
     tend,
 )
 
-SEND: Final = EnqueueSpec(queue="mail", task="send")
 POST: Final = EnqueueSpec(task="post", attempts=3)
 LIMITS: Final = {
     "send": Limit(concurrency=2, scope="send"),
@@ -59,13 +57,6 @@ def claim(process: Process, count: int = 9) -> list[Delivery]:
 
 def jobs(deliveries: list[Delivery]) -> list[int]:
     return [delivery.job for delivery in deliveries]
-
-
-def test_each_key_has_its_own_limit_and_a_full_one_holds_up_no_other(process: Process) -> None:
-    a = [process.enqueue(spec=SEND, extras=of("a")) for _ in range(5)]
-    b = [process.enqueue(spec=SEND, extras=of("b")) for _ in range(5)]
-    none = [process.enqueue(spec=SEND) for _ in range(5)]
-    assert jobs(claim(process)) == a[:2] + b[:2] + none[:2]
 
 
 def test_a_claim_without_limits_counts_against_the_rate_of_its_process(
@@ -249,54 +240,12 @@ def test_flows_limits_and_cancels_are_the_same_to_all_and_all_ends(
 # -- starvation ------------------------------------------------------------------------------------
 
 
-WINDOW = 60
-CONFIG = LogConfig(segment_bytes=SEGMENT_BYTES_MIN, starvation_seconds=WINDOW)
 SPECS = [EnqueueSpec("default", "mail.send", priority) for priority in range(10)]
 
 
 def put(process: Process, priority: int, body: bytes = b"{}", delay: float = 0) -> int:
     extras = Extras(due_ns=int(delay * SECOND_NS)) if delay else None
     return process.enqueue(body, extras, SPECS[priority])
-
-
-@pytest.fixture
-def ageing() -> World:
-    return World(config=CONFIG)
-
-
-def test_an_old_low_job_goes_first_across_segments_and_a_restart(ageing: World) -> None:
-    """LedgerQ loses such a job when it is opened again: this one is the next after kill -9."""
-    process = ageing.process()
-    low = put(process, 0)
-    while len(ageing.segments()) < 4:
-        ageing.clock.advance(40)
-        put(process, 5, FILLER)
-        for delivery in process.claim():
-            assert delivery.job != low
-            process.settle(delivery)
-        if ageing.clock.steady_ns() > 8 * WINDOW * SECOND_NS:
-            break
-    while len(ageing.segments()) < 4:
-        fill_segment(process)
-    process.kill()
-    ageing.clock.advance(9 * WINDOW)
-    process = ageing.process()
-    put(process, 9)
-    assert [delivery.job for delivery in process.claim()] == [low]
-
-
-def test_a_job_waits_its_windows_beside_a_returned_job_of_another_concurrency_key(
-    ageing: World,
-) -> None:
-    """Lanes of one task are looked at by ids, and a returned job has a low one."""
-    process = ageing.process()
-    first = process.enqueue(b"1", Extras(concurrency_key=b"a"), SPECS[0])
-    [delivery] = process.claim()
-    old = process.enqueue(b"2", Extras(concurrency_key=b"b"), SPECS[0])
-    ageing.clock.advance(WINDOW * 2)
-    process.settle(delivery, Kind.RELEASED)
-    high = put(process, 1)
-    assert [delivery.job for delivery in process.claim(3)] == [old, high, first]
 
 
 def test_a_window_of_nothing_turns_it_off() -> None:

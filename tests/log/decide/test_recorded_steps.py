@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from taskq.core import model
-from taskq.core.errors import FormatError, JobSettled, PayloadTooLarge, UsageError
+from taskq.core.errors import FormatError, PayloadTooLarge, UsageError
 from taskq.core.flows import FlowPart
 from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.model import SECOND_NS, SIGNAL_BYTES_MAX, Extras, State
@@ -56,23 +56,6 @@ def soon(world: World, seconds: float = 60) -> int:
 
 
 PAID = Wait(Form.EVENT, "paid", 1)
-
-
-def test_the_steps_of_a_dead_letter_stay_until_it_succeeds_or_is_purged(process: Process) -> None:
-    for kind in (Kind.SUCCEEDED, Kind.DEAD):
-        job = process.enqueue()
-        delivery = claim(process)
-        do(process, delivery)
-        process.settle(delivery, kind)
-        agenda = process.catch_up().need_agenda()
-        assert agenda.steps.knows(job) == (kind is Kind.DEAD)
-    assert process.ask(Op.REQUEUE, letters(process.committer.sight, [job]).items) == [None]
-    delivery = claim(process)
-    assert delivery.job == job
-    assert [step.title for step in known_steps(process, job)] == ["do#1"]
-    process.settle(delivery, Kind.DEAD)
-    assert process.ask(Op.PURGE, [job]) == [None]
-    assert not process.catch_up().need_agenda().steps.knows(job)
 
 
 # -- waits -----------------------------------------------------------------------------------------
@@ -206,49 +189,10 @@ def test_a_signal_and_the_end_of_the_wait_decide_once_by_the_order_of_the_log(
     assert [step.form for step in known_steps(process, second)] == [Form.TIMEOUT]
 
 
-def test_a_signal_counts_once_by_what_it_is_known_by_also_after_it_was_taken(
-    process: Process,
-) -> None:
-    job = process.enqueue()
-    event = NewSignal(job, "paid", b"1", "evt-1")
-    assert process.ask(Op.SIGNAL, event)
-    assert not process.ask(Op.SIGNAL, event)
-    do(process, claim(process), "paid", form=Form.EVENT)
-    assert not process.ask(Op.SIGNAL, event)
-    assert process.ask(Op.SIGNAL, event._replace(once="evt-2"))
-
-
-def test_a_settled_job_takes_no_signals(process: Process) -> None:
-    job = process.enqueue()
-    process.settle(claim(process))
-    with pytest.raises(JobSettled, match="takes no signals any more"):
-        process.ask(Op.SIGNAL, NewSignal(job, "paid", b"1"))
-
-
 def children(count: int, parent: int, later: int = 0) -> tuple[Any, ...]:
     extras = Extras(flow=FlowPart(parent=parent), due_ns=later * SECOND_NS)
     spec = EnqueueSpec(task="child", flags=int(Flag(0)))
     return tuple((spec, b"%d" % number, extras) for number in range(count))
-
-
-def test_a_job_of_several_calls_is_woken_by_the_first_that_is_over(
-    world: World, process: Process
-) -> None:
-    """By no child of another call; and every process folds that alike."""
-    job = process.enqueue()
-    delivery = claim(process)
-    waits = []
-    for number, count in enumerate((9, 2), 1):
-        step = do(process, delivery, "call", number, Form.CALL, items=children(count, job))
-        waits.append(Wait(Form.CALL, "call", number, 0, step.first, step.jobs))
-    wait(process, delivery, *waits)
-    many, few = process.claim(9), process.claim(9)
-    for child in (*many[:8], few[0]):
-        process.settle(child)
-        assert not process.claim()
-        assert world.fold().need_agenda().flows.held == process.catch_up().need_agenda().flows.held
-    process.settle(many[8])
-    assert claim(process).job == job
 
 
 # -- limits, files, compaction ---------------------------------------------------------------------

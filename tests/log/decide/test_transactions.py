@@ -1,7 +1,6 @@
 """Transactions across kinds: all of it or nothing, when refused, cut or crashed."""
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any, Final
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from taskq.core import errors, sources
 from taskq.core.folds.dedup import key_hash
 from taskq.core.model import SECOND_NS, Conflict, Extras, State
-from taskq.core.records import Cause, Flag, Kind
+from taskq.core.records import Cause, Kind
 from taskq.log import requests
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.decide.enqueue import together
@@ -161,23 +160,6 @@ def test_one_bad_part_refuses_all_of_it(name: str) -> None:
     assert scene.states() == CHANGED
 
 
-def test_a_bad_transaction_harms_no_other_request_of_its_batch(process: Process) -> None:
-    gone = process.enqueue()
-    cancelled, refused, first, second = (Future[Any]() for _ in range(4))
-    bad = requests.Bundle(cancels=(10**9,), items=((PLAIN, b"no", None),))
-    process.commit([
-        (Op.ENQUEUE, None, first, (PLAIN, b"1", None)),
-        (Op.TRANSACT, None, refused, bad),
-        (Op.CANCEL, None, cancelled, gone),
-        (Op.ENQUEUE, None, second, (PLAIN, b"2", None)),
-    ])  # fmt: skip
-    process.sync()
-    assert isinstance(refused.exception(0), errors.JobNotFound)
-    assert cancelled.result(0) is requests.Cancel.WITHDRAWN
-    jobs = [first.result(0), second.result(0)]
-    assert [delivery.job for delivery in process.claim(9)] == jobs
-
-
 @pytest.mark.parametrize("power", [True, False])
 @pytest.mark.parametrize(
     "act",
@@ -229,22 +211,6 @@ def test_a_listener_that_left_hears_of_no_death(process: Process) -> None:
         ports = [port for port, *_ in process.committer.answers.later if port is not None]
         assert sorted(ports) == heard
         (leave if len(heard) == 2 else stay)()
-
-
-def test_only_jobs_of_one_spec_without_options_go_together_as_columns() -> None:
-    plain, packed = EnqueueSpec(task="a"), EnqueueSpec(task="a", flags=Flag.ZLIB)
-    alike: list[requests.Item] = [(plain, b"1", None), (plain, b"2", None)]
-    assert together(alike) == requests.Plain(plain, [b"1", b"2"])
-    others: list[requests.Item] = [
-        (EnqueueSpec(task="b"), b"", None),
-        (plain, b"", Extras(key=b"k")),
-    ]
-    for other in others:
-        mixed = [*alike, other]
-        assert together(mixed) is mixed
-    stored: list[requests.Item] = [(packed, b"", None)]
-    assert together(stored) is stored
-    assert together([]) == []
 
 
 MINUTE = 60 * SECOND_NS
