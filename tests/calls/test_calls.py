@@ -1,6 +1,5 @@
 """Calls, and calls that do not fit: they fail at the call and leave no trace."""
 
-import dataclasses
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -9,9 +8,8 @@ import pytest
 from pydantic_core import from_json
 
 from taskq import Task, TaskQ
-from taskq.core import model
 from taskq.core.records import Kind
-from taskq.errors import InvalidCall, PayloadTooLarge
+from taskq.errors import InvalidCall
 from taskq.log.format.record import Record
 from tests.processes.harness import log_records, of_kind
 
@@ -49,20 +47,6 @@ def test_a_call_names_its_arguments_however_many_there_are(app: TaskQ, count: in
     for wrong in (numbers[1:], ("no",) * count)[: 2 * count]:
         with pytest.raises(InvalidCall, match="parameter '"):
             task.call(*wrong)
-
-
-def test_a_call_is_frozen_and_holds_the_encoded_arguments(send: Any) -> None:
-    call = send.call("a@b.c", n="2")
-    assert (call.name, call.task, call.body) == ("send", send, b'{"to":"a@b.c","n":2}')
-    assert (call.spec.queue, call.spec.priority) == ("mail", 7)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        call.body = b""
-
-
-def test_a_key_is_made_of_the_validated_arguments_with_their_defaults(send: Any) -> None:
-    assert send.call("a", n="2").extras.key == b"a:2"
-    assert send.call("a").extras.key == b"a:1"
-    assert send.call("a").extras.window_ns == HOUR_NS
 
 
 def test_a_key_function_names_the_arguments_it_wants_or_gets_all_in_order(app: TaskQ) -> None:
@@ -137,13 +121,6 @@ async def test_every_way_to_enqueue_writes_the_same(app: TaskQ, send: Any) -> No
     assert [it.extras and it.extras.key for it in records] == [b"%c:1" % it for it in b"abcdef"]
 
 
-def test_a_task_without_rare_options_sends_none(app: TaskQ) -> None:
-    @app.task
-    def task(n: int) -> None: ...
-
-    assert [it.call(1).extras for it in (task, task.options(priority=1))] == [None, None]
-
-
 async def test_a_task_that_is_not_known_here_is_enqueued_by_its_name(app: TaskQ) -> None:
     await app.enqueue_by_name("mail.send", "a@b.c", 1, subject="hi")
     await app.enqueue_by_name("mail.ping")
@@ -153,17 +130,3 @@ async def test_a_task_that_is_not_known_here_is_enqueued_by_its_name(app: TaskQ)
         ("mail.ping", "default", 5, b"{}"),
         ("mail.send", "mail", 2, b'{"task":"t"}'),
     ]
-
-
-async def test_a_transaction_over_its_limit_is_refused_whole(
-    app: TaskQ, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    big = app.call_by_name("t", "x" * 1_000_000)
-    assert len(await app.enqueue_many([big] * 16)) == 16
-    before = len(enqueued(app))
-    monkeypatch.setattr(model, "TRANSACTION_BYTES_MAX", 100_000)  # then what a job takes counts
-    small = app.call_by_name("t").options(headers={"h": "x" * 30_000})
-    for calls in ([app.call_by_name("t")] * 4_000, [small] * 4):
-        with pytest.raises(PayloadTooLarge, match=f"the transaction of {len(calls)} jobs"):
-            await app.enqueue_many(calls)
-    assert len(enqueued(app)) == before

@@ -11,7 +11,6 @@ from uuid import UUID
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskq import TaskLog, TaskQ
@@ -28,7 +27,6 @@ from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
 from taskq.schedules import _facts
-from tests.effort import grows, some
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -72,18 +70,6 @@ def loose(value: Any, *rest: Any, flag: Any = False, **further: Any) -> Any:
 
 
 loose.__annotations__ = {}
-LOOSE = codec_of(loose)
-
-
-@given(JSON, st.lists(JSON), st.dictionaries(st.text(min_size=1), JSON))
-@grows
-@settings(max_examples=some(15, 100))
-def test_what_is_not_annotated_comes_back_as_plain_json(
-    value: Any, rest: list[Any], further: dict[str, Any]
-) -> None:
-    further.pop("value", None)
-    args, kwargs = LOOSE.decode(LOOSE.encode((value, *rest), further))
-    assert loose(*args, **kwargs) == loose(value, *rest, **further)
 
 
 def every_kind(
@@ -218,12 +204,6 @@ def test_a_result_of_a_kindred_type_becomes_the_annotated_one() -> None:
     assert codec.decode(b"[1,2]") == [1, 2]
     with pytest.raises(UsageError, match=r"stored result does not fit the return annotation list"):
         codec.decode(b'"text"')
-
-
-@pytest.mark.parametrize("value", ["x", None, object(), {"a": 1}])
-def test_a_result_that_is_not_what_the_annotation_says_is_refused(value: object) -> None:
-    with pytest.raises(UsageError, match=r"shop.buy: returned .*, but is annotated to return int"):
-        ResultCodec(Signature("shop.buy", typed(int))).encode(value)
 
 
 @pytest.mark.parametrize("annotation", [None, Any, int | None, object])

@@ -283,14 +283,6 @@ async def late(spaced: TaskQ, seconds: float = 0.01) -> ResultTimeout:
     return info.value
 
 
-async def test_nobody_runs_it(spaced: TaskQ) -> None:
-    async with spaced:
-        error = await late(spaced)
-    start = f"taskq worker MODULE:APP -d {shlex.quote(str(spaced.data_dir))}"
-    assert error.why == f"no worker runs; start one with: {start}"
-    assert str(error).endswith(f"after 0.01 s: {error.why}")
-
-
 async def test_a_timeout_omits_a_reason_that_takes_over_a_tenth_of_the_wait(
     spaced: TaskQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,16 +20,6 @@ from tests.cli.helpers import taskq
 DAY = 86_400.0
 
 
-def test_without_any_setting_the_defaults_hold(tmp_path: Path) -> None:
-    app = TaskQ()
-    assert app.data_dir == tmp_path / "taskq-data"
-    config = app._connection.config
-    assert (config.durability, config.interval_seconds) == (Durability.FSYNC, 0.05)
-    assert (config.lock_wait_seconds, config.exclusive, config.name) == (30.0, False, "")
-    assert (config.segment_bytes, config.keep_dead_seconds) == (64 * 2**20, None)
-    assert config.min_free_bytes is config.reserve_bytes is config.dead_max is None
-
-
 def test_the_nearer_place_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = ["pyproject", "toml", "dotenv", "env", "argument"]
     (tmp_path / "pyproject.toml").write_text('[tool.taskq]\nname = "pyproject"\nlock_wait = "7s"\n')
