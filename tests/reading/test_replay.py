@@ -177,18 +177,6 @@ def test_a_failed_attempt_has_class_message_and_fingerprint(
         assert view.fingerprint == fingerprint("mail.send", pattern_of(reason))
 
 
-def test_failures_of_one_kind_share_a_fingerprint_and_tasks_do_not() -> None:
-    same, other, task, error = (
-        attempt_of("dead", *given).fingerprint
-        for given in (
-            ("ValueError: order 17 is bad", "a"), ("ValueError: order 18 is bad", "a"),
-            ("ValueError: order 17 is bad", "b"), ("KeyError: order 17 is bad", "a"),
-        )
-    )  # fmt: skip
-    assert same == other
-    assert len({same, task, error}) == 3
-
-
 # -- why not running -------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from taskq.core.errors import (
     PayloadTooLarge,
     UsageError,
 )
-from taskq.core.flows import ONE, FlowPart, Policy, list_of, needs_of, nested, skipping
+from taskq.core.flows import ONE, FlowPart, Policy, list_of, needs_of
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.dedup import Dedup
 from taskq.core.model import HEADERS_BYTES_MAX, KEY_BYTES_MAX, TIME_NS_MAX, Extras, State
@@ -201,23 +201,6 @@ def test_no_flipped_bit_of_a_frame_goes_unnoticed(body: bytes, seed: int, bit: i
 
 
 # -- bytes that nobody wrote ----------------------------------------------------------------------
-
-
-#: the first fields of a frame: those checked before its CRC
-_FRAME_BEGIN = codec.FRAME_HEADER.pack(codec.FRAME_MAGIC, 9, 1, 0, 0, 2, 7, 7, 2, 0, 0)[:24]
-
-
-@given(
-    begin=st.sampled_from([b"", codec.FRAME_MAGIC_BYTES, _FRAME_BEGIN, codec.SEGMENT_MAGIC]),
-    rest=st.binary(max_size=200) | st.binary(min_size=codec.SEGMENT_HEADER.size, max_size=200),
-    at=st.integers(0, 220),
-    seed=SEED,
-)
-def test_bytes_with_a_magic_but_no_valid_crc_are_not_a_header(
-    begin: bytes, rest: bytes, at: int, seed: int
-) -> None:
-    assert codec.decode_frame_header(bytes(at) + begin + rest, at, seed, at) is None
-    assert codec.decode_segment_header(begin + rest, "a.log") is None
 
 
 @given(data=st.binary(max_size=200), at=st.integers(0, 220), size=st.integers(0, 2**16))
@@ -466,19 +449,6 @@ def test_what_a_carried_job_needs_reads_back() -> None:
     for doomed in (False, True):
         needs = needs_of(7, Policy.WAIT, doomed=doomed)
         assert decode_needs(encode_needs(needs)[3:]) == needs
-
-
-def test_shapes_nest_values() -> None:
-    inner = list_of([ONE, ONE])
-    assert nested(ONE, [1]) == 1
-    assert nested(list_of([inner, ONE, list_of([])]), [1, 2, 3]) == [[1, 2], 3, []]
-    assert nested(skipping(2) + list_of([ONE]), [1, 2, 3]) == [3]
-
-
-@pytest.mark.parametrize("shape", [b"", b"\x02", b"\x03", b"\x07", b"\x01\x02", ONE + ONE])
-def test_what_is_no_shape_is_refused(shape: bytes) -> None:
-    with pytest.raises(FormatError):
-        nested(shape, [1])
 
 
 @pytest.mark.parametrize("length", [16, 9, 65_535])

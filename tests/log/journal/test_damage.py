@@ -424,21 +424,6 @@ def test_whatever_is_wrong_in_one_record_all_others_that_have_a_checksum_are_sav
     assert set(seen) <= set(range(_FIRST_LSN, _FIRST_LSN + len(records)))
 
 
-def test_frames_after_one_with_a_lost_header_are_salvaged() -> None:
-    first = b"".join(_enqueued(b"%d" % n, n) for n in range(5, 9))
-    second = b"".join(_enqueued(b"%d" % n, n) for n in range(9, 12))
-    data = first + bytes(3) + b"a lost header of fifty-six bytes".ljust(56, b"!") + second
-    assert [lsn for lsn, _, _ in salvage(data, 5)] == list(range(5, 12))
-
-
-def test_a_record_of_another_place_in_a_payload_is_never_taken_for_one() -> None:
-    inner = b"".join(_enqueued(b"stranger", lsn) for lsn in (1, 4, 500))
-    data = bytearray(_enqueued(inner, 5) + _enqueued(b"next", 6))
-    data[1] ^= 0x7F
-    seen = [(lsn, record) for lsn, _, record in salvage(bytes(data), 5)]
-    assert seen == [(6, _enqueued(b"next", 6))]
-
-
 @pytest.mark.parametrize("size", [60, 5_000, 160_000])
 def test_bytes_that_look_like_records_everywhere_do_not_make_the_work_grow_faster_than_they(
     size: int, monkeypatch: pytest.MonkeyPatch

@@ -359,20 +359,6 @@ def _rewrite_hint(world: World, data: bytes) -> None:
     process.close(descriptor)
 
 
-def test_a_full_disk_goes_without_a_sync_point() -> None:
-    world, _ = _written(Durability.OS, rests=False)
-    process = world.process()
-    process.enqueue(b"one more")
-    size = len(world.machine.content(world.segments()[-1]))
-    world.machine.free = 20
-    with pytest.raises(OSError, match="No space"):
-        process.rest()
-    world.machine.free = None
-    assert len(world.machine.content(world.segments()[-1])) == size
-    process.enqueue(b"and another")
-    assert not process.catch_up().damage
-
-
 async def test_a_second_without_work_leaves_one_sync_point_and_then_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,18 +87,6 @@ def test_throughput_is_what_ended_over_the_last_minute() -> None:
     assert _rate(first) == 0
 
 
-@pytest.mark.parametrize(("pause", "counted"), [(60.5, 30), (61, 0)])
-def test_a_rate_counts_ends_within_a_second_of_a_sample_for_a_second_more(
-    pause: float, counted: int
-) -> None:
-    world = World()
-    first = world.process()
-    first.claim()
-    _end(first, 30)
-    world.clock.advance(pause)
-    assert _rate(first) == pytest.approx(counted / 60)
-
-
 # -- the engine ------------------------------------------------------------------------------------
 
 

@@ -11,9 +11,9 @@ from taskq.core.kinds import CANCEL, EXPIRY
 from taskq.core.model import SECOND_NS, State
 from taskq.core.records import Cause, Kind
 from taskq.core.views import JobView
-from taskq.log.config import SEGMENT_BYTES_MIN, QueuePolicy
+from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format import codec
-from taskq.log.format.carried import Carried, encode_carried, encode_compacted
+from taskq.log.format.carried import Carried, encode_carried
 from taskq.log.format.codec import LSN_MAX
 from taskq.log.format.frames import Frame
 from taskq.log.format.record import places
@@ -21,14 +21,13 @@ from taskq.log.journal.journal import Journal
 from taskq.log.read import jobs
 from taskq.log.read.jobs import EVERY, JobFilter, each_job, newest_jobs, past_jobs
 from taskq.log.read.reader import LogReader
-from taskq.log.read.timeline import timeline
 from taskq.log.read.timetravel import Moment, stand_at
-from taskq.log.requests import EnqueueSpec, Op
+from taskq.log.requests import Op
 from taskq.log.state.facets import Facets
 from taskq.log.state.job_history import job_view
 from tests.effort import grows, some
 from tests.log.mix import History
-from tests.log.world import PATH, PLAIN, Meaning, World, fill_segment, keeping, meaning, tend
+from tests.log.world import PLAIN, Meaning, World, fill_segment, keeping, meaning, tend
 
 _STATES = [state for state in State if state is not State.ABSENT]
 
@@ -207,16 +206,23 @@ def test_a_listing_has_every_job_once_and_equals_its_single_view(
     assert rest == sorted(rest)
 
 
-def test_whole_records_of_a_damaged_frame_are_listed() -> None:
+def test_a_job_that_compaction_wrote_twice_is_listed_once() -> None:
+    """It writes a finished one once more, before the segment with the first copy goes."""
     world = World()
     process = world.process()
-    jobs = process.ask(Op.ENQUEUE_MANY, [(PLAIN, b"payload %d" % n, None) for n in range(3)])
-    process.enqueue()
-    [path] = world.segments()
-    place = world.machine.content(path).index(b"payload 1")
-    world.machine.corrupt(path, place, b"P")
-    assert [view.payload for view in _all(world)] == [b"payload 0", b"payload 2", b"{}"]
-    assert jobs[1] not in [view.lsn for view in _all(world)]
+    done = process.enqueue(b"done")
+    process.settle(process.claim()[0], body=b"42")
+    view, entry = world.job(done), world.reader().indexes.find(done)
+    assert entry is not None
+    carried = Carried(
+        job=done, state=view.state, born=entry.record, enqueued_ns=view.enqueued_ns,
+        attempt=view.attempt, ended_ns=view.settled_ns, body=view.result,
+    )  # fmt: skip
+    for _ in range(2):
+        fill_segment(process)
+        process.append(encode_carried(Kind.CARRIED, carried, process.journal.next_lsn))
+    world.remove_oldest(1)
+    assert [listed for listed in _all(world) if listed.lsn == done] == [world.job(done)]
 
 
 def test_waiting_jobs_cost_no_more_than_their_places() -> None:
@@ -237,53 +243,6 @@ def test_waiting_jobs_cost_no_more_than_their_places() -> None:
 
 
 # -- timeline --------------------------------------------------------------------------------------
-
-
-def test_every_record_about_a_job_is_an_event_with_its_time_and_outcome() -> None:
-    """Also once compaction wrote the job again."""
-    config = keeping(keep_seconds=60, queues={"mail": QueuePolicy(keep_seconds=10**6)})
-    world = World(config=config)
-    process, other = world.process(), world.process()
-    start_ns = world.clock.wall_ns()
-    job = process.enqueue(spec=EnqueueSpec("mail", "mail.send"))
-    process.enqueue(b"another")
-    world.clock.advance(10)
-    [first] = process.claim()
-    world.clock.advance(5)
-    process.settle(first, Kind.RETRIED, body=b"ValueError: no\nline 2", delay_ns=60 * SECOND_NS)
-    world.clock.advance(60)
-    [second] = other.claim()
-    assert second.job == job
-    other.kill()
-    world.clock.advance(1)
-    [third] = [delivery for delivery in process.claim(9) if delivery.job == job]
-    process.settle(third, body=b"42")
-    events = timeline(world.reader(), job)
-    assert [
-        (e.kind, (e.time_ns - start_ns) // SECOND_NS, e.attempt, e.owner, e.cause) for e in events
-    ] == [
-        ("enqueued", 0, 0, 0, ""),
-        ("claimed", 10, 1, 1, ""),
-        ("retried", 15, 1, 1, "exhausted"),
-        ("claimed", 75, 2, 2, ""),
-        ("released", 76, 2, 2, "owner_lost"),
-        ("claimed", 76, 3, 1, ""),
-        ("succeeded", 76, 3, 1, ""),
-    ]
-    assert events[2].reason == "ValueError: no\nline 2"
-    assert events[2].due_ns == start_ns + 75 * SECOND_NS
-    lsns = [event.lsn for event in events]
-    assert lsns == sorted(lsns)
-    assert lsns[0] == job
-    fill_segment(process)
-    world.clock.advance(3_600)
-    tend(process)
-    *again, carried = timeline(world.reader(), job)
-    assert carried.kind == "carried"
-    assert again[-1].kind == "succeeded"
-    assert [(e.time_ns, e.attempt, e.owner, e.reason) for e in again] == [
-        (e.time_ns, e.attempt, e.owner, e.reason) for e in events
-    ]
 
 
 async def test_a_worker_is_named_though_it_is_gone_and_came_segments_before(tmp_path: Path) -> None:
@@ -393,32 +352,6 @@ def test_a_moment_to_come_is_refused() -> None:
         stand_at(world.reader(), Moment(time_ns=world.clock.wall_ns() + SECOND_NS))
 
 
-def test_a_time_before_compaction_is_refused_with_the_oldest_readable_one() -> None:
-    """Between the oldest record kept and the end of the compaction, carried jobs are missing."""
-    world = World()
-    process = world.process()
-    for number in range(4):
-        process.enqueue(bytes(20_000 * (number + 1)))
-    process.enqueue()
-    kept = process.journal.files.lsns[-1]
-    assert kept > 1
-    world.clock.advance(60)
-    lsn = process.journal.next_lsn
-    process.append(encode_compacted(kept, lsn))
-    # While the old segments are there, so is the past.
-    assert _past(world, Moment(lsn=1))["next"] == [1]
-    for path in world.segments()[:-1]:
-        process.disk.remove(path)
-    with pytest.raises(MomentGone, match=rf"oldest .* is 2024-01-01T00:01:00.* \(lsn {lsn}\)") as e:
-        stand_at(world.reader(), Moment(lsn=lsn - 1))
-    assert e.value.oldest_lsn == lsn
-    with pytest.raises(MomentGone):
-        stand_at(world.reader(), Moment(time_ns=world.clock.wall_ns() - SECOND_NS))
-    stand_at(world.reader(), Moment(lsn=lsn))
-    stand_at(world.reader(), Moment(time_ns=world.clock.wall_ns()))
-    assert PATH in str(e.value)
-
-
 # -- moments as people write them ------------------------------------------------------------------
 
 
@@ -439,35 +372,3 @@ def test_a_moment_is_an_lsn_a_span_back_from_now_or_a_time(text: str, moment: Mo
 def test_any_other_moment_is_refused_with_the_forms_that_there_are(text: str) -> None:
     with pytest.raises(UsageError, match="give a span back from now"):
         Moment.parse(text, 10**18)
-
-
-def test_jobs_that_compaction_rewrote_are_listed_once() -> None:
-    world = World()
-    process = world.process()
-    done, waiting = process.enqueue(b"done"), process.enqueue(b"waiting")
-    [delivery] = process.claim()
-    process.settle(delivery, body=b"42")
-    process.enqueue(bytes(70_000))
-    process.enqueue(b"in the second segment")
-    views = {view.lsn: view for view in _all(world)}
-    for job in (waiting, done):
-        view = views[job]
-        result = world.reader().indexes.find(job)
-        assert result is not None
-        carried = Carried(
-            job=job, state=view.state, born=result.record, enqueued_ns=view.enqueued_ns,
-            attempt=view.attempt, ended_ns=view.settled_ns, body=view.result,
-        )  # fmt: skip
-        process.append(encode_carried(Kind.CARRIED, carried, process.journal.next_lsn))
-    assert {view.lsn: view for view in _all(world)} == views
-    world.remove_oldest(1)
-    answer = _all(world)
-    assert [view.lsn for view in answer] == [done, waiting, max(views)]
-    assert [view.payload for view in answer[:2]] == [b"done", b"waiting"]
-    assert answer[0].result == b"42"
-    for view in answer:
-        assert view == job_view(world.reader(), view.lsn, world.clock.wall_ns())
-    # It writes the finished one once more, before the segment with the first copy goes.
-    fill_segment(process)
-    process.append(encode_carried(Kind.CARRIED, carried, process.journal.next_lsn))
-    assert [view.lsn for view in _all(world)].count(done) == 1

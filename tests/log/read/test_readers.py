@@ -24,7 +24,6 @@ from taskq.log.read.readers import (
     NamedReader,
     ReaderPosition,
     check_reader_name,
-    is_read,
     read_position,
     reader_positions,
 )
@@ -50,20 +49,6 @@ def take(path: Path, name: str = "billing", log_id: uuid.UUID = LOG_ID) -> Named
 
 def found(path: Path, name: str = "billing", log_id: uuid.UUID = LOG_ID) -> ReaderPosition | None:
     return read_position(LocalDisk(), str(path), Identity(log_id, 1), name)
-
-
-def test_a_position_reads_back_as_it_was_saved(tmp_path: Path) -> None:
-    reader = take(tmp_path)
-    assert reader.load() is None
-    for position in (HERE, THERE, HERE._replace(lsn=43)):
-        reader.save(position)
-        assert found(tmp_path) == position
-    reader.release()
-    again = take(tmp_path)
-    assert again.load() == HERE._replace(lsn=43)
-    again.save(THERE)
-    again.release()
-    assert found(tmp_path) == THERE
 
 
 @given(
@@ -122,19 +107,6 @@ def test_what_does_not_read_back_is_an_error_that_says_what_to_do(tmp_path: Path
     again.save(THERE)
     again.release()
     assert found(tmp_path) == THERE
-
-
-def test_a_name_is_read_by_one_at_a_time(tmp_path: Path) -> None:
-    first = take(tmp_path)
-    assert is_read(LocalDisk(), str(tmp_path), "billing")
-    with pytest.raises(ReaderBusy, match=f"process {os.getpid()} reads under the name") as caught:
-        take(tmp_path)
-    assert (caught.value.reader, caught.value.holder_pid) == ("billing", os.getpid())
-    take(tmp_path, "other").release()
-    first.release()
-    first.release()
-    assert not is_read(LocalDisk(), str(tmp_path), "billing")
-    take(tmp_path).release()
 
 
 def test_checking_whether_a_reader_lives_does_not_lock_one_out(tmp_path: Path) -> None:

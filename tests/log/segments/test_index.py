@@ -27,7 +27,7 @@ from taskq.log.format.options import encode_extras
 from taskq.log.format.record import Record, places
 from taskq.log.journal.journal import Journal
 from taskq.log.requests import Op
-from taskq.log.segments.index import IndexBuilder, index_name
+from taskq.log.segments.index import index_name
 from taskq.log.state.job_history import Story, find_end, job_view, records
 from tests.effort import grows, some
 from tests.log.simulation import Simulation
@@ -266,27 +266,6 @@ def test_lookups_while_the_log_grows_find_what_a_plain_scan_finds(seed: int) -> 
         check_lookups(other.journal)
         if turn % 2:
             save(other)
-
-
-@given(st.integers(0, 2**32), st.integers(1, 40))
-@settings(max_examples=some(5, 15), deadline=None)
-def test_a_frame_that_is_indexed_in_steps_is_indexed_as_if_at_once(seed: int, records: int) -> None:
-    journal = random_log(seed, frames=6).world.reader()
-    whole, stepped = IndexBuilder(1), IndexBuilder(1)
-    for number, (_, item) in enumerate(journal.frames(journal.start())):
-        assert not isinstance(item, Gap)
-        assert whole.feed(item)
-        while not stepped.feed(item, records):
-            assert stepped.offset == item.offset
-            if number % 3 == 1:
-                assert stepped.feed(item)
-                break
-        assert (stepped.offset, stepped.next_lsn) == (whole.offset, whole.next_lsn)
-    assert list(whole.sorted_parts()) == list(stepped.sorted_parts())
-    assert whole.lsns == stepped.lsns
-    assert whole.times == stepped.times
-    assert whole.places == stepped.places
-    assert whole.clocks == stepped.clocks
 
 
 def told_by_walking(journal: Journal, job: int, now_ns: int) -> JobView | None:

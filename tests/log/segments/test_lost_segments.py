@@ -6,19 +6,16 @@ compaction.
 
 import random
 from collections import Counter
-from concurrent.futures import Future
 from typing import Any, Final, Never
 
 import pytest
 
-from taskq.core.model import SECOND_NS, Extras
-from taskq.core.records import Kind
 from taskq.core.views import VerifyReport
 from taskq.log.format import codec
 from taskq.log.journal.journal import Journal
 from taskq.log.journal.recovery import find_losses
 from taskq.log.read.reader import verify
-from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op
+from taskq.log.requests import EnqueueSpec
 from taskq.log.segments.segments import SegmentGone
 from tests.effort import every, grows
 from tests.log.world import FILLER, PATH, PLAIN, Process, World, fill_segment, keeping, tend, write
@@ -206,9 +203,6 @@ def test_looking_for_losses_ends_though_compaction_is_always_faster() -> None:
 # -- many segments ---------------------------------------------------------------------------------
 
 
-HIGH = EnqueueSpec("default", "mail.send", 9, 3)
-
-
 def backlog(process: Process, segments: int, spec: EnqueueSpec = PLAIN) -> list[int]:
     jobs = [process.enqueue(FILLER, None, spec)]
     while len(process.world.segments()) < segments:
@@ -260,24 +254,3 @@ def test_reading_opens_no_segment_but_the_last_until_somebody_asks_for_losses(
     lost = {lsn for gap in journal.lost for lsn in range(gap.first_lsn, gap.next_lsn)}
     assert lost.intersection(jobs)
     assert set(others) <= set(opened)
-
-
-def test_thousands_of_expired_jobs_do_not_delay_a_valid_one() -> None:
-    """They end in a few batches, and the claim that waits meanwhile gets the first valid job."""
-    process = World().process()
-    count = 2_500
-    for _ in range(count):
-        process.offer(b"late", Extras(expires_ns=SECOND_NS), HIGH)
-    valid = process.enqueue(b"valid")
-    process.world.clock.advance(2)
-    future: Future[list[Delivery]] = Future()
-    process.commit([(Op.CLAIM, None, future, ClaimRequest(1, wait_until_ns=0))])
-    batches = 1
-    while not future.done():
-        process.commit([])
-        batches += 1
-    assert [delivery.job for delivery in future.result(0)] == [valid]
-    assert batches <= 3
-    (queue,) = process.catch_up().need_agenda().queues.stats()
-    assert (queue.expired, queue.running) == (count, 1)
-    assert process.world.kinds().count(Kind.EXPIRED) == count

@@ -41,7 +41,7 @@ from taskq.log.store import thread as storage
 from taskq.log.store.caller_commit import Handlers
 from taskq.log.store.mailbox import Mailbox
 from taskq.log.store.port import LoopPort, ThreadPort
-from taskq.log.store.store import Store, open_store
+from taskq.log.store.store import Store
 from taskq.log.store.thread import StorageThread
 from tests.effort import ended, every, grows, within
 from tests.log.world import World, fixed_ids
@@ -170,24 +170,6 @@ def test_a_loop_leaves_a_slow_disk_to_the_storage_thread(
 
     thread = in_loop(main)
     assert [committer == thread for committer in committers] == [True, False, False]
-
-
-def test_jobs_that_come_together_are_one_batch(
-    stores: Callable[[LogConfig], Store], committers: list[int]
-) -> None:
-    store = stores(OS)
-
-    async def caller() -> None:
-        for _ in range(3):
-            await store.port().enqueue(SPEC, b"x")
-
-    async def main() -> None:
-        asleep(store)
-        committers.clear()
-        await asyncio.gather(*(caller() for _ in range(40)))
-
-    in_loop(main)
-    assert len(committers) < 20
 
 
 @pytest.fixture
@@ -868,25 +850,6 @@ def test_jobs_with_options_are_written_among_plain_ones_as_they_are_one_by_one(f
         log = [world.machine.content(path) for path in world.segments()]
         outcomes.append(([*map(str, answers)], [str(item.job) for item in got], log))
     assert outcomes[0] == outcomes[1]
-
-
-def test_a_caller_that_gave_up_in_time_leaves_no_job(tmp_path: Path) -> None:
-    async def main() -> None:
-        store = open_store(str(tmp_path / "log"), LogConfig())
-        port = store.port()
-        asked = [port.enqueue(MAIL, b"%d" % number) for number in range(5)]
-        asked[1].cancel()
-        asked[4].cancel()
-        lsns = [await asked[number] for number in (0, 2, 3)]
-        stats = await port.stats()
-        written = [view.payload for view in await port.peek(10)]
-        assert lsns == sorted(lsns)
-        # Unless the thread was there first, which writes them; never one for another.
-        assert stats.queues[0].ready == len(written)
-        assert [body for body in written if body in (b"0", b"2", b"3")] == [b"0", b"2", b"3"]
-        await asyncio.to_thread(store.close)
-
-    asyncio.run(main())
 
 
 def test_requests_after_the_end_of_a_mailbox_are_all_refused(

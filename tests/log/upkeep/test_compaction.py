@@ -60,21 +60,6 @@ def grown(process: Process, segments: int = 4) -> list[int]:
     return [fill_segment(process) for _ in range(segments)]
 
 
-def test_a_log_with_a_limit_of_bytes_loses_its_oldest_finished_jobs_and_no_others() -> None:
-    world, process = world_of(SMALL)
-    first = process.enqueue(b"first")
-    process.settle(process.claim()[0])
-    grown(process, 6)
-    last = process.enqueue(b"last")
-    process.settle(process.claim()[0], body=b"result")
-    tend(process)
-    assert len(world.segments()) <= 3
-    assert world.view(first) is None
-    view = world.job(last)
-    assert view.state is State.SUCCEEDED
-    assert view.result == b"result"
-
-
 def test_time_counts_from_the_end_of_a_job() -> None:
     world, process = world_of(WEEK)
     slow = process.enqueue(b"slow", Extras(due_ns=10 * DAY * SECOND_NS))
@@ -413,20 +398,6 @@ def tended(process: Process, upkeep: Upkeep | None = None) -> Upkeep:
     return tend(process, upkeep)
 
 
-@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: next(iter(limit)))
-def test_what_a_reader_has_not_read_stays_beyond_every_limit(limit: dict[str, Any]) -> None:
-    world = World(config=keeping(**limit))
-    process = world.process()
-    first, second, *_ = grow(process, 6)
-    read_up_to(process, "billing", first, first)
-    before = world.segments()
-    tended(process)
-    assert world.segments() == before
-    read_up_to(process, "billing", second, second)
-    tended(process)
-    assert world.segments()[:1] == before[1:2]
-
-
 def test_a_pin_is_logged_once_with_the_name_of_its_reader(caplog: pytest.LogCaptureFixture) -> None:
     process = World(config=keeping(keep_segments=1)).process()
     first = grow(process, 4)[0]
@@ -435,23 +406,6 @@ def test_a_pin_is_logged_once_with_the_name_of_its_reader(caplog: pytest.LogCapt
     for _ in range(3):
         tended(process, upkeep)
     assert caplog.text.count("stays although it is due: the reader 'billing' has not") == 1
-
-
-def test_a_reader_that_lags_too_far_is_dropped_with_a_warning_that_names_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    world = World(config=keeping(keep_segments=1, reader_lag_bytes=5 * 64 * 1024))
-    process = world.process()
-    first = grow(process, 3)[0]
-    read_up_to(process, "billing", first, first)
-    upkeep = tended(process)
-    assert len(world.segments()) == 4
-    assert "ReaderFellBehind" not in caplog.text
-    grow(process, 3)
-    tended(process, upkeep)
-    assert len(world.segments()) < 6
-    assert "the reader 'billing' is over 327680 bytes behind" in caplog.text
-    assert "it will get ReaderFellBehind" in caplog.text
 
 
 # -- sealing ---------------------------------------------------------------------------------------
