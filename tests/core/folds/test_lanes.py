@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskq.core.errors import UsageError
 from taskq.core.folds import lanes, moments
 from taskq.core.folds.agenda import Agenda
-from taskq.core.folds.claims import WEIGHT_MAX, Weights
+from taskq.core.folds.claims import Weights
 from taskq.core.folds.lanes import Lane
 from taskq.core.folds.moments import NO_JOB, Leases, Returned
 from tests.effort import grows, some
@@ -171,12 +170,6 @@ def test_a_queue_that_may_not_be_claimed_now_is_passed_over() -> None:
     result = Weights({"mail": 3, "bulk": 1}).take(filled.agenda.order, 9, frozenset({"bulk"}), None)
     assert {item[3].queue for item in result} == {"bulk"}
     assert len(result) == 5
-
-
-@pytest.mark.parametrize("wrong", [{"a": 0}, {"a": WEIGHT_MAX + 1}, {"a": True}, {"a": 1.5}])
-def test_a_weight_that_is_none_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(UsageError, match="weight"):
-        Weights(wrong)
 
 
 # -- returned --------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from taskq.core.errors import JobNotFound, KeyHeld, NotDead, TaskqError, UsageEr
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log import requests
-from taskq.log.config import LogConfig, QueuePolicy
+from taskq.log.config import QueuePolicy
 from taskq.log.read.selection import letters
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
 from taskq.log.upkeep import retention as deadkeep
@@ -186,18 +186,6 @@ def test_a_letter_that_does_not_read_back_is_refused_and_the_others_are_not(
     page = letters(fresh.committer.sight, jobs)
     assert [letter.job for letter in page.items] == [jobs[1]]
     assert [job for job, _ in page.refused] == [jobs[0]]
-
-
-# -- cut at every step of the disk -----------------------------------------------------------------
-
-
-def die(process: Process, jobs: list[int]) -> Future[Any]:
-    deliveries = process.claim(99)
-    assert [delivery.job for delivery in deliveries] == jobs
-    items = [
-        Settlement(Kind.DEAD, delivery, b"no", cause=Cause.EXHAUSTED) for delivery in deliveries
-    ]
-    return process.send(Op.SETTLE, items)
 
 
 # -- deaths told -----------------------------------------------------------------------------------
@@ -394,10 +382,3 @@ def test_thousands_go_in_slices_and_passes(monkeypatch: pytest.MonkeyPatch) -> N
     assert left(process) == jobs[-5:]
     assert process.journal.meters.batches - before >= 4
     assert world.fold().need_agenda().dead.live == 5
-
-
-@pytest.mark.parametrize("wrong", [-1, -100])
-def test_a_number_below_nothing_is_refused(wrong: int) -> None:
-    for make in (LogConfig, QueuePolicy):
-        with pytest.raises(UsageError, match=f"dead_max is {wrong}"):
-            make(dead_max=wrong)
