@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq.core.errors import LogDamaged, LogError, LogFailed, ReaderBusy, UsageError
+from taskq.core.errors import LogDamaged, LogError, LogFailed, ReaderBusy
 from taskq.core.model import Durability
 from taskq.core.records import Kind
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
@@ -20,10 +20,8 @@ from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.follow import Onlooker
 from taskq.log.read.reader import LogReader
 from taskq.log.read.readers import (
-    NAME_CHARACTERS_MAX,
     NamedReader,
     ReaderPosition,
-    check_reader_name,
     read_position,
     reader_positions,
 )
@@ -147,28 +145,6 @@ def test_a_lock_file_that_was_forgotten_meanwhile_is_no_lock(tmp_path: Path) -> 
         take(tmp_path)
     assert second.load() is None
     second.release()
-
-
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("", "has 0 bytes, it must have 1 to"),
-        ("a/b", "must not hold a / or start with a dot"),
-        ("../billing", "must not hold a / or start with a dot"),
-        (".hidden", "must not hold a / or start with a dot"),
-        ("a\0b", "characters that do not print"),
-        ("a\nb", "characters that do not print"),
-        ("\ud800", "characters that do not print"),
-        ("x" * (NAME_CHARACTERS_MAX + 1), "has 101 characters: it may have at most 100"),
-        ("\u20ac" * 67, "at most 100, and 200 bytes in UTF-8"),
-        (7, "a reader's name is text, not 7"),
-    ],
-)
-def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str, problem: str) -> None:
-    with pytest.raises(UsageError, match=problem):
-        check_reader_name(name)
-    with pytest.raises(UsageError, match=problem):
-        take(tmp_path, name)
 
 
 def test_the_compactor_learns_of_every_reader_and_stumbles_over_no_junk(
