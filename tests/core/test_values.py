@@ -17,7 +17,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from taskq.calls.habits import meant, same
 from taskq.core import rates, values
 from taskq.core.durations import moment_ns, nanoseconds
 from taskq.core.errors import FormatError
@@ -29,7 +28,7 @@ from taskq.core.fingerprints import (
 )
 from taskq.core.flows import DEPTH_MAX, ONE, depth, list_of, nested, skipping
 from taskq.core.model import SECOND_NS
-from taskq.core.parsing import nearest, size_bytes, split_id, whole
+from taskq.core.parsing import size_bytes, split_id, whole
 from tests.programs import run_python
 
 
@@ -358,17 +357,6 @@ def test_a_size_may_have_a_fraction_of_its_unit(value: Any, size: int) -> None:
 def test_an_id_is_the_tag_of_its_log_and_a_number(tag: str, lsn: int) -> None:
     assert split_id(f"{tag}-{lsn}") == (tag, lsn)
     assert split_id(f" {lsn}\n") == ("", lsn)
-
-
-def test_a_wrong_name_gets_the_nearest_known_name() -> None:
-    assert same("max_retries", ["attempts", "delay"]) == "attempts"
-    assert same("max_retries", ["attempts", "retry"]) == "retry"
-    assert same("max_retries", ["delay"]) == same("delay", ["delay"]) == ""
-    assert meant("countdown", ["queue", "delay"]) == "delay"
-    assert meant("result_expires", ["expires", "delay"]) == ""
-    assert nearest("result_expires", iter(["expires"])) == "expires"
-    assert nearest("prioritty", ["queue", "priority"]) == "priority"
-    assert nearest("x", ["queue", "priority"]) == ""
 
 
 # -- durations -------------------------------------------------------------------------------------

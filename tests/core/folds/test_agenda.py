@@ -7,15 +7,13 @@ import pytest
 
 from taskq.core.folds import agenda as agendas
 from taskq.core.folds.agenda import Agenda
-from taskq.core.folds.freeze import freeze_agenda, thaw_agenda
 from taskq.core.folds.jobtable import META_EXPIRES, META_FLOW, RUN_MIN
 from taskq.core.folds.lanes import Lane
 from taskq.core.folds.moments import LATEST, Ages
 from taskq.core.model import ATTEMPTS_MAX, State
 from taskq.core.rates import Limit
 from taskq.core.records import Kind
-from taskq.core.views import QueueStats
-from tests.core.folds.test_freeze import Columns, picture
+from tests.core.folds.test_freeze import picture
 
 SECOND = 1_000_000_000
 NOW = 1_000 * SECOND
@@ -107,38 +105,6 @@ def test_settling_together_equals_settling_one_by_one(
     for job in jobs:
         assert in_turn.apply_ended(Kind.SUCCEEDED, job)
     assert picture(together) == picture(in_turn)
-
-
-KEY = b"\x04\x01mailt"
-NEVER = (0, False)
-
-
-def dead_letter(agenda: Agenda, job: int) -> None:
-    agenda.apply_enqueued(job, job * 8, agenda.queues.lane(5, KEY), 0)
-    assert claim(agenda) == [job]
-    agenda.apply_ended(Kind.DEAD, job, NOW)
-
-
-@pytest.mark.parametrize("tallied_at", range(4))
-def test_dead_letters_are_counted_once_wherever_a_tally_stands_and_anew_by_a_snapshot(
-    tallied_at: int,
-) -> None:
-    agenda = Agenda()
-    lane = agenda.queues.lane(5, KEY)
-    for number in range(4):
-        if number == tallied_at:
-            agendas.apply_tallied(lane, succeeded=7, cancelled=2, expired=1)
-        if number < 2:
-            place = 1 + number, 8, lane, 0, State.DEAD
-            agendas.apply_carried(agenda, *place, NEVER, NEVER, (0, 0, 0), 0, NOW)
-        elif number == 2:
-            dead_letter(agenda, 3)
-        else:
-            agendas.forget_dead(agenda, 1)
-    counted = QueueStats(queue="mail", succeeded=7, dead=2, cancelled=2, expired=1)
-    assert agenda.queues.stats() == (counted,)
-    lane.dead = 9
-    assert thaw_agenda(Columns(freeze_agenda(agenda))).queues.stats() == (counted,)
 
 
 # -- ages ------------------------------------------------------------------------------------------

@@ -142,17 +142,6 @@ def test_a_plain_enqueue_is_the_specs_tail_and_the_body(
     assert enqueue_extras(record) == Extras()
 
 
-@given(spec=SPECS, body=BODY, lsn=LSN, at=st.integers(0), bit=st.integers(0, 7))
-def test_a_record_is_whole_if_its_crc_with_its_own_is_the_known_one(
-    spec: EnqueueSpec, body: bytes, lsn: int, at: int, bit: int
-) -> None:
-    record = bytearray(codec.encode_checked(spec.tail, body, lsn))
-    assert codec.crc32(record, lsn & 0xFFFFFFFF) == codec.CRC_OF_WHOLE
-    assert codec.crc32(record, (lsn + 1) & 0xFFFFFFFF) != codec.CRC_OF_WHOLE
-    record[at % len(record)] ^= 1 << bit
-    assert codec.crc32(record, lsn & 0xFFFFFFFF) != codec.CRC_OF_WHOLE
-
-
 def test_headers_up_to_the_limit_are_kept_and_one_byte_more_is_refused() -> None:
     """Lengths count: 2 bytes for each name and value."""
     value = "x" * (HEADERS_BYTES_MAX - 5)
@@ -185,18 +174,6 @@ def test_a_frame_reads_back_in_its_place_and_nowhere_else(
     assert codec.decode_frame_header(frame, 0, seed, offset + 8) is None
     assert codec.decode_frame_header(frame, 0, seed ^ 1, offset) is None
     assert not codec.body_is_whole(result, header, seed, offset + 8)
-
-
-@given(body=st.binary(min_size=1, max_size=60), seed=SEED, bit=st.integers(0, 10_000))
-def test_no_flipped_bit_of_a_frame_goes_unnoticed(body: bytes, seed: int, bit: int) -> None:
-    frame = bytearray(codec.encode_frame(body, 1, 5, 6, NOW, 4, seed, 64))
-    bit %= 8 * (codec.FRAME_HEADER_SIZE + len(body))
-    frame[bit // 8] ^= 1 << bit % 8
-    header = codec.decode_frame_header(frame, 0, seed, 64)
-    start = codec.FRAME_HEADER_SIZE
-    if header is not None:
-        body = bytes(frame[start : start + header.body_size])
-        assert not codec.body_is_whole(body, header, seed, 64)
 
 
 # -- bytes that nobody wrote ----------------------------------------------------------------------
