@@ -282,7 +282,7 @@ def _add_steps(spark: SparkSession, writer: LakeWriter, batch: _Batch) -> None:
             known = frames.frame(spark, lake, STEPS)
             rows = spark.sql(queries.NEW_STEPS, steps=rows, known=known)
         folder, parted = lake.folder.below(STEPS), PARTED[STEPS]
-        files, schema = frames.stage(rows, folder, parted, is_empty=not has_steps)
+        files, schema = frames.stage(rows, folder, parted)
     writer.commit(STEPS, files, (), schema, batch.number)
 
 

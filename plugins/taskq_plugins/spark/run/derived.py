@@ -1,18 +1,18 @@
 """Tables that are computed from others by Spark SQL, once at the end of a run.
 
-Each commit names its batch and the versions of jobs and attempts that it was made of. From then on
-rollups are computed again for hours with other events than before, failures for tasks with other
-failures, and duplicates for keys that ran.
+Each commit names its batch and the versions of jobs and attempts that it was made of. Files that
+came or went since then decide what is made anew: the days of their events in ``rollup_hour``, and
+``failures`` or ``duplicates`` if they have such a row.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from functools import cache, partial, reduce
+from datetime import date, timedelta
+from functools import cache
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -43,53 +43,17 @@ if TYPE_CHECKING:
 
 #: The columns that say on which days a row counts.
 _MOMENTS: Final = {JOBS: ("enqueued_ns", "settled_ns"), ATTEMPTS: ("ended_ns",)}
-_HOUR_NS: Final = 3_600 * 1_000_000_000
+_DAY_NS: Final = 86_400 * 1_000_000_000
 _TEXT: Final = pa.string()
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_HAS_KEY: Final = pc.field("key").is_valid() & pc.field("first_started_ns").is_valid()
-_FAILED: Final = pc.field("outcome").isin(["retried", "dead", "lost"])
-#: Which rows a table is made of, and of what in them. Its rows are grouped by the first column or,
-#: if that is a moment, by its hour; those of ``duplicates`` by the first two.
-_MADE_OF: Final[dict[str, list[tuple[str, pc.Expression, list[str]]]]] = {
-    ROLLUP: [
-        (
-            JOBS,
-            pc.field("enqueued_ns").is_valid() & (pc.field("enqueued_in") == pc.field("log_id")),
-            ["enqueued_ns", "device", "queue", "task"],
-        ),
-        (
-            JOBS,
-            pc.field("settled_ns").is_valid() & (pc.field("settled_in") == pc.field("log_id")),
-            ["settled_ns", "device", "queue", "task", "state"],
-        ),
-        (
-            ATTEMPTS,
-            pc.field("ended_ns").is_valid(),
-            ["ended_ns", "device", "queue", "task", "outcome", "wait_ns", "run_ns"],
-        ),
-    ],
-    "failures": [
-        (
-            JOBS,
-            pc.field("state") == "dead",
-            ["task", "log_id", "job_id", "queue", "reason", "settled_ns", "continued_in"],
-        ),
-        (
-            ATTEMPTS,
-            _FAILED,
-            ["task", "log_id", "job_id", "number", "owner", "outcome", "ended_ns", "reason"],
-        ),
-    ],
-    "duplicates": [
-        (
-            JOBS,
-            _HAS_KEY,
-            ["queue", "key", "log_id", "job_id", "task", "state", "first_started_ns",
-             "continued_in"],
-        )
-    ],
-}  # fmt: skip
-_KEYS: Final = {ROLLUP: ["hour"], "failures": ["task"], "duplicates": ["queue", "key"]}
+_EPOCH: Final = date(1970, 1, 1)
+#: The rows that tables are made of; all rows of ``rollup_hour`` count on some day.
+_MADE_OF: Final = {
+    "failures": {
+        JOBS: pc.field("state") == "dead",
+        ATTEMPTS: pc.field("outcome").isin(["retried", "dead", "lost"]),
+    },
+    "duplicates": {JOBS: pc.field("key").is_valid() & pc.field("first_started_ns").is_valid()},
+}
 #: One row per segment file of every log on the hub, as ``SegmentRow``.
 SEGMENTS: Final = pa.schema(
     [
@@ -123,6 +87,10 @@ class Outside(NamedTuple):
     at_ns: int = 0
 
 
+#: Files that came or went since a table was made, by source table; None: all rows may have.
+Changes: TypeAlias = "dict[str, list[DataFile]] | None"
+
+
 def refresh_tables(
     spark: SparkSession,
     writer: LakeWriter,
@@ -146,147 +114,107 @@ def refresh_tables(
     changes = cache(lake.changes)
     for name in behind:
         on_table(name)
-        changed = _changed(lake, name, changes) if name in _MADE_OF else None
-        if name == ROLLUP:
-            made = _rollup(spark, lake, changed, since)
-        elif name in _MADE_OF:
-            made = _apart(spark, lake, name, changed)
-        elif name == "breaks":
-            made = _breaks(spark, lake, outside)
-        else:
-            made = _Made(_lag(spark, lake, outside), lake.files(name))
+        made = _made(spark, lake, name, outside, _changed(lake, name, changes), since)
         if made is None:
             writer.commit(name, (), (), None, number, versions)
             continue
+        rows, gone = made
         finish = _fingerprinted if name == "failures" else lambda table: table
-        folder, rows = lake.folder.below(name), made.rows.coalesce(2)
-        files, schema = frames.stage(
-            rows, folder, PARTED.get(name, ()), finish, is_empty=made.is_empty
-        )
-        writer.commit(name, files, made.gone, schema, number, versions)
+        folder, parted = lake.folder.below(name), PARTED.get(name, ())
+        files, schema = frames.stage(rows.coalesce(2), folder, parted, finish)
+        writer.commit(name, files, gone, schema, number, versions)
     return behind
-
-
-class _Made(NamedTuple):
-    """New rows of a table, in place of some files; ``is_empty``: there are none."""
-
-    rows: DataFrame
-    gone: list[DataFile]
-    is_empty: bool = False
 
 
 def _changed(
     lake: Lake,
     name: str,
     changes: Callable[[str, int], tuple[list[DataFile], list[DataFile]] | None],
-) -> pa.Table | None:
-    """Return the keys of which rows came or went since a table was made; None for all keys."""
-    keys, parts = _KEYS[name], []
-    for table, where, columns in _MADE_OF[name]:
-        version = lake.batch(name, MADE_OF[table])
+) -> Changes:
+    changed = {}
+    for table, app in MADE_OF.items():
+        version = lake.batch(name, app)
         since = None if version < 0 else changes(table, version)
         if since is None:
             return None
-        read = partial(lake.rows, table, columns, where)
-        for rows in _net(read, columns, *since):
-            if name == ROLLUP:
-                hours = pc.divide(rows[columns[0]], _HOUR_NS)
-                rows = pa.table({"hour": hours})  # noqa: PLW2901
-            parts.append(rows.select(keys).group_by(keys).aggregate([]))
-    return pa.concat_tables(parts).group_by(keys).aggregate([])
+        changed[table] = [*chain.from_iterable(since)]
+    return changed
 
 
-def _net(
-    read: Callable[[Sequence[DataFile]], pa.Table],
-    columns: list[str],
-    added: Sequence[DataFile],
-    gone: Sequence[DataFile],
-) -> Iterator[pa.Table]:
-    """Yield rows that came or went, but not both; holds the files that went, and one that came."""
-
-    def counted(files: Sequence[DataFile], sign: int) -> pa.Table:
-        rows = read(files)
-        signs = pa.repeat(pa.scalar(sign, pa.int64()), rows.num_rows)
-        return rows.append_column("count", signs).append_column("was", pc.less(signs, 0))
-
-    rest = counted(gone, -1)
-    for file in added:
-        both = pa.concat_tables([rest, counted([file], 1)]).group_by(columns)
-        rows = both.aggregate([("count", "sum"), ("was", "any")]).rename_columns(rest.column_names)
-        yield rows.filter(pc.invert(rows["was"]))
-        rest = rows.filter(rows["was"])
-    yield rest.filter(pc.not_equal(rest["count"], 0))
+def _made(
+    spark: SparkSession, lake: Lake, name: str, outside: Outside, changed: Changes, since: str
+) -> tuple[DataFrame, list[DataFile]] | None:
+    """Return new rows of a table, and the files that they replace; None if it stays."""
+    if name == ROLLUP:
+        return _rollup(spark, lake, changed, since)
+    if name in _MADE_OF:
+        return _of_jobs(spark, lake, name, changed)
+    if name == "device_lag":
+        return _lag(spark, lake, outside), lake.files(name)
+    gaps = log_rows(lake, pc.field("kind") == BREAK)
+    if not gaps.num_rows and not outside.declared and lake.has(name):
+        return None
+    return _breaks(spark, gaps, outside), lake.files(name)
 
 
-def _has_any(lake: Lake, name: str) -> bool:
-    return any(
-        lake.rows(table, columns[:1], where, [file]).num_rows
-        for table, where, columns in _MADE_OF[name]
-        for file in lake.files(table)
-    )
+def _of_jobs(
+    spark: SparkSession, lake: Lake, name: str, changed: Changes
+) -> tuple[DataFrame, list[DataFile]] | None:
+    """Return failures or duplicates; None if no file that came or went has a row of theirs."""
+    if changed is not None and not any(
+        lake.rows(table, ["job"], where, [file]).num_rows
+        for table, where in _MADE_OF[name].items()
+        for file in changed[table]
+    ):
+        return None
+    jobs = lake.files(JOBS)
+    if name == "duplicates":
+        there = frames.frame(spark, lake, JOBS, jobs)
+        return spark.sql(queries.DUPLICATES, jobs=there), lake.files(name)
+    # No job that is over fails or is dead.
+    dead = frames.frame(spark, lake, JOBS, [file for file in jobs if not file.is_over])
+    attempts = frames.frame(spark, lake, ATTEMPTS)
+    return _failures(spark, {JOBS: dead, ATTEMPTS: attempts}), lake.files(name)
 
 
-def _rollup(spark: SparkSession, lake: Lake, changed: pa.Table | None, since: str) -> _Made | None:
+def _rollup(
+    spark: SparkSession, lake: Lake, changed: Changes, since: str
+) -> tuple[DataFrame, list[DataFile]] | None:
     gone = [file for file in lake.files(ROLLUP) if (file.date or since) >= since]
     chosen = {table: lake.files(table) for table in _MOMENTS}
-    hours: list[int] = []
+    days = None
     if changed is not None:
-        hours = sorted(hour for hour in changed["hour"].to_pylist() if _day(hour) >= since)
-        if not hours:
+        days = set[str]().union(*(_days(*item) for item in changed.items()))
+        days = {day for day in days if day >= since}
+        if not days:
             return None
-        days = {_day(hour) for hour in hours}
         gone = [file for file in gone if file.date in days]
         chosen = {
-            table: [file for file in files if _counts_in(table, hours, file)]
+            table: [file for file in files if days & _days(table, [file])]
             for table, files in chosen.items()
         }
     there: dict[str, Any] = {
         table: frames.frame(spark, lake, table, files) for table, files in chosen.items()
     }
     events = frames.few(spark.sql(queries.EVENTS, **there), chain.from_iterable(chosen.values()))
-    if hours:
-        events = events.where(sql.col("hour").isin(hours))
     rows = spark.sql(queries.ROLLUP_HOUR, events=events)
-    if since:
+    if days is not None:
+        rows = rows.where(sql.col("date").isin(sorted(map(date.fromisoformat, days))))
+    elif since:
         rows = rows.where(sql.col("date") >= since)
-    if hours and gone:  # other hours of these days stay
-        old = frames.frame(spark, lake, ROLLUP, gone)
-        at = [_EPOCH + timedelta(hours=hour) for hour in hours]
-        rows = rows.unionByName(old.where(~sql.col("hour").isin(at)))
-    return _Made(rows, gone)
+    return rows, gone
 
 
-def _apart(spark: SparkSession, lake: Lake, name: str, changed: pa.Table | None) -> _Made | None:
-    """Return the rows of failures or duplicates; None if they are what they were."""
-    if changed is not None and not changed.num_rows:
-        return None
-    # No job that is over fails or is dead.
-    files = [file for file in lake.files(JOBS) if name != "failures" or not file.is_over]
-    there = {
-        JOBS: frames.frame(spark, lake, JOBS, files),
-        ATTEMPTS: frames.frame(spark, lake, ATTEMPTS),
+def _days(table: str, files: Sequence[DataFile]) -> set[str]:
+    """Return the days between the first and the last event of each file."""
+    spans = {
+        (file.ranges[name][0] // _DAY_NS, file.ranges[name][1] // _DAY_NS)
+        for file in files
+        for name in _MOMENTS[table]
+        if name in file.ranges
     }
-    moved, keys = None, _KEYS[name]
-    if changed is not None:
-        moved = frames.local(spark, changed)
-        there = {table: _among(rows, moved, keys, "left_semi") for table, rows in there.items()
-                 if any(table == made_of[0] for made_of in _MADE_OF[name])}  # fmt: skip
-    rows = (
-        _failures(spark, there)
-        if name == "failures"
-        else spark.sql(queries.DUPLICATES, jobs=there[JOBS])
-    )
-    if moved is not None:
-        old = _among(frames.frame(spark, lake, name), moved, keys, "left_anti")
-        rows = rows.unionByName(old.select(rows.columns))
-    return _Made(rows, lake.files(name), changed is None and not _has_any(lake, name))
-
-
-def _among(rows: DataFrame, moved: DataFrame, keys: Sequence[str], how: str) -> DataFrame:
-    is_same = reduce(
-        lambda some, more: some & more, (rows[key].eqNullSafe(moved[key]) for key in keys)
-    )
-    return rows.join(sql.broadcast(moved), is_same, how)
+    days = {day for first, last in spans for day in range(first, last + 1)}
+    return {str(_EPOCH + timedelta(days=day)) for day in days}
 
 
 def _failures(spark: SparkSession, there: Mapping[str, DataFrame]) -> DataFrame:
@@ -322,26 +250,9 @@ def _lag(spark: SparkSession, lake: Lake, outside: Outside) -> DataFrame:
     return spark.sql(queries.DEVICE_LAG, args={"now": now}, **known)
 
 
-def _breaks(spark: SparkSession, lake: Lake, outside: Outside) -> _Made | None:
-    gaps = log_rows(lake, pc.field("kind") == BREAK)
-    is_empty = not gaps.num_rows and not outside.declared
-    if is_empty and lake.has("breaks"):
-        return None
-    names = ["device", "log_id", "lsn", "value"]
+def _breaks(spark: SparkSession, gaps: pa.Table, outside: Outside) -> DataFrame:
     known = {
-        "found": frames.local(spark, gaps.select(names)),
+        "found": frames.local(spark, gaps.select(["device", "log_id", "lsn", "value"])),
         "declared": frames.local(spark, pa.Table.from_pylist([*outside.declared], DECLARED)),
     }
-    rows = spark.sql(queries.BREAKS, args={"compaction": COMPACTION}, **known)
-    return _Made(rows, lake.files("breaks"), is_empty)
-
-
-def _counts_in(table: str, hours: Sequence[int], file: DataFile) -> bool:
-    spans = (file.ranges[name] for name in _MOMENTS[table] if name in file.ranges)
-    return any(
-        first // _HOUR_NS <= hours[-1] and hours[0] <= last // _HOUR_NS for first, last in spans
-    )
-
-
-def _day(hour: int) -> str:
-    return str((_EPOCH + timedelta(hours=hour)).date())
+    return spark.sql(queries.BREAKS, args={"compaction": COMPACTION}, **known)

@@ -115,8 +115,6 @@ def stage(
     folder: Folder,
     parted: Sequence[str],
     finish: Callable[[pa.Table], pa.Table] = lambda table: table,
-    *,
-    is_empty: bool = False,
 ) -> tuple[list[DataFile], pa.Schema]:
     """Write the rows of a frame into a table's directory, by the executors.
 
@@ -125,19 +123,13 @@ def stage(
         folder: of the table.
         parted: the columns that the table is partitioned by.
         finish: adds columns that SQL has no function for.
-        is_empty: the frame has no rows, so that no job need find out.
     """
-    plain = columns_of(rows)
+    plain: pa.Schema = to_arrow_schema(rows.schema, timezone="UTC")
 
     def write(table: pa.Table) -> list[DataFile]:
         return write_rows(folder, finish(table.select(plain.names).cast(plain)), parted)
 
-    return [] if is_empty else on_partitions(rows, write), finish(plain.empty_table()).schema
-
-
-def columns_of(rows: DataFrame) -> pa.Schema:
-    schema: pa.Schema = to_arrow_schema(rows.schema, timezone="UTC")
-    return schema
+    return on_partitions(rows, write), finish(plain.empty_table()).schema
 
 
 def results(made: Iterable[list[Any]]) -> Iterator[pa.RecordBatch]:
