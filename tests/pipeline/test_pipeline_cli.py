@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import signal
 import subprocess
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
@@ -19,12 +16,8 @@ from taskq.extras import install_line, missing
 from taskq_plugins.spark import session
 from taskq_plugins.spark.cli import COMMANDS
 from taskq_plugins.spark.errors import JavaMissing, SparkError, missing_package
-from taskq_plugins.spark.run.command import interruptible
 from taskq_plugins.spark.session import java_home, start_error, write_shim
 from tests.programs import run_python
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 HEAVY = ("duckdb", "numpy", "pandas", "pyarrow", "pydantic", "pyspark", "rich")
 
@@ -172,39 +165,3 @@ def test_a_failed_start_is_reported_with_its_remedy(said: str, remedy: str) -> N
     assert "\n" not in str(result)
     ours = JavaMissing("no Java")
     assert start_error(ours, "local[2]") is ours
-
-
-PATIENCE_SECONDS = 30
-
-
-def interrupted(stop: Callable[[], None], then: Callable[[threading.Event], None]) -> None:
-    with interruptible(stop) as asked:
-        signal.raise_signal(signal.SIGINT)
-        then(asked)
-
-
-@pytest.mark.parametrize("fails", [True, False])
-def test_ctrl_c_stops_the_work_and_is_raised_in_place_of_what_that_made_fail(fails: bool) -> None:
-    before = signal.getsignal(signal.SIGINT)
-    stopped = threading.Event()
-
-    def then(asked: threading.Event) -> None:
-        assert asked.is_set()
-        assert stopped.wait(PATIENCE_SECONDS)
-        if fails:
-            raise RuntimeError("job cancelled")
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(stopped.set, then)
-    assert signal.getsignal(signal.SIGINT) is before
-    with pytest.raises(ValueError, match="x"), interruptible(lambda: None):
-        raise ValueError("x")
-
-
-def test_a_second_ctrl_c_waits_for_nothing() -> None:
-    def again(_: threading.Event) -> None:
-        signal.raise_signal(signal.SIGINT)
-        pytest.fail("it went on")
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(lambda: None, again)

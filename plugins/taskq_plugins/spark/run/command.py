@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -227,8 +223,7 @@ def run(
 def _turn(
     session: SparkSession, writer: LakeWriter, options: RunOptions, report: RunReport
 ) -> Summary:
-    with interruptible(session.sparkContext.cancelAllJobs) as asked:
-        summary = update(session, writer, options, report.on_batch, report.on_table, asked.is_set)
+    summary = update(session, writer, options, report.on_batch, report.on_table)
     for line in summary.skipped:
         render.echo(f"skipped: {spelled(line)}", err=True)
     for line in summary.passed:
@@ -242,29 +237,3 @@ def _tell_held(summary: Summary) -> None:
     if lines:
         count = f"{len(lines)} log{'' if len(lines) == 1 else 's'}"
         raise Failure("\n".join([f"{count} held back, all others were read:", *lines]))
-
-
-@contextmanager
-def interruptible(stop: Callable[[], None]) -> Iterator[threading.Event]:
-    """Inside, Ctrl-C sets the event and calls ``stop`` in a thread; a second one raises at once."""
-    asked = threading.Event()
-
-    def note(_number: int, _frame: object) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-        threading.Thread(target=stop, name="taskq-interrupt", daemon=True).start()
-
-    is_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, note) if is_main else None
-    try:
-        yield asked
-    except Exception:
-        if asked.is_set():
-            raise KeyboardInterrupt from None
-        raise
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGINT, before)
-    if asked.is_set():
-        raise KeyboardInterrupt

@@ -111,7 +111,6 @@ def update(
     options: RunOptions,
     on_batch: OnBatch = lambda *_: None,
     on_table: Callable[[str], None] = lambda _: None,
-    asked: Callable[[], bool] = lambda: False,
 ) -> Summary:
     """Read what is new, fold it into the tables, and refresh the derived ones.
 
@@ -123,7 +122,6 @@ def update(
         options: what is read, and how.
         on_batch: called with each batch's number, its result, and the seconds that it took.
         on_table: called with the name of each derived table first.
-        asked: whether to stop after this batch.
 
     Raises:
         LakeError: the lake cannot be used, or somebody else writes to it.
@@ -140,13 +138,13 @@ def update(
         planned = _read(spark, writer, options, (None if folded else seen, targets))
         skipped |= dict.fromkeys(planned.skipped)
         passed |= dict.fromkeys(planned.passed)
-        if not planned.pieces or asked():
+        if not planned.pieces:
             break
         folded.append(_fold(spark, writer, on_batch))
         if not planned.left.logs:
             break
     refreshed: list[str] = []
-    if lake.batch() >= 0 and not asked():
+    if lake.batch() >= 0:
         refreshed = _refresh(spark, writer, options, on_table, outside)
         if folded or refreshed or time.monotonic() >= writer.vacuum_due:
             keep_in_order(writer)
