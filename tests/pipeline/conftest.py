@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,15 +35,17 @@ def spark() -> Iterator[SparkSession]:
         if os.environ.get(JAVA_IS_A_MUST):
             pytest.fail(reason)
         pytest.skip(reason)
+    stack = ExitStack()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from taskq_plugins.spark.session import open_session  # noqa: PLC0415 - 1 s to import
+        from taskq_plugins.spark.session import spark_session  # noqa: PLC0415 - 1 s to import
 
-        session = open_session("taskq tests", master="local[2]", conf=CONF)
+        made = spark_session("taskq tests", master="local[2]", conf=CONF)
+        session = stack.enter_context(made)
     yield session
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        session.stop()
+        stack.close()
 
 
 @pytest.fixture

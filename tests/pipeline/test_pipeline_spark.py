@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +27,7 @@ from tests.bench.harness import family
 from tests.cli.helpers import taskq
 from tests.fleet.made_logs import MadeLog, damage
 from tests.pipeline.kit import Row, Stream, fill, jobs
-from tests.programs import free_port, run_python, run_taskq
+from tests.programs import run_python, run_taskq
 from tests.samples import backlog_jobs
 
 if TYPE_CHECKING:
@@ -87,6 +86,8 @@ def test_a_session_serves_this_process_alone_in_folders_of_its_own(
     assert "spark.authenticate" not in sessions.settings("far", "spark://host:7077", tmp_path, {})
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert conf.get("spark.speculation") == "false"
+    manager: Any = spark.sparkContext._jvm.org.apache.logging.log4j.LogManager  # type: ignore[union-attr]
+    assert manager.getRootLogger().getAppenders().keySet().toString() == "[none]", "ours print"
     folder = Path(conf.get("spark.local.dir") or "").parent
     assert folder.name.startswith("taskq-spark-")
     warehouse = str(spark.conf.get("spark.sql.warehouse.dir"))
@@ -99,43 +100,10 @@ def check_another_open(spark: SparkSession) -> None:
     """The session that is there is given, and one of the user's is not changed nor stopped."""
     before = sorted(spark.sparkContext.getConf().getAll()), dict(spark.conf.getAll)
     conf = {"spark.sql.shuffle.partitions": "7"}
-    assert sessions.open_session("again", conf=conf) is spark
-    with (
-        mock.patch.object(sessions, "_ours", {}),  # as if somebody else had made it
-        sessions.spark_session("ours", master="local[1]", conf=conf) as result,
-    ):
+    with sessions.spark_session("ours", master="local[1]", conf=conf) as result:
         assert result is spark
     assert before == (sorted(spark.sparkContext.getConf().getAll()), dict(spark.conf.getAll))
     assert spark.range(3).count() == 3
-
-
-def test_a_spark_master_without_an_answer_is_reported_at_once() -> None:
-    port = free_port()
-    with socket.create_server(("127.0.0.1", port)):
-        sessions._check_answers(f"spark://nobody:x,127.0.0.1:{port}")
-    with pytest.raises(SparkError, match=r"does not answer .*--master local"):
-        sessions._check_answers(f"spark://127.0.0.1:{port}")
-
-
-def test_java_that_ends_during_stop_leaves_no_session(tmp_path: Path) -> None:
-    """A process that was just killed may be there still, though nobody answers any more."""
-
-    class Context:
-        _jsc: object = "java"
-        _gateway = mock.Mock(**{"proc.poll.return_value": None})
-        stopped = False
-
-        def stop(self) -> None:
-            assert self._jsc is None
-            self.stopped = True
-
-    context, refused = Context(), ConnectionRefusedError(111, "Connection refused")
-    folder = mock.Mock(name=str(tmp_path))
-    session = mock.Mock(sparkContext=context, **{"stop.side_effect": refused})
-    with mock.patch.dict(sessions._ours, {context: folder}):
-        sessions.close_session(session)
-    assert context.stopped
-    folder.cleanup.assert_called_once()
 
 
 REFUSED = ConnectionRefusedError(111, "Connection refused")
@@ -155,14 +123,18 @@ def test_whatever_a_run_meets_whose_java_has_ended_the_error_says_so(
     """A process that was just killed may be there still, though it answers no more."""
     process = mock.Mock()
     process.poll.side_effect = lambda: -9 if process.wait.call_args.args[0] or not waits else None
-    opened = mock.Mock(**{"sparkContext._gateway.proc": process})
+    context = mock.Mock(**{"_gateway.proc": process})
+    opened = mock.Mock(sparkContext=context, **{"stop.side_effect": REFUSED})
     with (
-        mock.patch.object(sessions, "open_session", return_value=opened),
+        mock.patch("pyspark.SparkContext._active_spark_context", None),
+        mock.patch.object(sessions, "_start", return_value=opened),
         pytest.raises(SparkError, match="Java ended before") as raised,
         sessions.spark_session("x"),
     ):
         raise error from REFUSED if waits else None
     assert raised.value.__cause__ is error
+    assert context._jsc is None, "no session is left"
+    context.stop.assert_called_once()
 
 
 WRITER = Path(__file__).parent / "scripts" / "busy_writer.py"

@@ -26,12 +26,10 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -55,86 +53,61 @@ _DRIVER_MEMORY: Final = "768m"
 _JAVA_LOCAL: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:MetaspaceSize=192m")
 #: Losing the connection is noticed long before Java's end is reported.
 _END_SECONDS: Final = 10.0
+#: What goes wrong comes as an error. Spark takes and prints settings of its own for any others.
 _LOG_SETTINGS: Final = """\
 status = fatal
+appender.none.type = Null
+appender.none.name = none
 rootLogger.level = warn
-rootLogger.appenderRef.file.ref = file
-appender.file.type = RollingFile
-appender.file.name = file
-appender.file.fileName = {folder}/spark.log
-appender.file.filePattern = {folder}/spark.log.%i
-appender.file.layout.type = PatternLayout
-appender.file.layout.pattern = %d{{yyyy-MM-dd HH:mm:ss}} %p %c{{1}}: %m%n%ex
-appender.file.policies.type = Policies
-appender.file.policies.size.type = SizeBasedTriggeringPolicy
-appender.file.policies.size.size = 10MB
-appender.file.strategy.type = DefaultRolloverStrategy
-appender.file.strategy.max = 1
+rootLogger.appenderRef.none.ref = none
 """
-
-#: Time for a Spark standalone master to accept a connection.
-_CONNECT_SECONDS: Final = 3.0
-_guard: Final = threading.RLock()
-#: contexts that were made here -> their folder of temporary files
-_ours: Final[dict[SparkContext, tempfile.TemporaryDirectory[str]]] = {}
-
-
-def open_session(
-    name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None
-) -> SparkSession:
-    """Return the process's session, or start one; an existing session is not changed.
-
-    Args:
-        name: of the application.
-        master: such as ``local[2]`` or ``spark://host:7077``; all cores of this machine if None.
-        conf: further settings, which win over ours.
-    """
-    with _guard:
-        if SparkContext._active_spark_context is not None:
-            return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
-        return _start(name, master or MASTER_DEFAULT, conf or {})
-
-
-def close_session(session: SparkSession) -> None:
-    """Stop a session that ``open_session`` made, and remove its files; leave any other be."""
-    with _guard:
-        context = session.sparkContext
-        folder = _ours.pop(context, None)
-        if folder is not None:
-            with contextlib.suppress(Py4JError, OSError):  # it ends just now
-                if not _has_ended(context, 0):
-                    session.stop()
-            if context._jsc is not None:
-                context._jsc = None
-                context.stop()
-            folder.cleanup()
 
 
 @contextlib.contextmanager
 def spark_session(
     name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    before = SparkContext._active_spark_context
-    session = open_session(name, master=master, conf=conf)
-    try:
-        yield session
-    except Exception as error:
-        is_lost = isinstance(error, (Py4JError, OSError)) and not isinstance(error, Py4JJavaError)
-        is_lost |= isinstance(error.__cause__, ConnectionError)
-        if _has_ended(session.sparkContext, _END_SECONDS if is_lost else 0):
-            raise SparkError(
-                "Spark's Java ended before its work was done: somebody killed it, or there was too "
-                "little memory. What was committed stands: start it again"
-            ) from error
-        raise
-    finally:
-        if before is None:
-            close_session(session)
+    """Yield the process's session as it is, or start one, which ends with the block.
+
+    Args:
+        name: of the application.
+        master: such as ``local[2]`` or ``spark://host:7077``; all cores of this machine if None.
+        conf: further settings, which win over ours.
+    """
+    if SparkContext._active_spark_context is not None:
+        yield SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+        return
+    with tempfile.TemporaryDirectory(prefix="taskq-spark-", ignore_cleanup_errors=True) as folder:
+        session = _start(name, master or MASTER_DEFAULT, Path(folder), conf or {})
+        try:
+            yield session
+        except Exception as error:
+            is_lost = isinstance(error, (Py4JError, OSError))
+            is_lost &= not isinstance(error, Py4JJavaError)
+            is_lost |= isinstance(error.__cause__, ConnectionError)
+            if _has_ended(session.sparkContext, _END_SECONDS if is_lost else 0):
+                raise SparkError(
+                    "Spark's Java ended before its work was done: somebody killed it, or there was "
+                    "too little memory. What was committed stands: start it again"
+                ) from error
+            raise
+        finally:
+            _stop(session)
+
+
+def _stop(session: SparkSession) -> None:
+    context = session.sparkContext
+    with contextlib.suppress(Py4JError, OSError):  # it ends just now
+        if not _has_ended(context, 0):
+            session.stop()
+    if context._jsc is not None:
+        context._jsc = None
+        context.stop()
 
 
 def settings(name: str, master: str, folder: Path, conf: Mapping[str, str]) -> dict[str, str]:
-    log = folder / "log4j2.properties"  # warnings and worse go to a file
-    log.write_text(_LOG_SETTINGS.format(folder=folder), encoding="utf-8")
+    log = folder / "log4j2.properties"
+    log.write_text(_LOG_SETTINGS, encoding="utf-8")
     java = [f"-Dlog4j2.configurationFile={log.as_uri()}", "-XX:-UsePerfData"]
     java += [f'"-Djava.io.tmpdir={folder}"', "-Duser.timezone=UTC"]
     ours = {
@@ -179,45 +152,21 @@ def import_path() -> str:
     return os.pathsep.join(dict.fromkeys(path for path in given if Path(path).exists()))
 
 
-def _start(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
-    if master.startswith("spark://"):
-        _check_answers(master)
-    with contextlib.ExitStack() as failed:
-        try:
-            kept = tempfile.TemporaryDirectory(prefix="taskq-spark-", ignore_cleanup_errors=True)
-            failed.callback(kept.cleanup)
-            folder = Path(kept.name)
-            spark_conf = SparkConf(loadDefaults=SparkContext._jvm is not None)
-            spark_conf.setAll(list(settings(name, master, folder, conf).items()))
-            with _environment(_variables(master, folder)):
-                context = SparkContext(conf=spark_conf)
-            session: SparkSession = SparkSession.builder.getOrCreate()
-        except Exception as error:
-            raise start_error(error, master) from error
-        failed.pop_all()
-    _ours[context] = kept
+def _start(name: str, master: str, folder: Path, conf: Mapping[str, str]) -> SparkSession:
+    try:
+        spark_conf = SparkConf(loadDefaults=SparkContext._jvm is not None)
+        spark_conf.setAll(list(settings(name, master, folder, conf).items()))
+        with _environment(_variables(master, folder)):
+            context = SparkContext(conf=spark_conf)
+        session: SparkSession = SparkSession.builder.getOrCreate()
+    except Exception as error:
+        raise start_error(error, master) from error
     _mute(context)
     return session
 
 
 def _is_local(master: str) -> bool:
     return master.startswith("local")
-
-
-def _check_answers(master: str) -> None:
-    problems = []
-    for address in master.removeprefix("spark://").split(","):
-        host, _, port = address.rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
-        except (OSError, ValueError, OverflowError) as error:
-            problems.append(f"{address}: {error}")
-        else:
-            return
-    raise SparkError(
-        f"the master {master} does not answer ({'; '.join(problems)}): start it, or use "
-        f"--master local[*] to run on this machine"
-    )
 
 
 def _mute(context: SparkContext) -> None:
