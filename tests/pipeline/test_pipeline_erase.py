@@ -125,7 +125,7 @@ def test_what_was_erased_is_in_no_byte_of_lake_or_logs_whatever_comes(
     assert {row["state"] for row in rows.values()} == {"succeeded", "dead", "ready"}
     assert rows[ids[1]]["reason"] is None, "it may quote the payload"
     assert [row["payload"] for row in rows.values() if row["payload"]] == [b"plain"]
-    assert f"  edge-1: taskq cancel {ids[3]} && taskq dead purge {ids[1]} &&" in shown.stdout
+    assert "  edge-1: 3 jobs\n" in shown.stdout
     assert files_with(lake, CARD) == []
     asyncio.run(goes_on(edge))
     assert any(CARD.encode() in path.read_bytes() for path in edge.rglob("*.log"))

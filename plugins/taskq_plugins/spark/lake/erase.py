@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from taskq.cli import WrongUsage, count_of, json_option, render, yes_option
-from taskq.engine import FailureKind, kinds
+from taskq.engine import kinds
 from taskq_plugins.spark.cli import lake_option
 from taskq_plugins.spark.errors import LakeError
 from taskq_plugins.spark.lake.files import DataFile
@@ -37,12 +37,9 @@ _REMAINS: Final = (
     "logs still have, or write again, is not taken in any more, but stands there, in what a hub "
     "set aside of them (old/), and in backups, until it goes:"
 )
-#: How a job goes from its device's log, by its state; all others go with compaction.
-_ACTS: Final = {"dead": "dead purge"} | dict.fromkeys(("scheduled", "ready", "held"), "cancel")
-_SHOWN_MAX: Final = 5
-_BY_HUB: Final = (
-    "on the device, once the segment with them is sealed; with a hub a task that does it can be "
-    "sent: taskq hub put HUB DEVICE TASK"
+_ON_DEVICE: Final = (
+    "on each device: taskq cancel what waits, taskq dead purge what is dead, and taskq compact "
+    "--keep 0s once the segment with them is sealed"
 )
 _TABLES: Final = (RECORDS, OPEN, ATTEMPTS, JOBS, STEPS)
 
@@ -93,8 +90,8 @@ def erase_jobs(writer: LakeWriter, job_ids: Sequence[str]) -> list[Erased]:
     if committed > finished:
         raise LakeError(f"{lake.path}: a batch is half committed: run taskq pipeline run first")
     bury(writer, job_ids)
-    # First: after a crash the jobs still name these rows.
-    _drop_quotes(writer, job_ids)
+    for table in filter(lake.has, QUOTING):
+        writer.commit(table, (), lake.files(table), apps=STALE)
     erased: list[Erased] = []
     for table in _there(lake):
         new: list[DataFile] = []
@@ -112,26 +109,13 @@ def erase_jobs(writer: LakeWriter, job_ids: Sequence[str]) -> list[Erased]:
     return erased
 
 
-def remains(lake: Lake, job_ids: Sequence[str]) -> list[str]:
+def remains(lake: Lake, job_ids: Sequence[str]) -> dict[str, int]:
+    """Return how many of the jobs each device's log may still have."""
     if not lake.has("jobs"):
-        return []
+        return {}
     of_jobs = pc.field(JOB_ID).isin(pa.array(job_ids, pa.string()))
-    rows = lake.dataset("jobs").to_table(columns=["device", "state", JOB_ID], filter=of_jobs)
-    by_device: defaultdict[str, defaultdict[str, list[str]]]
-    by_device = defaultdict(lambda: defaultdict(list))
-    for row in rows.to_pylist():
-        by_device[row["device"]][_ACTS.get(row["state"], "")].append(row[JOB_ID])
-    return [f"  {device}: {_acts(acts)}" for device, acts in sorted(by_device.items())]
-
-
-def _acts(acts: Mapping[str, Sequence[str]]) -> str:
-    words = [
-        f"taskq {act} {' '.join(ids[:_SHOWN_MAX])}{' …' * (len(ids) > _SHOWN_MAX)}"
-        for act, ids in sorted(acts.items())
-        if act
-    ]
-    count = count_of(sum(map(len, acts.values())))
-    return f"{' && '.join([*words, 'taskq compact --keep 0s'])} ({count})"
+    rows = lake.dataset("jobs").to_table(columns=["device"], filter=of_jobs)
+    return dict(sorted(Counter(rows["device"].to_pylist()).items()))
 
 
 def _there(lake: Lake) -> list[str]:
@@ -155,22 +139,6 @@ def _holding(
             rows = lake.whole(table, file)
             if not without(rows, mask).equals(rows):
                 yield file, rows, mask
-
-
-def _drop_quotes(writer: LakeWriter, job_ids: Sequence[str]) -> None:
-    lake, keys, patterns = writer.lake, set[bytes](), set[str]()
-    of_jobs = pc.field(JOB_ID).isin(pa.array(job_ids, pa.string()))
-    for table in filter(lake.has, (ATTEMPTS, JOBS)):
-        rows = lake.dataset(table).to_table(columns=["key", "reason"], filter=of_jobs)
-        keys.update(rows["key"].drop_null().to_pylist())
-        patterns.update(map(FailureKind.pattern_of, rows["reason"].drop_null().to_pylist()))
-    for (table, column), values in zip(QUOTING.items(), (keys, patterns), strict=True):
-        if lake.has(table):
-            rows = lake.rows(table)
-            is_gone = pc.is_in(rows[column], pa.array(values, rows[column].type))
-            new = writer.write(table, rows.filter(pc.invert(is_gone)))
-            # Other jobs may have the same, so the next run computes the table anew.
-            writer.commit(table, new, lake.files(table), apps=STALE)
 
 
 @click.command()
@@ -198,18 +166,18 @@ def erase(
     lake = Lake.open(lake_path)
     with lake.writer() as writer:
         jobs = chosen_jobs(lake, job_ids, where, purged=purged)
-        erased = erase_jobs(writer, jobs) if yes else count_rows(lake, jobs)
+        erased = erase_jobs(writer, jobs) if yes and jobs else count_rows(lake, jobs)
     if as_json:
         tables = {
             of_table.table: {"rows": of_table.rows, "files": of_table.files} for of_table in erased
         }
         document = {"dry_run": not yes, "jobs": len(jobs), "tables": tables}
-        render.print_json(document | {"remains": [line.strip() for line in remains(lake, jobs)]})
+        render.print_json(document | {"remains": remains(lake, jobs)})
         return
     _tell(erased, len(jobs), yes=yes)
-    for line in remains(lake, jobs):
-        render.echo(line)
-    render.echo(_BY_HUB)
+    for device, count in remains(lake, jobs).items():
+        render.echo(f"  {device}: {count_of(count)}")
+    render.echo(_ON_DEVICE)
 
 
 def _tell(erased: list[Erased], jobs: int, *, yes: bool) -> None:

@@ -83,8 +83,8 @@ POSITIONS_APP: Final = "taskq-positions"
 MADE_OF: Final = {JOBS: "taskq-jobs", ATTEMPTS: "taskq-attempts"}
 #: The first day of which no rows were let go, as an ordinal.
 KEPT_APP: Final = "taskq-kept-from"
-#: Derived tables whose rows cover several jobs, and the column that names the group.
-QUOTING: Final = {"duplicates": "key", "failures": "pattern"}
+#: Derived tables whose rows quote jobs.
+QUOTING: Final = ("duplicates", "failures")
 #: Transactions of a derived table that is to be computed anew, from all rows.
 STALE: Final = dict.fromkeys((APP, *MADE_OF.values()), -1)
 DELTA_LOG: Final = "_delta_log"
