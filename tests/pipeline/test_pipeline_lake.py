@@ -239,22 +239,6 @@ def test_a_table_names_no_file_outside_of_it(lake: Lake, path: str) -> None:
         lake.dataset("jobs")
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-def test_no_file_of_a_table_is_reached_through_a_link(
-    lake: Lake, tmp_path: Path, depth: int
-) -> None:
-    with lake.writer() as writer:
-        append(writer, [1])
-    (tmp_path / "named").symlink_to(lake.path)
-    assert jobs(Lake.open(tmp_path / "named")) == [1]
-    (file,) = lake.files("jobs")
-    moved = Path(lake.path) / "jobs" / Path(*Path(file.path).parts[:depth])
-    moved.rename(tmp_path / "far")
-    moved.symlink_to(tmp_path / "far")
-    with pytest.raises(LakeDamaged, match="is a symbolic link, or below one"):
-        lake.dataset("jobs")
-
-
 def test_rows_without_a_moment_have_no_day(lake: Lake) -> None:
     with lake.writer() as writer:
         append(writer, [1], day=None)

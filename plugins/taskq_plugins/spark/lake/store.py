@@ -40,7 +40,6 @@ from taskq_plugins.spark.lake.files import (
     IS_OVER,
     LAST_BATCH,
     LOCK,
-    REPLAY_OF,
     DataFile,
     Folder,
     check_store,
@@ -253,8 +252,6 @@ class Lake:
             size = path.stat().st_size
         except FileNotFoundError as error:
             raise LakeDamaged(path, "is missing, although the table names it") from error
-        if path.resolve() != where.resolve() / file.path:
-            raise LakeDamaged(path, "is a symbolic link, or below one: it may be outside")
         if size != file.size_bytes:
             raise LakeDamaged(path, f"has {size} bytes, the table says {file.size_bytes}")
         return uri
@@ -540,11 +537,10 @@ class LakeWriter:
 
 
 JOB_ID: Final = "job_id"
-#: Columns with a job's data or quotes of it. Headers keep the id of the repeated job; attempts lose
-#: their reasons.
+#: Columns with a job's data or quotes of it; attempts lose their reasons.
 _ERASED: Final = frozenset({
     "payload", "value", "value_bytes", "result", "result_bytes", "key", "key_hash", "headers",
-    "concurrency_key", "reason", "history", "attempts", "size_bytes",
+    "concurrency_key", "reason", "history", "attempts", "size_bytes", "replay_of",
 })  # fmt: skip
 _SCHEMA: Final = pa.schema([(JOB_ID, pa.string()), ("erased_at", pa.timestamp("us", tz="UTC"))])
 
@@ -591,15 +587,6 @@ def _nothing(column: pa.Array) -> pa.Array:
     return pa.nulls(len(column), column.type)
 
 
-def _links(headers: pa.MapArray) -> pa.MapArray:
-    ids = pc.map_lookup(headers, pa.scalar(REPLAY_OF), "first")
-    is_link = pc.is_valid(ids).to_numpy(zero_copy_only=False)
-    offsets = np.append(0, np.cumsum(is_link)).astype(np.int32)
-    offsets = pa.array(offsets, mask=np.append(~is_link, [False]))
-    links = pc.drop_null(ids)
-    return pa.MapArray.from_arrays(offsets, pa.repeat(REPLAY_OF, len(links)), links)
-
-
 def _tries(attempts: pa.ListArray) -> pa.ListArray:
     tries = attempts.flatten()
     columns = [
@@ -619,7 +606,7 @@ def _histories(history: pa.Array) -> pa.Array:
 
 
 #: Columns that are erased in part.
-_KEPT: Final = {"headers": _links, "attempts": _tries, "history": _histories}
+_KEPT: Final = {"attempts": _tries, "history": _histories}
 
 
 BATCH: Final = "batch"
