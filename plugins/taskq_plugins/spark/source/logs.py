@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 #: Logs by path as they stood, and what the system said of their files: most are silent mostly.
 _seen: Final[places.Memory[str, tuple[dict[str, FileFacts], list[LogInventory]]]] = places.Memory()
-#: A search by halves ends in a stretch of this size, which is hopped through.
-_HALVING_ENDS_BYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,7 +301,7 @@ def at_lsn(standing: LogInventory, lsn: int) -> Position:
     place = max((each for each in chain if each.first_lsn <= lsn), default=chain[0])
     end = standing.size(place)
     with standing.open(place) as file:
-        offset = _halve(file, lsn, end)
+        offset = START
         while frame := file.first_from(offset, end):  # beyond damage, too
             offset, header = frame
             if header.next_lsn > lsn:
@@ -311,15 +309,3 @@ def at_lsn(standing: LogInventory, lsn: int) -> Position:
             offset += header.size
     later = standing.from_segment(place.first_lsn + 1)
     return standing.start_of(later[0]) if later else standing.latest
-
-
-def _halve(file: SegmentFile, lsn: int, end: int) -> int:
-    low, high = START, end
-    while high - low > _HALVING_ENDS_BYTES:
-        middle = (low + high) // 2 & ~7
-        frame = file.first_from(middle, high)
-        if frame is None or frame[1].first_lsn > lsn:
-            high = middle
-        else:
-            low = frame[0]
-    return low

@@ -702,29 +702,21 @@ def pack(between: Iterable[Stretch], target_bytes: int) -> list[list[Piece]]:
     """Return pieces by partition, in the order of the stretches: about ``target_bytes`` in each.
 
     Few partitions, since each costs Spark about 28 ms.
-    A pure function of the stretches and of bytes that never change. The partitions are made about
-    equal, so that none is a small rest which some core works off alone.
+    A pure function of the stretches and of bytes that never change.
     """
-    waiting = list(between)
-    rest = sum(stretch.size_bytes for stretch in waiting)
-    count = max(round(rest / target_bytes), 1)
     parts: list[list[Piece]] = []
-    room = slack = 0
-    for stretch in waiting:
+    room = 0
+    for stretch in between:
         start, is_begun = stretch.start, False
         while start < stretch.end or not is_begun:
-            size = stretch.end - start
-            if len(parts) < count and (room <= 0 or (room < slack < size - room)):
-                # Rounding is evened out by the later parts.
-                room = -(-rest // (count - len(parts)))
-                slack = room // _CUT_MIN
+            if not parts or room <= 0:
                 parts.append([])
+                room = target_bytes
             end = stretch.end
-            if len(parts) < count and size > room + slack:
+            if end - start > room + target_bytes // _CUT_MIN:
                 end = _border(stretch, start + room)
             parts[-1].append(stretch.piece(start, end))
             room -= end - start
-            rest -= end - start
             start, is_begun = end, True
     return parts
 
