@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 from pyarrow import types
-from pydantic_core import from_json, to_json
+from pydantic import BaseModel, ConfigDict, Field, StrictStr, ValidationError
+from pydantic_core import to_json
 
 from taskq.errors import TaskqError, UsageError
 from taskq_plugins.spark.sink.options import RESERVED
@@ -35,6 +36,25 @@ _OF_LINES: Final = pa.schema(
     ]
     + [("headers", pa.map_(pa.string(), pa.string())), ("value", pa.binary())]
 )
+_WholeNumber: TypeAlias = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
+
+
+class _Line(BaseModel):
+    """A line of JSON: what is reserved by its name, and arguments."""
+
+    model_config = ConfigDict(extra="allow", coerce_numbers_to_str=True)
+
+    task: str | None = None
+    queue: str | None = None
+    key: str | None = None
+    priority: _WholeNumber | None = None
+    attempts: _WholeNumber | None = None
+    window: str | None = None
+    delay: str | None = None
+    eta: str | None = None
+    expires: str | None = None
+    headers: dict[str, StrictStr] | None = None
+    value: Any = None
 
 
 class BadFile(TaskqError):
@@ -143,10 +163,10 @@ def _lines(path: Path, key: str | None) -> Rows:
         for number, line in _numbered(file, path):
             objects.append(_object(path, number, line, key))
             if len(objects) >= BATCH_ROWS:
-                yield _batch(path, objects)
+                yield _batch(objects)
                 objects = []
     if objects:
-        yield _batch(path, objects)
+        yield _batch(objects)
 
 
 def _numbered(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
@@ -161,63 +181,35 @@ def _numbered(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _object(path: Path, number: int, line: bytes, key: str | None) -> dict[str, Any]:
     try:
-        values = from_json(line)
-    except ValueError as error:
-        raise BadFile(f"{path}, line {number}: is no JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise BadFile(f"{path}, line {number}: is no JSON object: write one to a line")
-    if key is not None:
+        read = _Line.model_validate_json(line)
+        values = read.model_extra or {}
+        if key is not None and key in values:
+            row_key = _Line(key=values[key]).key
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        where = "".join(f"{name}: " for name in problem["loc"])
+        raise BadFile(f"{path}, line {number}: {where}{problem['msg']}") from None
+    row = {name: getattr(read, name) for name in read.model_fields_set & _Line.model_fields.keys()}
+    if key not in {None, "key"}:
         if key not in values:
             raise BadFile(f"{path}, line {number}: has no {key!r}, which --key names")
-        if key != "key" and "key" in values:
+        if "key" in row:
             raise BadFile(f"{path}, line {number}: has a 'key' beside {key!r}, which --key names")
-    row = {name: values.pop(name) for name in RESERVED if name in values}
-    if key is not None:
-        row["key"] = row.get("key") if key == "key" else values[key]
-    problem = _settle(row)
-    if problem:
-        raise BadFile(f"{path}, line {number}: {problem}")
+        row["key"] = row_key
     if "value" in row and values:
         raise BadFile(f"{path}, line {number}: has a 'value' and arguments: leave one of them out")
     payload = row.get("value", values)
     row["value"] = payload.encode() if isinstance(payload, str) else to_json(payload)
+    if row.get("headers") is not None:
+        row["headers"] = [*row["headers"].items()]
     return row
 
 
-def _settle(row: dict[str, Any]) -> str:
-    """Make the reserved fields what their columns hold; returns what is wrong, "" if nothing."""
-    for name, value in row.items():
-        if name == "value" or value is None:
-            continue
-        if name in _WHOLE_NUMBERS:
-            if type(value) is not int or abs(value) >= 2**63:
-                return f"{name} is {value!r:.60}, it must be a whole number"
-        elif name == "headers":
-            if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
-                return f"headers are {value!r:.60}, they must be an object of text by name"
-        elif isinstance(value, (dict, list, bool)):
-            return f"{name} is {value!r:.60}, it must be text"
-        else:
-            row[name] = str(value)
-    return ""
-
-
-def _batch(path: Path, rows: list[dict[str, Any]]) -> pa.RecordBatch:
+def _batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     names = {name for row in rows for name in row}
-    try:
-        columns = {
-            field.name: pa.array([row.get(field.name) for row in rows], field.type)
-            for field in _OF_LINES
-            if field.name in names and field.name != "headers"
-        }
-        if "headers" in names:
-            maps = [
-                None if row.get("headers") is None else [*row["headers"].items()] for row in rows
-            ]
-            columns["headers"] = pa.array(maps, _OF_LINES.field("headers").type)
-    except (pa.ArrowException, ValueError) as error:
-        raise BadFile(f"{path}: {_first_line(error)}") from error
-    return pa.RecordBatch.from_pydict(columns)
+    return pa.RecordBatch.from_pylist(
+        rows, pa.schema([field for field in _OF_LINES if field.name in names])
+    )
 
 
 def _no_column(path: Path, name: str, names: Sequence[str]) -> UsageError:
