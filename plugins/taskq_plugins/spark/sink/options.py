@@ -265,26 +265,3 @@ def _check(name: str, kind: pa.DataType) -> None:
                 f"an argument (columns named {', '.join(RESERVED)} are not)"
             )
         return
-    problem = _unwritable(kind)
-    if problem:
-        raise UsageError(f"column {name!r} is {kind}: {problem}")
-
-
-def _unwritable(kind: pa.DataType) -> str:
-    if types.is_dictionary(kind):
-        return _unwritable(kind.value_type)
-    if types.is_nested(kind):
-        if types.is_map(kind) and not _is_text(kind.key_type):
-            return "names of a JSON object are text, so cast the map's keys to string"
-        if types.is_union(kind):
-            return "a union has no form in JSON, so cast it"
-        parts = (kind.field(at).type for at in range(kind.num_fields))
-        return next(filter(None, map(_unwritable, parts)), "")
-    if types.is_interval(kind):
-        return "months have no length in JSON, so cast it to a number or text"
-    known = (
-        types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
-        or types.is_decimal(kind) or types.is_temporal(kind) or types.is_null(kind)
-        or _is_text(kind) or _is_bytes(kind)
-    )  # fmt: skip
-    return "" if known else "it has no form in JSON, so cast it to text or a number"
