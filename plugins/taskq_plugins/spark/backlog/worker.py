@@ -14,8 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.engine import Settlement, kinds
-from taskq.hooks import Inputs, encode_reason
-from taskq.values import SECOND_NS
+from taskq.hooks import Inputs
 from taskq_plugins.spark.backlog.execution import ChunkReport, JobChunk, run_chunks
 from taskq_plugins.spark.errors import SparkError
 from taskq_plugins.spark.session import MASTER_DEFAULT, spark_session
@@ -23,7 +22,6 @@ from taskq_workers.events import Hook, tell
 from taskq_workers.pool import LogPart, Worker
 from taskq_workers.slots.feed import ClaimPace, Feed
 from taskq_workers.slots.outcomes import (
-    ELSEWHERE_SECONDS,
     release,
     settle_failure,
     settle_unreadable,
@@ -39,8 +37,8 @@ if TYPE_CHECKING:
     from taskq_workers.process.running import WorkerOrder
     from taskq_workers.slots.feed import Runner
 
-#: Payloads of a chunk. A larger one is left to a worker that runs its jobs itself, since Spark
-#: sends no message over 128 MiB.
+#: Payloads of a chunk of several jobs: Spark sends no message over 128 MiB, which is more than any
+#: one job has.
 SHIP_BYTES_MAX: Final = 64 << 20
 
 
@@ -65,21 +63,11 @@ async def open_payloads(
                 settlements.append(failed or settle_failure(task, delivery, error))
                 continue
             size_bytes += len(payload)
-        if payload is not None and len(payload) > SHIP_BYTES_MAX:
-            settlements.append(_too_large(delivery, len(payload)))
-        elif size_bytes > SHIP_BYTES_MAX:
+        if size_bytes > SHIP_BYTES_MAX and sent:
             settlements.append(release(delivery))
         else:
             sent.append((delivery, payload))
     return sent, settlements
-
-
-def _too_large(delivery: Delivery, size_bytes: int) -> Settlement:
-    reason = encode_reason(
-        f"its payload has {size_bytes} bytes, and no more than {SHIP_BYTES_MAX} go to an executor: "
-        f"run a worker without --executor beside this one"
-    )
-    return Settlement(kinds.RELEASE, delivery, reason, ELSEWHERE_SECONDS * SECOND_NS)
 
 
 #: Most jobs of one chunk, and most bytes of their records. An executor begins no further job of a
