@@ -18,7 +18,7 @@ from taskq.log.read.reader import open_journal
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
 from taskq_plugins.fleet import inventory, places
-from taskq_plugins.fleet.places import FleetError, LogTwice, Mark, Memory, SegmentFile, SegmentPlace
+from taskq_plugins.fleet.places import FleetError, LogTwice, Memory, SegmentFile, SegmentPlace
 from tests.fleet.made_logs import SKIP, MadeLog, damage, enqueued
 
 if TYPE_CHECKING:
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from taskq_plugins.fleet.places import LogPlace
 
 
-def durable_mark(log: LogPlace) -> Mark:
-    return inventory.durable_end(log, inventory.segments(log)).mark
+def durable_mark(log: LogPlace) -> tuple[int, int, int]:
+    end = inventory.durable_end(log, inventory.segments(log))
+    return end.segment, end.offset, end.lsn
 
 
 def only(path: Path) -> LogPlace:
@@ -40,9 +41,9 @@ def next_job(made: MadeLog) -> bytes:
     return enqueued(made.next_lsn)
 
 
-def mark_after(log: MadeLog, number: int = -1) -> Mark:
+def mark_after(log: MadeLog, number: int = -1) -> tuple[int, int, int]:
     place = log.frames[number]
-    return Mark(place.segment, place.end, place.next_lsn, log.epoch)
+    return place.segment, place.end, place.next_lsn
 
 
 def test_logs_are_found_beside_other_things_and_below_devices(tmp_path: Path) -> None:
@@ -196,18 +197,17 @@ def test_a_segment_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_the_mark_of_a_whole_log_is_its_end(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "a")
-    assert durable_mark(only(made.path)) == Mark(1, 64, 1, 11)
+    assert durable_mark(only(made.path)) == (1, 64, 1)
     for _ in range(5):
         made.enqueue(3)
         assert durable_mark(only(made.path)) == mark_after(made)
     made.rotate()
-    assert durable_mark(only(made.path)) == Mark(16, 64, 16, 11)
+    assert durable_mark(only(made.path)) == (16, 64, 16)
     made.enqueue(3)
     made.frame()  # a sync point declares all before it
-    mark = durable_mark(only(made.path))
-    assert (mark.offset, mark.next_lsn) == (made.file.stat().st_size, 19)
+    assert durable_mark(only(made.path))[1:] == (made.file.stat().st_size, 19)
     shutil.rmtree(made.path / "log")
-    assert durable_mark(only(made.path)) == Mark(0, 0, 0, 0)
+    assert durable_mark(only(made.path)) == (0, 0, 0)
 
 
 def test_a_torn_tail_is_not_read_whatever_is_left_of_the_frame(tmp_path: Path) -> None:
@@ -254,13 +254,14 @@ def test_what_nobody_synced_counts_once_this_process_has_synced_it(
 
 def test_after_a_failed_fsync_only_what_is_declared_counts(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "a")
-    frames = [made.enqueue() for _ in range(5)]
+    for _ in range(5):
+        made.enqueue()
     log = only(made.path)
     (made.path / "failed").write_text(json.dumps({"segment": 1, "durable_lsn": 3}))
     # The last frame declares four synced.
-    assert durable_mark(log).offset == frames[3].end
+    assert durable_mark(log) == mark_after(made, 3)
     (made.path / "failed").unlink()
-    assert durable_mark(log).offset == frames[4].end
+    assert durable_mark(log) == mark_after(made)
 
 
 def test_after_a_failed_fsync_frames_that_were_written_again_are_read_once(tmp_path: Path) -> None:
@@ -274,7 +275,7 @@ def test_after_a_failed_fsync_frames_that_were_written_again_are_read_once(tmp_p
     made.rotate()
     for _ in range(2):
         made.frame(next_job(made), synced=False)
-    assert durable_mark(only(made.path)) == Mark(1, frames[2].end, 4, 11)
+    assert durable_mark(only(made.path)) == (1, frames[2].end, 4)
 
 
 def test_the_end_of_a_long_segment_is_found_without_reading_all_of_it(
@@ -301,7 +302,7 @@ def test_the_mark_of_a_real_log_is_where_its_readers_see_the_end(tmp_path: Path)
     for size in (10, SEGMENT_BYTES_MIN, 10, SEGMENT_BYTES_MIN, 30):
         port.enqueue(EnqueueSpec("q", "t", 5), bytes(size)).result(10)
         journal = open_journal(str(tmp_path))
-        end = (journal.segment, journal.offset, journal.next_lsn, journal.epoch)
+        end = (journal.segment, journal.offset, journal.next_lsn)
         journal.close()
         assert durable_mark(only(tmp_path)) == end
     store.close()

@@ -38,8 +38,7 @@ from tests.pipeline.kit import ALL, Follower, Row, Stream, begun, lsns, read_bat
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq_plugins.fleet.inventory import DurableEnd
-    from taskq_plugins.fleet.places import LogPlace, SegmentPlace
+    from taskq_plugins.fleet.places import LogPlace, Position, SegmentPlace
     from taskq_plugins.spark.source.logs import LogInventory
 
 
@@ -189,7 +188,7 @@ def test_a_batch_ends_where_its_offset_says_while_the_log_grows_under_every_look
 ) -> None:
     made = MadeLog(tmp_path / "edge")
 
-    def grown(log: LogPlace, places: list[SegmentPlace]) -> DurableEnd:
+    def grown(log: LogPlace, places: list[SegmentPlace]) -> Position:
         made.enqueue(1)  # after the listing of the segments, before their end is looked for
         return durable_end(log, places)
 
@@ -605,7 +604,7 @@ def test_a_record_is_found_after_damage(tmp_path: Path) -> None:
     (log,) = fleet_logs.look(tmp_path).logs.values()
     offsets = [fleet_logs.at_lsn(log, lsn).offset for lsn in range(1, 10)]
     first, _, third, last = (frame.offset for frame in frames)
-    assert offsets == [first, first, *[third] * 4, last, last, log.latest.offset]
+    assert offsets == [first, first, *[third] * 4, last, last, log.end.offset]
 
 
 def at_once(path: Path) -> None:
@@ -751,7 +750,7 @@ def test_a_log_that_is_silent_is_not_opened_again(
     logs[1].enqueue()
     after, opened = seen(tmp_path)
     assert after[0] is before[0]
-    assert after[1].end.mark.next_lsn == 3
+    assert after[1].end.lsn == 3
     assert opened > 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from taskq.arrow.problems import SegmentUnreadable, shown
 from taskq.engine import Border, Gap, LocalDisk, Replica, read_file, segment_lsn
@@ -14,35 +14,21 @@ from taskq_plugins.fleet.places import (
     START,
     FleetError,
     LogPlace,
-    Mark,
     Memory,
     OnSegment,
+    Position,
     SegmentFile,
     SegmentPlace,
     facts_of,
     fail,
 )
 
-if TYPE_CHECKING:
-    from taskq.engine import FrameHeader
-
 #: Frames to step back for a frame that is declared synced, before the segment is read from its
 #: start.
 _STEPS_BACK: Final = 64
 
 
-class DurableEnd(NamedTuple):
-    """A mark, and offset (0: none) and time of the frame before it."""
-
-    mark: Mark
-    frame: int
-    time_ns: int
-
-
-NOWHERE: Final = DurableEnd(Mark(0, 0, 0, 0), 0, 0)
-
-
-def durable_end(log: LogPlace, places: list[SegmentPlace]) -> DurableEnd:
+def durable_end(log: LogPlace, places: list[SegmentPlace]) -> Position:
     """Return the durable end of a log with these segments: what was read up to there stays.
 
     Hops over frame headers from the last frame that is declared synced; bodies are read only of
@@ -54,28 +40,32 @@ def durable_end(log: LogPlace, places: list[SegmentPlace]) -> DurableEnd:
     """
     usable = [place for place in places if place.epoch]
     if not usable:
-        return NOWHERE
+        return _nowhere(log)
     failed_lsn = Replica.failed_lsn(LocalDisk(), log.path)
     if failed_lsn is not None:
         return _declared_end(log, usable, failed_lsn)
     try:
         return _end_of(log, usable[-1])
     except FileNotFoundError:
-        return NOWHERE
+        return _nowhere(log)
 
 
-def last_end(log: LogPlace, places: list[SegmentPlace]) -> DurableEnd:
+def last_end(log: LogPlace, places: list[SegmentPlace]) -> Position:
     """Return the end of a parent's segments in a child's directory: nobody writes to them."""
     for place in reversed(places):
         with SegmentFile(place.path, log.log_id, place.first_lsn) as file:
-            last = file.last_before(place.size_bytes)
-            return _behind(file, *last) if last is not None else _start(file, place)
-    return NOWHERE
+            start, last = _start(log, file), file.last_before(place.size_bytes)
+            return start if last is None else start.behind(*last)
+    return _nowhere(log)
 
 
-def _end_of(log: LogPlace, place: SegmentPlace) -> DurableEnd:
+def _nowhere(log: LogPlace) -> Position:
+    return Position(log.device, 0, 0, 0)
+
+
+def _end_of(log: LogPlace, place: SegmentPlace) -> Position:
     with SegmentFile(place.path, log.log_id, place.first_lsn) as file:
-        declared, _ = _declared(file, _near_end(file, place), 0)
+        declared, _ = _declared(file, _near_end(log, file), 0)
         end = _whole(file, declared)
         # A process that sees a failed fsync notes it in the marker, perhaps just now.
         if end != declared and (
@@ -85,63 +75,57 @@ def _end_of(log: LogPlace, place: SegmentPlace) -> DurableEnd:
         return end
 
 
-def _behind(file: SegmentFile, offset: int, header: FrameHeader) -> DurableEnd:
-    mark = Mark(file.first_lsn, offset + header.size, header.next_lsn, header.epoch)
-    return DurableEnd(mark, offset, header.time_ns)
-
-
-def _near_end(file: SegmentFile, place: SegmentPlace) -> DurableEnd:
-    last = file.last_before(file.size_bytes)
+def _near_end(log: LogPlace, file: SegmentFile) -> Position:
+    start, last = _start(log, file), file.last_before(file.size_bytes)
     synced_through = last[1].synced_through if last is not None else 0
     for _ in range(_STEPS_BACK):
         if last is None:
             break
         offset, header = last
         if header.next_lsn <= synced_through:
-            return _behind(file, offset, header)
+            return start.behind(offset, header)
         last = file.last_before(offset)
-    return _start(file, place)
+    return start
 
 
-def _start(file: SegmentFile, place: SegmentPlace) -> DurableEnd:
+def _start(log: LogPlace, file: SegmentFile) -> Position:
     header = file.header()
-    mark = Mark(place.first_lsn, START, place.first_lsn, place.epoch)
-    return DurableEnd(mark, 0, header.created_ns if header is not None else 0)
+    time_ns = header.created_ns if header is not None else 0
+    return Position(log.device, file.first_lsn, START, file.first_lsn, time_ns)
 
 
-def _declared(file: SegmentFile, begin: DurableEnd, synced_through: int) -> tuple[DurableEnd, int]:
-    for _, header in file.hop(begin.mark.offset, file.size_bytes):
+def _declared(file: SegmentFile, begin: Position, synced_through: int) -> tuple[Position, int]:
+    for _, header in file.hop(begin.offset, file.size_bytes):
         synced_through = max(synced_through, header.synced_through)
     end = begin
-    for offset, header in file.hop(begin.mark.offset, file.size_bytes):
+    for offset, header in file.hop(begin.offset, file.size_bytes):
         if header.next_lsn > synced_through:
             break
-        end = _behind(file, offset, header)
+        end = begin.behind(offset, header)
     return end, synced_through
 
 
-def _whole(file: SegmentFile, begin: DurableEnd) -> DurableEnd:
+def _whole(file: SegmentFile, begin: Position) -> Position:
     end = begin
-    for item in file.scanner.frames(begin.mark.offset, begin.mark.next_lsn):
+    for item in file.scanner.frames(begin.offset, begin.lsn):
         if not isinstance(item, Gap):
-            end = _behind(file, item.offset, item.header)
+            end = begin.behind(item.offset, item.header)
         elif item.torn:
             break
         else:
-            mark = Mark(file.first_lsn, item.end, item.next_lsn, end.mark.epoch)
-            end = DurableEnd(mark, 0, end.time_ns)
+            end = end._replace(offset=item.end, lsn=item.next_lsn, frame=0)
     return end
 
 
 # -- after a failed fsync -------------------------------------------------------------------------
 
 
-def _declared_end(log: LogPlace, usable: list[SegmentPlace], durable: int) -> DurableEnd:
-    end = NOWHERE
+def _declared_end(log: LogPlace, usable: list[SegmentPlace], durable: int) -> Position:
+    end = _nowhere(log)
     for place in reversed(usable):
         try:
             with SegmentFile(place.path, log.log_id, place.first_lsn) as file:
-                end, durable = _declared(file, _start(file, place), durable)
+                end, durable = _declared(file, _start(log, file), durable)
         except FileNotFoundError:
             continue
         if end.frame:
@@ -347,7 +331,7 @@ def follows(before: Edges, place: SegmentPlace, created_ns: int) -> bool:
 def segment_rows(
     log: LogPlace,
     places: Iterable[SegmentPlace],
-    end: DurableEnd,
+    end: Position,
     *,
     on_problem: OnSegment = fail,
 ) -> Iterator[SegmentRow]:
@@ -366,9 +350,9 @@ def segment_rows(
             on_problem(error, place.first_lsn)
             before = None
             continue
-        if place.first_lsn == end.mark.segment:
-            now = now._replace(next_lsn=end.mark.next_lsn, time_ns=end.time_ns)
-        elif place.first_lsn > end.mark.segment:
+        if place.first_lsn == end.segment:
+            now = now._replace(next_lsn=end.lsn, time_ns=end.time_ns)
+        elif place.first_lsn > end.segment:
             now = now._replace(next_lsn=place.first_lsn, time_ns=now.created_ns)
         yield SegmentRow(
             place.first_lsn,

@@ -136,17 +136,32 @@ class SegmentPlace(NamedTuple):
     epoch: int
 
 
-class Mark(NamedTuple):
-    """A place in a log after a whole frame: ``offset`` of a segment.
+class Position(NamedTuple):
+    """A place in a log where frames meet: before ``offset`` of a segment, all of which stands.
 
-    The next record has an lsn of ``next_lsn`` or above. A log without a segment has ``Mark(0, 0, 0,
-    0)``.
+    The next record has an lsn of ``lsn`` or above. ``frame`` is where the frame before that stands
+    (0: none, or not known) and ``time_ns`` its time, so that a reader sees whether it is still
+    there. ``held`` says why reading does not go on, "" if it does. A log without a segment ends in
+    segment 0.
     """
 
+    device: str
     segment: int
     offset: int
-    next_lsn: int
-    epoch: int
+    lsn: int
+    time_ns: int = 0
+    frame: int = 0
+    held: str = ""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.segment, self.offset
+
+    def behind(self, offset: int, header: FrameHeader) -> Position:
+        """Return the position after the frame that starts at an offset."""
+        return self._replace(
+            offset=offset + header.size, lsn=header.next_lsn, time_ns=header.time_ns, frame=offset
+        )
 
 
 class SegmentFile:

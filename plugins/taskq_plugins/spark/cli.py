@@ -190,7 +190,7 @@ def _progress(lake: Lake, journals: Path | None) -> list[dict[str, Any]]:
         known = logs.get(log_id) or {"log_id": log_id, "lsn": None, "read_ns": 0}
         logs[log_id] = known | {
             "device": device,
-            "end_lsn": log.latest.lsn,
+            "end_lsn": log.end.lsn,
             "left_bytes": left_of(log, at.get(log_id, log.earliest)).size_bytes,
             "problem": sight.problem_of(device, log_id) or None if sight is not None else None,
         }

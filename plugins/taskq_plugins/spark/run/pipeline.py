@@ -132,7 +132,7 @@ def update(
     folded = [_fold(spark, writer, on_batch)] if committed > finished else []
     seen = look(source.path, source.devices)
     outside = outside_of(seen)
-    targets = {log_id: log.latest for log_id, log in seen.logs.items()}
+    targets = {log_id: log.end for log_id, log in seen.logs.items()}
     skipped, passed = dict[str, None](), dict[str, None]()
     while True:
         planned = _read(spark, writer, options, (None if folded else seen, targets))

@@ -19,9 +19,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskq.errors import LogError
 from taskq_plugins.fleet import inventory, places
-from taskq_plugins.fleet.inventory import DurableEnd
-from taskq_plugins.fleet.places import START, FileFacts, LogPlace, Mark, SegmentFile, SegmentPlace
-from taskq_plugins.spark.source.positions import Position
+from taskq_plugins.fleet.places import (
+    START,
+    FileFacts,
+    LogPlace,
+    Position,
+    SegmentFile,
+    SegmentPlace,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +48,7 @@ class LogInventory:
 
     log: LogPlace
     places: list[SegmentPlace]
-    end: DurableEnd
+    end: Position
     left_out: Mapping[int, LogError] = field(default_factory=dict)
     bound: int = 0
     copies: Mapping[int, list[SegmentPlace]] = field(default_factory=dict)
@@ -70,20 +75,15 @@ class LogInventory:
         return next((gap for gap in self.breaks if gap.at.segment == first_lsn), None)
 
     @cached_property
-    def latest(self) -> Position:
-        mark, frame, time_ns = self.end
-        return Position(self.log.device, mark.segment, mark.offset, mark.next_lsn, time_ns, frame)
-
-    @cached_property
     def earliest(self) -> Position:
-        if not self.places or not self.end.mark.segment:
-            return self.latest
+        if not self.places or not self.end.segment:
+            return self.end
         return self.start_of(self.places[0])
 
     def joined(self, other: LogInventory) -> LogInventory:
         """Return what this directory and another one have of the log, which has the same bytes."""
         ahead, behind = self, other
-        if self.latest.place < other.latest.place:
+        if self.end.place < other.end.place:
             ahead, behind = other, self
         segments = defaultdict[int, list[SegmentPlace]](list)
         for standing in (ahead, behind):
@@ -111,17 +111,16 @@ class LogInventory:
         return next((place for place in self.places if place.first_lsn == first_lsn), None)
 
     def from_segment(self, first_lsn: int) -> list[SegmentPlace]:
-        last = self.end.mark.segment
+        last = self.end.segment
         return [place for place in self.places if first_lsn <= place.first_lsn <= last]
 
     def open(self, place: SegmentPlace) -> SegmentFile:
         return SegmentFile(place.path, self.log.log_id, place.first_lsn)
 
     def size(self, place: SegmentPlace) -> int:
-        mark = self.end.mark
-        if place.first_lsn == mark.segment:
-            return mark.offset
-        return place.size_bytes if place.first_lsn < mark.segment else START
+        if place.first_lsn == self.end.segment:
+            return self.end.offset
+        return place.size_bytes if place.first_lsn < self.end.segment else START
 
 
 def _extent(place: SegmentPlace) -> tuple[bool, int]:
@@ -263,7 +262,7 @@ def _remember(log: LogPlace, standings: list[LogInventory], at_ns: int) -> None:
     standing = standings[-1]
     if any(each.left_out for each in standings):
         return
-    if not standing.places or standing.end.mark.offset != standing.places[-1].size_bytes:
+    if not standing.places or standing.end.offset != standing.places[-1].size_bytes:
         return
     names = (f"{log.path}/log", f"{log.path}/{inventory.BREAKS}", standing.places[-1].path)
     facts = {name: fact for name in names if (fact := places.facts_of(name)) is not None}
@@ -285,8 +284,7 @@ def at_border(standing: LogInventory, place: SegmentPlace, offset: int) -> Posit
             return here._replace(offset=offset)
         frame, header = last
         if frame + header.size == offset:
-            mark = Mark(place.first_lsn, offset, header.next_lsn, header.epoch)
-            return here.moved_to(DurableEnd(mark, frame, header.time_ns))
+            return here.behind(frame, header)
         following = file.first_from(offset, place.size_bytes)
     # After damage the frame before does not count: what is between was passed over.
     lsn = header.next_lsn if following is None else following[1].first_lsn
@@ -297,7 +295,7 @@ def at_lsn(standing: LogInventory, lsn: int) -> Position:
     """Return the frame with an lsn, or the first later one; the end without such a frame."""
     chain = standing.from_segment(0)
     if not chain:
-        return standing.latest
+        return standing.end
     place = max((each for each in chain if each.first_lsn <= lsn), default=chain[0])
     end = standing.size(place)
     with standing.open(place) as file:
@@ -308,4 +306,4 @@ def at_lsn(standing: LogInventory, lsn: int) -> Position:
                 return standing.start_of(place)._replace(offset=offset, lsn=header.first_lsn)
             offset += header.size
     later = standing.from_segment(place.first_lsn + 1)
-    return standing.start_of(later[0]) if later else standing.latest
+    return standing.start_of(later[0]) if later else standing.end

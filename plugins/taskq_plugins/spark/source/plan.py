@@ -31,7 +31,14 @@ from taskq.arrow.problems import ADVICE, shown
 from taskq.engine import Kind, kinds, segment_name
 from taskq.errors import LogError
 from taskq_plugins.fleet.inventory import edges, follows
-from taskq_plugins.fleet.places import START, FleetError, LogPlace, SegmentFile, SegmentPlace
+from taskq_plugins.fleet.places import (
+    START,
+    FleetError,
+    LogPlace,
+    Position,
+    SegmentFile,
+    SegmentPlace,
+)
 from taskq_plugins.spark.source import logs
 from taskq_plugins.spark.source.logs import FleetSnapshot, LogInventory
 from taskq_plugins.spark.source.positions import (
@@ -39,7 +46,6 @@ from taskq_plugins.spark.source.positions import (
     LogHeld,
     LogVanished,
     OptionError,
-    Position,
     Unreadable,
     loss_of,
 )
@@ -161,7 +167,7 @@ def _plan(
     waiting = [
         Backlog(standing, positions.get(log_id) or standing.earliest, end)
         for log_id, standing in sight.logs.items()
-        if (end := standing.latest if targets is None else targets.get(log_id))
+        if (end := standing.end if targets is None else targets.get(log_id))
         and not batch.is_at(log_id, end)
     ]
     # The log with the oldest position first: each gets its turn.
@@ -326,7 +332,7 @@ class _Batch:
 
     def _is_read(self, parent: str, at: Position | None, next_lsn: int) -> bool:
         """Return whether a parent was read to where its child goes on, as far as that is there."""
-        end = self.targets.get(parent) or self._sight.logs[parent].latest
+        end = self.targets.get(parent) or self._sight.logs[parent].end
         if not end.segment or parent in self._held:
             return True
         return at is not None and (bool(at.held) or at.lsn >= min(next_lsn, end.lsn))
@@ -511,7 +517,7 @@ def _resumed(
     """
     if not at.segment:
         return standing.earliest, None
-    if not standing.end.mark.segment and not standing.bound:
+    if not standing.end.segment and not standing.bound:
         text = str(next(iter(standing.left_out.values()), ""))
         vanished = LogVanished(standing.log.device, standing.log.log_id)
         on_loss(LogHeld(text) if text else vanished)
@@ -544,12 +550,12 @@ def _elsewhere(
     following = next((place for place in standing.places if place.first_lsn >= at.lsn), None)
     if following is None:
         moved = logs.at_lsn(standing, at.lsn)
-        if at.segment not in standing.left_out and moved.place < standing.latest.place:
+        if at.segment not in standing.left_out and moved.place < standing.end.place:
             return moved, None
-        if standing.latest.lsn < at.lsn and not standing.left_out:
+        if standing.end.lsn < at.lsn and not standing.left_out:
             raise LogHeld(
                 f"device {at.device}: log {standing.log.log_id} ends at lsn "
-                f"{standing.latest.lsn}, before what was read (lsn {at.lsn}): it was restored "
+                f"{standing.end.lsn}, before what was read (lsn {at.lsn}): it was restored "
                 f"from a backup and nobody has opened it since, or files are missing"
             )
         return at, None
@@ -678,15 +684,15 @@ def left(sight: FleetSnapshot, ends: Positions) -> UnreadRest:
 
 def left_of(standing: LogInventory, here: Position) -> UnreadRest:
     """Return how much of one log is not read yet."""
-    if here.place >= standing.latest.place:
+    if here.place >= standing.end.place:
         return UnreadRest()
     size = records = 0
     places = standing.from_segment(here.segment)
     for number, place in enumerate(places):
         is_here = place.first_lsn == here.segment
         size += max(standing.size(place) - (here.offset if is_here else START), 0)
-        if place.first_lsn == standing.end.mark.segment:
-            next_lsn = standing.end.mark.next_lsn
+        if place.first_lsn == standing.end.segment:
+            next_lsn = standing.end.lsn
         elif number + 1 < len(places) and places[number + 1].epoch == place.epoch:
             next_lsn = places[number + 1].first_lsn
         else:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final
 
 from taskq.errors import LogError, UsageError
-from taskq_plugins.fleet.places import START
-
-if TYPE_CHECKING:
-    from taskq_plugins.fleet.inventory import DurableEnd
+from taskq_plugins.fleet.places import START, Position
 
 _LSN_MAX: Final = 2**63
 #: Exclusive upper bounds of a position's numbers, and the required ones.
@@ -17,38 +14,6 @@ _BOUNDS: Final = {
     "segment": _LSN_MAX, "offset": 2**32, "lsn": _LSN_MAX, "time_ns": 2**63, "frame": 2**32,
 }  # fmt: skip
 _NEEDED: Final = frozenset({"segment", "offset"})
-
-
-class Position(NamedTuple):
-    """How far a log was read: everything before ``offset`` of a segment, where frames meet.
-
-    ``frame`` is where the frame before that stands (0: none, or not known) and ``time_ns`` its
-    time, so that a reader sees whether it is still there. ``held`` says why reading does not go
-    on, "" if it does.
-    """
-
-    device: str
-    segment: int
-    offset: int
-    lsn: int
-    time_ns: int = 0
-    frame: int = 0
-    held: str = ""
-
-    @property
-    def place(self) -> tuple[int, int]:
-        return self.segment, self.offset
-
-    def moved_to(self, end: DurableEnd) -> Position:
-        mark = end.mark
-        return self._replace(
-            segment=mark.segment,
-            offset=mark.offset,
-            lsn=mark.next_lsn,
-            frame=end.frame,
-            time_ns=end.time_ns,
-            held="",
-        )
 
 
 def _position_of(value: dict[str, Any]) -> Position:

@@ -20,17 +20,14 @@ from taskq.arrow import AS_BYTES, DETAILS, SCHEMA
 from taskq.errors import UsageError
 from taskq_plugins.spark.source import logs, plan
 from taskq_plugins.spark.source.plan import UNLIMITED, Plan
-from taskq_plugins.spark.source.positions import (
-    Position,
-    positions_from_json,
-    positions_to_json,
-)
+from taskq_plugins.spark.source.positions import positions_from_json, positions_to_json
 from taskq_plugins.spark.source.rows import RowReader, read_pieces
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from taskq.arrow import Piece
+    from taskq_plugins.fleet.places import Position
     from taskq_plugins.spark.source.options import ReadOptions
 
 _log: Final = logging.getLogger("taskq")
@@ -101,7 +98,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
         sight = logs.look(self._options.path, self._options.devices)
-        self._targets = {log_id: log.latest for log_id, log in sight.logs.items()}
+        self._targets = {log_id: log.end for log_id, log in sight.logs.items()}
 
     def latestOffset(  # noqa: N802 - Spark's
         self, start: dict[str, Any], limit: ReadLimit
