@@ -61,6 +61,8 @@ class MadeLog:
         self.epoch = 11
         self.time_ns = BEGAN_NS
         self.synced_through = 0
+        #: the last frame, as the next segment names it
+        self.link = codec.NO_LINK
         self.frames: list[Place] = []
         #: all bytes of each segment, also of parents and children, even after its file went
         self.written: dict[tuple[uuid.UUID, int], bytes] = {}
@@ -71,7 +73,9 @@ class MadeLog:
         self.file = self.path / "log" / segment_name(self.segment)
         self.seed = codec.segment_seed(self.log_id, self.segment)
         self.synced_through = self.next_lsn
-        header = codec.SegmentHeader(self.segment, self.epoch, self.log_id.bytes, self.time_ns)
+        header = codec.SegmentHeader(
+            self.segment, self.epoch, self.log_id.bytes, self.time_ns, self.link
+        )
         data = codec.encode_segment_header(header)
         self.file.write_bytes(data)
         self.written[self.log_id, self.segment] = data
@@ -129,6 +133,7 @@ class MadeLog:
         )  # fmt: skip
         with self.file.open("ab") as file:
             file.write(data)
+        self.link = codec.Link(offset, codec.FRAME_HEADER.unpack_from(data)[-1])
         self.written[self.log_id, self.segment] += data
         place = Place(
             self.file, self.segment, offset, offset + len(data), self.next_lsn,

@@ -18,7 +18,7 @@ from taskq.log.read.reader import open_journal
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
 from taskq_plugins.fleet import inventory, places
-from taskq_plugins.fleet.places import FleetError, LogTwice, Memory, SegmentFile, SegmentPlace
+from taskq_plugins.fleet.places import FleetError, LogTwice, Memory, SegmentFile
 from tests.fleet.made_logs import SKIP, MadeLog, damage, enqueued
 
 if TYPE_CHECKING:
@@ -195,21 +195,6 @@ def test_a_segment_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert len(problems) == 1
 
 
-def test_the_mark_of_a_whole_log_is_its_end(tmp_path: Path) -> None:
-    made = MadeLog(tmp_path / "a")
-    assert durable_mark(only(made.path)) == (1, 64, 1)
-    for _ in range(5):
-        made.enqueue(3)
-        assert durable_mark(only(made.path)) == mark_after(made)
-    made.rotate()
-    assert durable_mark(only(made.path)) == (16, 64, 16)
-    made.enqueue(3)
-    made.frame()  # a sync point declares all before it
-    assert durable_mark(only(made.path))[1:] == (made.file.stat().st_size, 19)
-    shutil.rmtree(made.path / "log")
-    assert durable_mark(only(made.path)) == (0, 0, 0)
-
-
 def test_a_torn_tail_is_not_read_whatever_is_left_of_the_frame(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "a")
     made.enqueue(2)
@@ -336,15 +321,3 @@ def test_the_inventory_separates_missing_segments_from_intended_gaps(tmp_path: P
         path.write_bytes(kept)
     made.frames[0].path.unlink()
     assert not any(row.gap_from for row in rows_of(log))
-
-
-@pytest.mark.parametrize(
-    ("epoch", "first", "is_intended"),
-    [(12, 10 + SKIP, True), (11, 10 + SKIP, False), (12, 9 + SKIP, False)],
-)
-def test_a_jump_over_frames_without_a_sync_is_intended_in_a_new_epoch(
-    epoch: int, first: int, is_intended: bool
-) -> None:
-    before = inventory.Edges(created_ns=1, time_ns=2, next_lsn=10, epoch=11, lsn_bound=12)
-    place = SegmentPlace(first, "log", 64, 0, epoch)
-    assert inventory.follows(before, place, created_ns=3) is is_intended

@@ -265,16 +265,15 @@ def _look(log: LogPlace, lsn: int, path: str) -> SegmentPlace | None:
 class Edges(NamedTuple):
     """Begin and end of a segment.
 
-    ``created_ns`` is the time of the last frame before it, ``time_ns`` the time of its own last
-    frame (the same without one), ``next_lsn`` the lsn after that. ``lsn_bound`` is an upper bound
-    of the lsn if bytes follow that frame.
+    ``created_ns`` is the time of the last frame before it, and ``link`` names that frame in the
+    segment before: its offset, below the first frame's if none is named, and its CRC. ``time_ns``
+    is the time of its own last frame (``created_ns`` without one), ``next_lsn`` the lsn after that.
     """
 
     created_ns: int
+    link: tuple[int, int]
     time_ns: int
     next_lsn: int
-    epoch: int
-    lsn_bound: int
 
 
 class SegmentRow(NamedTuple):
@@ -304,28 +303,30 @@ def edges(log: LogPlace, place: SegmentPlace) -> Edges:
 
 
 def _read_edges(file: SegmentFile, place: SegmentPlace) -> Edges:
-    header = file.header()
-    created_ns = header.created_ns if header is not None else 0
-    last = file.last_before(place.size_bytes)
+    header, last = file.header(), file.last_before(place.size_bytes)
+    created_ns, link = 0, (0, 0)
+    if header is not None:
+        created_ns, link = header.created_ns, (header.link.offset, header.link.crc)
     if last is None:
-        bound = _bound(place.first_lsn, place.size_bytes - START)
-        return Edges(created_ns, created_ns, place.first_lsn, place.epoch, bound)
-    offset, frame = last
-    bound = _bound(frame.next_lsn, place.size_bytes - offset - frame.size)
-    return Edges(created_ns, frame.time_ns, frame.next_lsn, frame.epoch, bound)
+        return Edges(created_ns, link, created_ns, place.first_lsn)
+    return Edges(created_ns, link, last[1].time_ns, last[1].next_lsn)
 
 
-def _bound(next_lsn: int, size_bytes: int) -> int:
-    return next_lsn + max(size_bytes, 0) // Replica.RECORD_BYTES_MIN
+def follows(log: LogPlace, before: SegmentPlace, place: SegmentPlace) -> bool:
+    """Return whether nothing is missing between two segments.
 
-
-def follows(before: Edges, place: SegmentPlace, created_ns: int) -> bool:
-    if place.first_lsn <= before.next_lsn or created_ns == before.time_ns:
+    A segment names the last frame of the one before it: that frame stands there, or damage does.
+    One without a frame hands on what it names itself.
+    """
+    link, last = edges(log, place).link, edges(log, before)
+    offset, crc = link
+    if offset < START or link == last.link or place.first_lsn <= last.next_lsn:
         return True
-    if before.lsn_bound == before.next_lsn:
-        return False
-    is_epoch = place.epoch != before.epoch and place.first_lsn - before.next_lsn >= Replica.LSN_SKIP
-    return is_epoch or place.first_lsn <= before.lsn_bound
+    with SegmentFile(before.path, log.log_id, before.first_lsn) as file:
+        frame = file.last_before(offset + 1)
+    if frame is None or frame[0] + frame[1].size <= offset:
+        return offset < before.size_bytes
+    return frame[0] == offset and frame[1].crc == crc
 
 
 def segment_rows(
@@ -340,10 +341,11 @@ def segment_rows(
     Raises:
         SegmentUnreadable, FormatError: without ``on_problem``, what cannot be read.
     """
-    before: Edges | None = None
+    before: SegmentPlace | None = None
     for place in places:
         try:
             now = edges(log, place)
+            goes_on = before is None or follows(log, before, place)
         except FileNotFoundError:
             continue
         except LogError as error:
@@ -360,6 +362,6 @@ def segment_rows(
             place.size_bytes,
             place.modified_ns,
             now.time_ns if now.next_lsn > place.first_lsn else None,
-            None if before is None or follows(before, place, now.created_ns) else before.next_lsn,
+            None if goes_on or before is None else edges(log, before).next_lsn,
         )
-        before = now
+        before = place

@@ -116,8 +116,7 @@ class Replica(SegmentFiles):
     #: bytes before the first frame of a segment, and of the largest body of one
     START = _START
     BODY_BYTES_MAX = codec.FRAME_BODY_MAX
-    #: bytes of the smallest record, and lsns that a new epoch leaves out
-    RECORD_BYTES_MIN = codec.PREFIX.size
+    #: lsns that a new epoch leaves out
     LSN_SKIP = LSN_SKIP
 
     def __init__(

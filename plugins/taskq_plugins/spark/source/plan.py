@@ -595,7 +595,7 @@ def _stands(file: SegmentFile, at: Position) -> bool:
     if at.offset in {START, file.size_bytes}:
         return True
     header = file.frame_at(at.offset)
-    # Nothing readable stands there after damage, and a place that a person named has no lsn.
+    # Nothing readable stands there after damage.
     return header is None or header.first_lsn >= at.lsn
 
 
@@ -614,15 +614,13 @@ def _gap_between(
     on_loss: Callable[[LogError], None],
 ) -> Break | None:
     border = edges(standing.log, before)
-    with standing.open(place) as file:
-        header = file.header()
     for lsn, why in standing.left_out.items():
         if before.first_lsn < lsn < place.first_lsn:
             on_loss(LogHeld(str(why)))
             return _gap(standing, border.next_lsn, place)
     if standing.gap_before(place.first_lsn) is not None:
         return _gap(standing, border.next_lsn, place)
-    if follows(border, place, header.created_ns if header is not None else 0):
+    if follows(standing.log, before, place):
         return None
     where = f"at least one segment before {segment_name(place.first_lsn)}"
     on_loss(loss_of(standing.log.device, where, border.next_lsn, f"at lsn {place.first_lsn}"))
