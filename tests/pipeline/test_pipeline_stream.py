@@ -159,7 +159,7 @@ class Growth:
             left = {frame.first_lsn for frame in log.frames} - {row["lsn"] for row in self.of(log)}
             if log in self.away or log in self.lost.values():
                 at = self.stream.end.get(str(log.log_id))
-                assert at is None or "held" in at
+                assert at is None or at["held"]
             else:
                 assert min(left, default=end) >= end
 

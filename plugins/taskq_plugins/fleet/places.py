@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, NoReturn, Self, TypeAlias, TypeVar
 from uuid import UUID
+
+from pydantic import Field
 
 from taskq.arrow.problems import SegmentUnreadable, shown
 from taskq.engine import (
@@ -136,6 +138,9 @@ class SegmentPlace(NamedTuple):
     epoch: int
 
 
+_Number: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
+
+
 class Position(NamedTuple):
     """A place in a log where frames meet: before ``offset`` of a segment, all of which stands.
 
@@ -146,11 +151,11 @@ class Position(NamedTuple):
     """
 
     device: str
-    segment: int
-    offset: int
-    lsn: int
-    time_ns: int = 0
-    frame: int = 0
+    segment: _Number
+    offset: _Number
+    lsn: _Number
+    time_ns: _Number = 0
+    frame: _Number = 0
     held: str = ""
 
     @property

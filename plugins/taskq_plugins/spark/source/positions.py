@@ -5,52 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from pydantic import TypeAdapter, ValidationError
+
 from taskq.errors import LogError, UsageError
-from taskq_plugins.fleet.places import START, Position
+from taskq_plugins.fleet.places import Position
 
-_LSN_MAX: Final = 2**63
-#: Exclusive upper bounds of a position's numbers, and the required ones.
-_BOUNDS: Final = {
-    "segment": _LSN_MAX, "offset": 2**32, "lsn": _LSN_MAX, "time_ns": 2**63, "frame": 2**32,
-}  # fmt: skip
-_NEEDED: Final = frozenset({"segment", "offset"})
-
-
-def _position_of(value: dict[str, Any]) -> Position:
-    unknown = set(value) - set(Position._fields)
-    if unknown:
-        raise ValueError(f"unknown {sorted(unknown)}")
-    numbers = {name: _number(value, name, limit) for name, limit in _BOUNDS.items()}
-    device, held = (str(value.get(name, "")) for name in ("device", "held"))
-    position = Position(device, held=held, **numbers)
-    return position._replace(offset=max(position.offset, START))
-
-
-def _number(value: dict[str, Any], name: str, limit: int) -> int:
-    number = value.get(name, None if name in _NEEDED else 0)
-    if type(number) is not int or not 0 <= number < limit:
-        raise ValueError(f"{name} is {number!r}")
-    return number
+_POSITIONS: Final = TypeAdapter(dict[str, Position])
 
 
 def positions_to_json(positions: Mapping[str, Position]) -> dict[str, dict[str, int | str]]:
-    plain = Position._field_defaults
-    return {
-        log_id: {
-            name: value
-            for name, value in positions[log_id]._asdict().items()
-            if name not in plain or value != plain[name]
-        }
-        for log_id in sorted(positions)
-    }
+    return {log_id: positions[log_id]._asdict() for log_id in sorted(positions)}
 
 
 def positions_from_json(values: dict[str, Any]) -> dict[str, Position]:
     try:
-        return {str(log_id): _position_of(value) for log_id, value in values.items()}
-    except (ValueError, TypeError, AttributeError) as error:
+        return _POSITIONS.validate_python(values)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
         raise UsageError(
-            f"the checkpoint holds an offset that this source did not write ({error}): "
+            f"the checkpoint holds an offset that this source did not write ({problem['msg']}): "
             f"give the query a checkpoint of its own"
         ) from error
 
