@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from taskq import Call, TaskQ, retry
+from taskq import TaskQ, retry
 from taskq.core.errors import TaskqError, UsageError
 from taskq.core.model import Extras
 from taskq.errors import LogError
@@ -25,7 +25,6 @@ from taskq_plugins.spark.sink.writers import batch_writer, stream_writer
 from tests.pipeline.kit import enqueued, jobs, sink, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from taskq.calls.call import OptionChanges
@@ -367,17 +366,6 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, said: str) -> None:
         REFUSED[said](tmp_path)
 
 
-def test_an_upload_of_the_same_name_is_written_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for _ in range(2):
-        writer = batch(tmp_path, upload="day-7")
-        writer.commit([writer.write(rows(1, 2))])
-    assert len(bodies(tmp_path)) == 2
-    assert "upload 'day-7' was written before, so its 2 jobs were not" in capsys.readouterr().err
-    assert not files(tmp_path)
-
-
 def test_the_list_of_parts_is_on_disk_before_it_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -403,32 +391,26 @@ def test_an_empty_data_frame_is_no_upload(tmp_path: Path) -> None:
     assert len(bodies(tmp_path)) == 1
 
 
-def test_a_batch_of_a_stream_is_published_once(tmp_path: Path, in_batch: Any) -> None:
-    """Spark commits a batch again when it was killed before it wrote that down."""
+def test_a_batch_of_a_stream_is_published_once(
+    tmp_path: Path, in_batch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Spark commits a batch again when it was killed before it wrote that down.
+
+    Its rows may be new: two streams may have copies of one checkpoint, or it was set back.
+    """
     for _ in range(2):
         in_batch("query", 0)
         messages = [stream(tmp_path).write(rows(1)), stream(tmp_path).write(rows(2))]
         for _ in range(2):
             stream(tmp_path).commit(messages, 0)
+    shown = capsys.readouterr().err
+    assert "batch 0 of stream query was written before, so its 2 jobs were not enqueued" in shown
     in_batch("query", 1)
     stream(tmp_path).commit([stream(tmp_path).write(rows(1))], 1)
     in_batch("other", 0)
     stream(tmp_path).commit([stream(tmp_path).write(rows(1))], 0)
     assert bodies(tmp_path) == [b'{"n":1}', b'{"n":2}', b'{"n":1}', b'{"n":1}']
     assert not files(tmp_path)
-
-
-def test_a_batch_that_was_written_before_is_reported(
-    tmp_path: Path, in_batch: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its rows may be new: two streams may have copies of one checkpoint, or it was set back."""
-    for numbers in ((1,), (2, 3)):
-        in_batch("query", 7)
-        assert not capsys.readouterr().err
-        stream(tmp_path).commit([stream(tmp_path).write(rows(*numbers))], 7)
-    shown = capsys.readouterr().err
-    assert "batch 7 of stream query was written before, so its 2 jobs were not enqueued" in shown
-    assert bodies(tmp_path) == [b'{"n":1}']
 
 
 class Killed(BaseException):
@@ -515,13 +497,3 @@ def test_an_upload_that_lost_a_part_is_not_published_and_may_be_repeated(tmp_pat
         writer.commit(messages)
     writer.commit([writer.write(rows(1, 2))])
     assert bodies(tmp_path) == [b'{"n":1}', b'{"n":2}']
-
-
-def test_a_write_that_fails_removes_the_part_it_was_at(tmp_path: Path) -> None:
-    def calls() -> Iterator[list[Call[Any]]]:
-        yield [TaskQ("never-made").call_by_name("t")]
-        raise OSError("gone")
-
-    with pytest.raises(OSError, match="gone"):
-        ingest.Upload(tmp_path, "u").write_parts(calls())
-    assert not files(tmp_path)
