@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
-import signal
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
-from taskq import TaskLog, TaskQ
-from tests.pipeline.kit import jobs, table_rows
+from taskq import TaskQ
+from tests.pipeline.kit import table_rows
 from tests.programs import free_port, run_python
 
 if TYPE_CHECKING:
@@ -166,57 +160,3 @@ async def test_a_cluster_reads_writes_streams_runs_the_pipeline_and_works_off_a_
         results = [await app.job(job.id).result() for job in jobs]
     assert [result[0] for result in results] == [str(2 * number) for number in range(JOBS)]
     assert str(home) not in {result[1] for result in results}
-
-
-ROWS_SINK = int(os.environ.get("TASKQ_TORTURE_ROWS", "200_000"))
-KILLS = int(os.environ.get("TASKQ_TORTURE_KILLS", "5"))
-FILES = 4 * (KILLS + 1)
-SCRIPT = Path(__file__).with_name("scripts") / "sink_stream.py"
-
-
-class Stream:
-    """The stream's process, and how far it has come."""
-
-    def __init__(self, folder: Path) -> None:
-        self._commits = folder / "checkpoint" / "commits"
-        names = ("rows", "data", "checkpoint")
-        self.process = subprocess.Popen(  # pytest shows its output, also at a time limit
-            [sys.executable, str(SCRIPT), *(str(folder / name) for name in names)],
-            start_new_session=True,
-        )
-
-    def batches(self) -> int:
-        return len([item for item in self._commits.glob("*") if item.name.isdigit()])
-
-    def kill_behind(self, batches: int, seconds: float) -> None:
-        while self.batches() < batches and self.process.poll() is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(0.05)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(seconds)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-
-@pytest.mark.slow
-async def test_each_row_of_a_killed_stream_is_one_job(tmp_path: Path) -> None:
-    seed = random.randrange(2**32)
-    print("seed", seed)  # noqa: T201 - pytest shows it with a failure
-    chance = random.Random(seed)
-    (tmp_path / "rows").mkdir()
-    for number, part in enumerate(np.array_split(np.arange(ROWS_SINK), FILES)):
-        parquet.write_table(pa.table({"n": part}), tmp_path / "rows" / f"{number:04d}.parquet")
-    for kill in range(KILLS):
-        stream = Stream(tmp_path)
-        stream.kill_behind(stream.batches() + chance.randint(1, 2), chance.uniform(0, 2))
-        print("killed", kill + 1, "with", stream.batches(), "batches committed")  # noqa: T201
-    stream = Stream(tmp_path)
-    assert stream.process.wait() == 0
-    # Spark that is killed between noting a file and noting its batch gives the next one two files.
-    assert FILES - KILLS <= stream.batches() <= FILES
-    result = np.array([int((job.body or b"")[5:-1]) for job in jobs(tmp_path / "data")])
-    assert len(result) == ROWS_SINK
-    assert (np.sort(result) == np.arange(ROWS_SINK)).all()
-    async with TaskLog.open(tmp_path / "data", upkeep=False) as log:
-        assert [queue.ready for queue in (await log.stats()).queues] == [ROWS_SINK]
