@@ -49,7 +49,7 @@ from taskq_plugins.spark.lake.store import (
 )
 from taskq_plugins.spark.log_tables import _Fold
 from taskq_plugins.spark.run import batch as batches
-from taskq_plugins.spark.run import command, frames, pipeline
+from taskq_plugins.spark.run import command, derived, frames, pipeline
 from taskq_plugins.spark.run.pipeline import RunOptions, update
 from taskq_plugins.spark.sink.ingest import Upload
 from taskq_plugins.spark.sink.options import parse_options
@@ -106,10 +106,9 @@ def put(lake: Lake, name: str, rows: pa.Table, batch: int | None = None) -> None
 
 
 def fill(path: Path, rows: Iterable[dict[str, Any]]) -> Lake:
-    """Return a lake that has these rows of ``jobs``."""
+    """Return a lake that has these rows of ``jobs`` alone."""
     lake = Lake.open(path, create=True)
-    schema = pa.schema([(name, pa.string()) for name in ("job_id", "task", "state", "reason")])
-    put(lake, "jobs", pa.Table.from_pylist(list(rows), schema))
+    put(lake, "jobs", pa.Table.from_pylist(list(rows), batches.SCHEMAS["jobs"]))
     return lake
 
 
@@ -320,11 +319,8 @@ def tried(outcome: str, owner: int, reason: str | None = None, **shown: Any) -> 
 
 def tables(spark: SparkSession, **rows: Iterable[dict[str, Any]]) -> dict[str, DataFrame]:
     """Return frames of these rows; a column that a row does not name is null."""
-    from taskq_plugins.spark.run.batch import SCHEMAS  # noqa: PLC0415 - 1 s to import
-    from taskq_plugins.spark.run.derived import READ, SEGMENTS  # noqa: PLC0415
-
-    schemas = {"jobs": SCHEMAS["jobs"], "attempts": SCHEMAS["attempts"]}
-    schemas |= {"segments": SEGMENTS, "read": READ}
+    schemas = {name: batches.SCHEMAS[name] for name in ("jobs", "attempts")}
+    schemas |= {"segments": derived.SEGMENTS, "read": derived.READ}
     return {
         name: spark.createDataFrame(pa.Table.from_pylist(list(rows.get(name, ())), schema))
         for name, schema in schemas.items()
@@ -386,7 +382,7 @@ async def _settle(log: TaskLog, delivery: Delivery, draw: random.Random) -> None
             await log.ack(delivery, draw.choice([None, b"42"]))
 
 
-def order_app(path: Path) -> TaskQ:
+async def do_steps(path: Path, jobs: int) -> None:
     app = TaskQ(path)
 
     @app.task
@@ -403,19 +399,10 @@ def order_app(path: Path) -> TaskQ:
             await durable.event("paid", int, timeout="7d")
         return await durable.step("ship", lambda: number)
 
-    return app
-
-
-async def work(app: TaskQ) -> None:
-    async with app.worker(burst=True) as worker:
-        await worker.stopped.wait()
-
-
-async def do_steps(path: Path, jobs: int) -> None:
-    async with order_app(path) as app:
-        for number in range(jobs):
-            await app.enqueue_by_name("order", number)
-        await work(app)
+    async with app:
+        await order.enqueue_many([(number,) for number in range(jobs)])
+        async with app.worker(burst=True) as worker:
+            await worker.stopped.wait()
 
 
 Row = dict[str, Any]

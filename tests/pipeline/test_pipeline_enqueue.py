@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import shlex
 from typing import TYPE_CHECKING, Any
@@ -15,8 +14,8 @@ from pyarrow import parquet
 from taskq.cli.main import main
 from taskq.core.records import Flag
 from taskq_plugins.spark import bulk_files
-from taskq_plugins.spark.lake.store import Lake
-from tests.pipeline.kit import jobs, put
+from tests.pipeline import kit
+from tests.pipeline.kit import fill, jobs
 from tests.programs import run_python
 
 if TYPE_CHECKING:
@@ -222,34 +221,13 @@ def test_jobs_whose_key_is_held_are_counted(tmp_path: Path) -> None:
     assert json.loads(enqueue(file, "--key", "n", "--again", "--json").output)["duplicates"] == 3
 
 
-_MAP = pa.map_(pa.string(), pa.string())
-SCHEMA = pa.schema(
-    [
-        ("device", pa.string()), ("log_id", pa.string()), ("job_id", pa.string()),
-        ("job", pa.int64()), ("queue", pa.string()), ("task", pa.string()),
-        ("priority", pa.int32()), ("state", pa.string()), ("attempts_max", pa.int32()),
-        ("enqueued_at", pa.timestamp("us", "UTC")), ("enqueued_ns", pa.int64()),
-        ("settled_ns", pa.int64()), ("headers", _MAP), ("payload", pa.binary()),
-        ("reason", pa.string()), ("stores_result", pa.bool_()),
-    ]
-)  # fmt: skip
-
-
 def job(number: int, state: str = "dead", **changes: Any) -> dict[str, Any]:
     row = {
-        "device": "edge-1", "log_id": "log", "job_id": f"aa-{number}", "job": number,
-        "queue": "mail", "task": "mail.send", "priority": 5, "state": state, "attempts_max": 3,
-        "enqueued_at": dt.datetime(2024, 1, 1, tzinfo=dt.UTC), "enqueued_ns": 1000 - number,
-        "settled_ns": number, "payload": b'{"n":%d}' % number, "stores_result": True,
+        "log_id": "log", "job_id": f"aa-{number}", "queue": "mail", "task": "mail.send",
+        "attempts_max": 3, "enqueued_ns": 1000 - number, "payload": b'{"n":%d}' % number,
+        "stores_result": True,
     }  # fmt: skip
-    return {**row, **changes}
-
-
-def lake(path: Path, over: list[dict[str, Any]], live: list[dict[str, Any]] | None = None) -> Lake:
-    """Return a lake with such a table of jobs; those in ``live`` are not over."""
-    made = Lake.open(path, create=True)
-    put(made, "jobs", pa.Table.from_pylist([*over, *(live or [])], SCHEMA))
-    return made
+    return kit.job(number, state=state, **{**row, **changes})
 
 
 def replay(*arguments: object, where: str = "state = 'dead'", to: str = "data") -> Result:
@@ -259,7 +237,7 @@ def replay(*arguments: object, where: str = "state = 'dead'", to: str = "data") 
 
 
 def test_nothing_is_enqueued_until_it_is_said_twice(tmp_path: Path) -> None:
-    lake(tmp_path / "lake", [job(1), job(2), job(3, "succeeded")])
+    fill(tmp_path / "lake", [job(1), job(2), job(3, "succeeded")])
     plan = replay(where="task = 'mail.send' AND job < 3")
     assert plan.exit_code == 0
     assert "aa-2" in plan.output
@@ -276,7 +254,7 @@ def test_new_jobs_are_the_old_ones_but_for_key_and_times(tmp_path: Path) -> None
         job(1, headers=[("a", "ä")], priority=9, attempts_max=None, stores_result=False),
         job(2, task=None, payload=None, queue="raw"),
     ]
-    lake(tmp_path / "lake", rows)
+    fill(tmp_path / "lake", rows)
     assert replay("--yes").exit_code == 0
     second, first = jobs(tmp_path / "data")  # the oldest comes first
     assert (first.queue, first.task, first.priority) == ("mail", "mail.send", 9)
@@ -291,9 +269,9 @@ def test_new_jobs_are_the_old_ones_but_for_key_and_times(tmp_path: Path) -> None
 
 
 def test_a_run_is_done_once_under_its_name(tmp_path: Path) -> None:
-    made = lake(tmp_path / "lake", [job(1)])
+    made = fill(tmp_path / "lake", [job(1)])
     assert replay("--yes").output.startswith("enqueued 1 job once more")
-    lake(tmp_path / "lake", [job(1), job(2)])
+    fill(tmp_path / "lake", [job(1), job(2)])
     again = replay("--yes", where="state  =\n'dead'")
     assert again.exit_code == 0
     assert "was done before, so nothing was enqueued; name another with --run" in again.output
@@ -309,7 +287,7 @@ def test_a_run_is_done_once_under_its_name(tmp_path: Path) -> None:
 def test_a_name_that_no_run_can_have_is_refused_before_jobs_are_read(
     name: str, tmp_path: Path
 ) -> None:
-    lake(tmp_path / "lake", [job(1)])
+    fill(tmp_path / "lake", [job(1)])
     failed = replay("--yes", "--run", name)
     assert (failed.exit_code, "run name" in failed.output) == (2, True)
     assert not (tmp_path / "data").exists()
@@ -317,7 +295,7 @@ def test_a_name_that_no_run_can_have_is_refused_before_jobs_are_read(
 
 def test_jobs_that_are_not_over_are_left_alone(tmp_path: Path) -> None:
     live = [job(2, "ready"), job(3, "running"), job(4, "scheduled"), job(5)]
-    lake(tmp_path / "lake", [job(1, "expired")], live)
+    fill(tmp_path / "lake", [job(1, "expired"), *live])
     assert "3 jobs that fit are not over yet, and are left alone" in replay(where="true").output
     assert "3 jobs that fit" in replay("--yes", where="true").output
     assert sorted(item.body or b"" for item in jobs(tmp_path / "data")) == [b'{"n":1}', b'{"n":5}']
@@ -332,7 +310,7 @@ def test_jobs_that_cannot_be_replayed_are_reported_and_the_rest_is_enqueued(tmp_
         job(2, payload=None),
         job(4, headers=[("a", "x" * 32_760)]),
     ]
-    lake(tmp_path / "lake", rows)
+    fill(tmp_path / "lake", rows)
     done = replay("--yes")
     assert done.exit_code == 1
     assert "enqueued 1 job once more" in done.output
@@ -343,7 +321,7 @@ def test_jobs_that_cannot_be_replayed_are_reported_and_the_rest_is_enqueued(tmp_
 
 
 def test_replays_and_enqueues_load_no_spark(tmp_path: Path) -> None:
-    lake(tmp_path / "lake", [job(1)])
+    fill(tmp_path / "lake", [job(1)])
     (tmp_path / "rows.csv").write_text("n\n1\n2\n")
     commands = [
         ["replay", "--lake", "lake", "--where", "state = 'dead'", "--to", "data", "--yes"],

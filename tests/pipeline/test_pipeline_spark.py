@@ -26,7 +26,7 @@ from taskq_workers.process.running import WorkerOrder, find_executor
 from tests.bench.harness import family
 from tests.cli.helpers import taskq
 from tests.fleet.made_logs import MadeLog, damage
-from tests.pipeline.kit import Row, Stream, fill, jobs
+from tests.pipeline.kit import Row, Stream, fill, job, jobs
 from tests.programs import run_python, run_taskq
 from tests.samples import backlog_jobs
 
@@ -433,8 +433,8 @@ def test_the_lines_on_tables_give_every_reader_the_same_rows(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     states = {"dead": 2, "succeeded": 3}
-    rows = [{"job_id": state, "state": state} for state, n in states.items() for _ in range(n)]
-    fill(tmp_path / "lake", [{"job_id": "replaced"}])
+    fill(tmp_path / "lake", [job(1)])
+    rows = [job(n, state="dead" if n < 2 else "succeeded") for n in range(5)]
     fill(tmp_path / "lake", rows)
     read = run_block("The tables", tmp_path, spark=spark)
     assert len(read["dead"]) == 2
@@ -443,7 +443,7 @@ def test_the_lines_on_tables_give_every_reader_the_same_rows(
 
 
 def test_polars_reads_a_lake_with_a_space_in_its_path_as_the_page_says(tmp_path: Path) -> None:
-    lake = fill(tmp_path / "the lake", [{"job_id": "1"}])
+    lake = fill(tmp_path / "the lake", [job(1)])
     (words,) = re.findall(r'polars.scan_delta\("the lake/jobs", (.+?)\)`', TEXT)
     assert words == "use_pyarrow=True"
     path = f"{lake.path}/jobs"
