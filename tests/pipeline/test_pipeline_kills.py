@@ -16,13 +16,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from taskq_plugins.spark.lake.store import DERIVED, Lake, positions_of
 from taskq_plugins.spark.source.logs import look
 from tests.bench.harness import family
+from tests.fleet.made_logs import MadeLog
 from tests.pipeline.kit import check_records, check_tables, run
 from tests.pipeline.test_pipeline_histories import Fleet
 
@@ -41,9 +42,11 @@ SCRIPT = Path(__file__).with_name("scripts") / "struck.py"
 
 
 @contextlib.contextmanager
-def running(root: Path, *program: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+def running(
+    root: Path, *program: str, words: tuple[str, ...] = ()
+) -> Iterator[subprocess.Popen[str]]:
     """Yield a run with its Java and executors, in a session of its own."""
-    command = [sys.executable, *(program or ("-m", "taskq")), "pipeline", "run", "--json"]
+    command = [sys.executable, *(program or ("-m", "taskq")), "pipeline", "run", "--json", *words]
     command += ["--master", "local[2]", "--max-bytes", str(MAX_BYTES)]
     command += ["--journals", str(root / "hub"), "--lake", str(root / "lake")]
     with (
@@ -161,3 +164,17 @@ def test_after_kills_amid_changes_of_the_logs_each_row_is_that_of_a_plain_fold(
         assert is_read or any(name in problems for name in names)
     check_records(tmp_path / "lake", fleet.records())
     check_tables(tmp_path / "lake", tmp_path / "hub", "jobs", "attempts", "steps", *DERIVED)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("spark")
+def test_ctrl_c_ends_a_run_that_is_kept_open(tmp_path: Path) -> None:
+    MadeLog(tmp_path / "hub" / "edge").enqueue(1)
+    with running(tmp_path, words=("--keep-open",)) as process:
+        assert batches(process, 1), (tmp_path / "said").read_text()
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+    assert process.returncode == 128 + signal.SIGINT
+    assert [
+        line for line in (tmp_path / "said").read_text().splitlines() if "WARN" not in line
+    ] == []
