@@ -241,36 +241,31 @@ def test_a_task_that_the_executors_copy_lacks_is_left_for_others(app: TaskQ) -> 
 # -- how large chunks are --------------------------------------------------------------------------
 
 
-def waiting(*names: str, size_bytes: int = 10) -> deque[Delivery]:
-    app = TaskQ("never-made")
-    tasks = {name: app.task(name=name)(lambda: None) for name in set(names)}
-    return deque(
-        make_delivery(tasks[name].spec, bytes(size_bytes), job=number)
-        for number, name in enumerate(names, 1)
-    )
+MIB = 1 << 20
 
 
-def lengths(jobs: deque[Delivery], chunks: int, alone: int = 0) -> list[int]:
-    cuts = []
-    while jobs and chunks:
-        cuts.append(len(cut(jobs, chunks, lambda job: job.job == alone)))
-        chunks -= 1
-    return cuts
-
-
-def test_few_jobs_are_spread_over_all_chunks() -> None:
-    assert lengths(waiting(*"a" * 100), 2) == [50, 50]
-    assert lengths(waiting(*"aaa"), 4) == [1, 1, 1]
-
-
-def test_chunks_are_bounded_in_jobs_and_bytes() -> None:
-    assert lengths(waiting(*"a" * 500), 2) == [CHUNK_JOBS_MAX] * 2
-    large = waiting(*"a" * 12, size_bytes=1 << 20)
-    assert lengths(large, 1) == [CHUNK_BYTES_MAX // (1 << 20) - 1]
-
-
-def test_a_suspect_gets_a_chunk_of_its_own() -> None:
-    assert lengths(waiting(*"a" * 10), 4, alone=3) == [2, 1, 4, 3]
+@pytest.mark.parametrize(
+    ("jobs", "size_bytes", "chunks", "alone", "lengths"),
+    [
+        (100, 10, 2, 0, [50, 50]),
+        (3, 10, 4, 0, [1, 1, 1]),
+        (500, 10, 2, 0, [CHUNK_JOBS_MAX] * 2),
+        (12, MIB, 1, 0, [CHUNK_BYTES_MAX // MIB - 1]),
+        (10, 10, 4, 3, [2, 1, 4, 3]),
+    ],
+)
+def test_chunks_are_about_equal_bounded_and_leave_a_suspect_alone(
+    jobs: int, size_bytes: int, chunks: int, alone: int, lengths: list[int]
+) -> None:
+    spec = TaskQ("never-made").task(name="a")(lambda: None).spec
+    numbers = range(1, jobs + 1)
+    waiting = deque(make_delivery(spec, bytes(size_bytes), job=number) for number in numbers)
+    cuts = [
+        len(cut(waiting, left, lambda job: job.job == alone))
+        for left in range(chunks, 0, -1)
+        if waiting
+    ]
+    assert cuts == lengths
 
 
 class Here:
