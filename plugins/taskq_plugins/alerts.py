@@ -283,7 +283,9 @@ class Watch:
                 if after.get("phase") in _SENDING:
                     sent += await self._tell(port, rule, after)
                     now, _, known = await port.alerts()  # it may have taken long
-            except Exception:  # noqa: BLE001 - the condition may be the user's
+            except (asyncio.CancelledError, KeyboardInterrupt):
+                raise
+            except BaseException:  # noqa: BLE001 - the condition may be the user's
                 _log.exception("alert %s failed", rule.name)
         return sent
 
@@ -296,7 +298,9 @@ class Watch:
         try:
             async with asyncio.timeout(_TELL_SECONDS):
                 await self._send(rule, alert)
-        except Exception as error:  # noqa: BLE001 - it is the user's code, or their network
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001 - it is the user's code, or their network
             reason = values.text_of(error) or type(error).__name__
             _log.warning("alert %s was not sent, and is again in a minute: %s", rule.name, reason)
             return []

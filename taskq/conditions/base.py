@@ -205,7 +205,11 @@ async def aside(call: Callable[[], T], room: threading.BoundedSemaphore | None =
         except RuntimeError:
             return  # the loop is closed: nobody waits any more
 
-    threading.Thread(target=work, name="taskq-probe", daemon=True).start()
+    try:
+        threading.Thread(target=work, name="taskq-probe", daemon=True).start()
+    except RuntimeError:  # the system has none left
+        room.release()
+        raise
     return await future
 
 

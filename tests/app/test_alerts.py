@@ -162,11 +162,12 @@ async def test_a_teller_that_was_killed_or_could_not_is_followed_by_another(
         assert await post.look(90) == []
 
 
+@pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(1), BaseException("no")])
 async def test_a_failing_condition_does_not_stop_other_alerts(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
     def broken(_: Sight) -> str:
-        raise RuntimeError("no")
+        raise error
 
     post = Post(tmp_path, broken, name="broken")
     post.app.alert(when=lambda _: "bad", to=post.hear, name="good")

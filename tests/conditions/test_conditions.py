@@ -7,6 +7,7 @@ import threading
 import urllib.error
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -183,6 +184,11 @@ async def test_sync_functions_are_asked_in_a_thread_and_may_raise() -> None:
 
 async def test_calls_that_hang_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("taskq.conditions.base._aside", threading.BoundedSemaphore(1))
+    with monkeypatch.context() as none_left:
+        refusal = Mock(side_effect=RuntimeError("can't start new thread"))
+        none_left.setattr(threading.Thread, "start", refusal)
+        with pytest.raises(RuntimeError, match="start"):
+            await aside(always)
     go_on = threading.Event()
     waits = asyncio.create_task(aside(go_on.wait))
     await asyncio.sleep(0)

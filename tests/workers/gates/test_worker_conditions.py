@@ -20,6 +20,7 @@ from taskq.testing.sandbox import TravelClock, use_clock
 from taskq_workers.gates import probes
 from taskq_workers.gates.gate import Breaker, Mode
 from taskq_workers.pool import Worker
+from taskq_workers.runs.reasons import summary
 from tests.effort import within
 from tests.processes.harness import eventually
 from tests.programs import free_port
@@ -138,10 +139,18 @@ async def test_jobs_wait_a_day_for_their_host_and_nothing_is_written_of_them(app
         assert {(await jobs[number].view()).attempt for number in (0, 150, -1)} == {1}
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("modem"), BaseException("modem"), GeneratorExit("modem"),
+        BaseExceptionGroup("", [SystemExit("modem")]),
+    ],
+    ids=["error", "base", "generator", "group"],
+)  # fmt: skip
 async def test_a_probe_that_raises_counts_as_not_holding_and_is_logged_once(
-    app: TaskQ, caplog: pytest.LogCaptureFixture
+    app: TaskQ, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
-    answers = iter([KeyError("modem")] * 3 + [None])
+    answers = iter([error] * 3 + [None])
 
     async def broken() -> bool:
         error = next(answers, None)
@@ -157,7 +166,7 @@ async def test_a_probe_that_raises_counts_as_not_holding_and_is_logged_once(
     (line,) = [message for message in caplog.messages if "modem" in message]
     assert line == (
         "the condition the modem answers counts as not holding, since its probe raised "
-        "KeyError: 'modem'"
+        f"{summary(error)}"
     )
     assert not list(answers)
 

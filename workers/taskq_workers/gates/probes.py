@@ -82,7 +82,9 @@ class Probe:
         try:
             async with limit:
                 problem = await condition.problem()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - somebody else's code
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001 - it is somebody else's code
             problem = f"its probe took over {condition.timeout_seconds:g} s"
             if not limit.expired():
                 problem = reasons.summary(error)
