@@ -42,8 +42,8 @@ JOBS: Final = {
 }
 #: A sample takes a few seconds; after this time it hangs.
 SAMPLE_SECONDS_MAX: Final = 120
-#: Run where ``--only`` asks for it.
-ASKED: Final = {"busy_1000": 30_000}
+#: Run where ``--only`` asks for them; the first by taskq alone.
+ASKED: Final = {"mixed_1000": 50_000, "busy_1000": 30_000}
 CONTENDERS: Final = ("taskq", "sqlite", "sqlite-tuned")
 #: taskq without its extension, beside taskq with it.
 PYTHON: Final = "taskq-python"
@@ -65,6 +65,28 @@ class TaskqContender:
         self.task = self.app.task(name="noop")(self.tally.noop)
         #: the task's own method: nothing of the benchmark lies between
         self.enqueue: Enqueue = self.task.enqueue
+
+    def mix(self) -> Enqueue:
+        """Return what enqueues a tenth with a priority, a delay, a key, or a retry, in turn."""
+        from taskq import Retry, current_job  # noqa: PLC0415 - likewise
+
+        noop = self.tally.noop
+
+        async def again(i: int, subject: str) -> None:
+            if current_job().attempt == 1:
+                raise Retry(delay=0)
+            await noop(i, subject)
+
+        async def keyed(i: int, subject: str) -> None:
+            await noop(i, subject)
+
+        odd: list[Enqueue] = [
+            self.task.options(priority=9).enqueue,
+            self.task.options(delay=0.001).enqueue,
+            self.app.task(key=lambda i, subject: subject + f"{i}")(keyed).enqueue,
+            self.app.task(again).enqueue,
+        ]
+        return lambda i, subject: (self.enqueue if i % 10 else odd[i // 10 % 4])(i, subject)
 
     async def open(self) -> None:
         """Open the log."""
@@ -113,14 +135,22 @@ async def drain(contender: Contender, jobs: int) -> Sample:
     return await taken(contender, contender.tally.clock, (jobs, 0))
 
 
-async def cycle(contender: Contender, jobs: int, producers: int) -> Sample:
+async def cycle(
+    contender: Contender, jobs: int, producers: int, enqueue: Enqueue | None = None
+) -> Sample:
     """Enqueue, claim, run and settle, all at the same time in this process."""
     contender.tally.expect(jobs)
     async with contender.worker():
         clock = Clock()
-        await produce(contender.enqueue, jobs, producers)
+        await produce(enqueue or contender.enqueue, jobs, producers)
         await contender.tally.reached.wait()
     return await taken(contender, clock, (jobs, 0))
+
+
+async def mixed(contender: Contender, jobs: int) -> Sample:
+    """Measure a cycle of which a tenth is not plain."""
+    assert isinstance(contender, TaskqContender), "the others know neither keys nor retries"
+    return await cycle(contender, jobs, 1_000, contender.mix())
 
 
 async def busy(contender: Contender, jobs: int) -> Sample:
@@ -153,6 +183,7 @@ SCENARIOS: Final[dict[str, Callable[[Contender, int], Awaitable[Sample]]]] = {
     "drain": drain,
     "cycle_64": lambda contender, jobs: cycle(contender, jobs, 64),
     "cycle_1000": lambda contender, jobs: cycle(contender, jobs, 1_000),
+    "mixed_1000": mixed,
     "busy_1000": busy,
 }
 
