@@ -35,6 +35,7 @@ _MARK: Final = "taskq.json"
 _NEARBY_MAX: Final = 200
 #: Logs that are offered.
 _OFFERED_MAX: Final = 3
+_COUNT_MAX: Final = 1_000_000_000
 
 
 def of_group(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
@@ -107,7 +108,7 @@ before_option: Final = click.option(
     "--before", metavar="MOMENT", help='Enqueued before then: "2h" ago, or a time.'
 )
 limit_option: Final = click.option(
-    "-n", "--limit", type=click.IntRange(min=1), help="At most so many, the oldest first."
+    "-n", "--limit", type=click.IntRange(1, _COUNT_MAX), help="At most so many, the oldest first."
 )
 dry_run_option: Final = click.option("--dry-run", is_flag=True, help="Change nothing, and count.")
 yes_option: Final = click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
@@ -128,7 +129,7 @@ def states_option(names: Iterable[str]) -> Callable[[F], F]:
 
 def newest_option(count: int) -> Callable[[F], F]:
     """Return ``--limit`` for a list, with this default."""
-    kind = click.IntRange(min=1)
+    kind = click.IntRange(1, _COUNT_MAX)
     return click.option(
         "-n", "--limit", type=kind, default=count, show_default=True, help="At most so many."
     )
@@ -137,7 +138,8 @@ def newest_option(count: int) -> Callable[[F], F]:
 def latest_option(what: str, most: int) -> Callable[[F], F]:
     """Return ``--limit`` for parts of one job: the latest, 0 for all; with this default."""
     return click.option(
-        "-n", "--limit", "count", type=click.IntRange(min=0), default=most, show_default=True,
+        "-n", "--limit", "count", type=click.IntRange(0, _COUNT_MAX), default=most,
+        show_default=True,
         help=f"So many of its {what}, the latest; 0 for all.",
     )  # fmt: skip
 

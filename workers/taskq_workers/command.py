@@ -22,6 +22,9 @@ _GUARDS: Final = frozenset({"processes", "reload", "leash", "place"})
 RELOAD_DRAIN_SECONDS: Final = 2.0
 _SEVERAL: Final = 2
 _AS_MANY: Final = "[default: as --concurrency]"
+_SLOTS_MAX: Final = 1_000_000
+_PROCESSES_MAX: Final = 10_000
+_DIGITS_MAX: Final = 9
 #: Parameters of jobs that run in this process.
 ONLY_HERE: Final = (
     "max_jobs",
@@ -58,13 +61,17 @@ def _logs(given: tuple[str, ...]) -> dict[str, int] | None:
     logs: dict[str, int] = {}
     for text in given:
         path, _, weight = text.rpartition("=")
-        is_weighed = bool(path) and weight.isascii() and weight.isdecimal()
+        is_weighed = bool(path) and _is_weight(weight)
         logs[path if is_weighed else text] = int(weight) if is_weighed else 1
     return logs
 
 
-def _number(name: str, text: str) -> Callable[[F], F]:
-    return click.option(name, type=click.IntRange(min=1), metavar="N", help=text)
+def _is_weight(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX
+
+
+def _number(name: str, text: str, most: int = 10**_DIGITS_MAX) -> Callable[[F], F]:
+    return click.option(name, type=click.IntRange(1, most), metavar="N", help=text)
 
 
 @click.command()
@@ -122,7 +129,7 @@ class _Command(click.Command):
 @click.option(
     "-c",
     "--concurrency",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, _SLOTS_MAX),
     default=pool.CONCURRENCY_DEFAULT,
     show_default=True,
     help="Jobs that run at a time.",
@@ -169,7 +176,9 @@ class _Command(click.Command):
     help="What running jobs get to finish when the worker is stopped.",
 )
 @_number(
-    "--processes", "So many worker processes; one that dies is started again. SIGHUP replaces them."
+    "--processes",
+    "So many worker processes; one that dies is started again. SIGHUP replaces them.",
+    _PROCESSES_MAX,
 )
 @click.option("--reload", is_flag=True, help="Start again when a .py file changes here.")
 @click.option(
@@ -330,7 +339,7 @@ def _names(queues: tuple[str, ...]) -> list[str] | dict[str, int] | None:
         name, _, weight = text.rpartition("=") if "=" in text else (text, "", "1")
         if name in weights:
             raise click.UsageError(f"-Q names the queue {name!r} twice: give it one weight")
-        if not name or not weight.isascii() or not weight.isdecimal():
+        if not name or not _is_weight(weight):
             raise click.UsageError(
                 f"-Q {text!r} is no queue and its weight: write -Q mail=3,bulk=1"
             )

@@ -43,7 +43,7 @@ def metrics(data_dir: Path | None, address: str | None) -> None:
         render.echo(serving.text_of(path), nl=False)
         return
     host, _, port = address.rpartition(":")
-    if not (port.isascii() and port.isdecimal()) or int(port) >= _PORTS:
+    if not (port.isascii() and port.isdecimal()) or int(port[:9]) >= _PORTS:
         raise WrongUsage(f"--serve {address!r} is no place to listen: write 9750 or 0.0.0.0:9750")
     with scrapes.serve(serving.registry_of(path), host or serving.HOST_DEFAULT, int(port)) as place:
         render.echo(f"metrics at {place}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, get_args
 
 import click
 
@@ -148,7 +148,7 @@ def _payload(argument: str | None, limit: int, *, has_task: bool) -> bytes:
             raise errors.WrongUsage(
                 "give the payload as an argument, as @FILE or on standard input"
             )
-        body = sys.stdin.buffer.read(limit + 1)
+        body = _read(sys.stdin.buffer, "standard input", limit)
         if argument is None and not body and not has_task:
             raise errors.WrongUsage(
                 "nothing was given, and standard input is empty: give the payload as an argument, "
@@ -156,7 +156,7 @@ def _payload(argument: str | None, limit: int, *, has_task: bool) -> bytes:
             )
     elif argument.startswith("@"):
         with Path(argument[1:]).open("rb") as file:
-            body = file.read(limit + 1)
+            body = _read(file, argument[1:], limit)
     else:
         body = argument.encode("utf-8", "surrogateescape")
     if len(body) > limit:
@@ -164,6 +164,13 @@ def _payload(argument: str | None, limit: int, *, has_task: bool) -> bytes:
             f"the payload is over {limit} bytes: put the data into a file and pass its path"
         )
     return body
+
+
+def _read(file: BinaryIO, name: str, limit: int) -> bytes:
+    try:
+        return file.read(limit + 1)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, name) from error
 
 
 def task_call(app: TaskQ, task: str, body: bytes) -> Call[Any]:

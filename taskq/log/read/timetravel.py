@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
 
 _FORMS: Final = 'give a span back from now ("2h"), a time ("2024-05-01T12:00") or an lsn (4711)'
+#: More digits than any lsn has.
+_LSN_DIGITS: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,7 @@ class Moment:
             UsageError: it is no span, no time and no lsn.
         """
         text = text.strip()
-        if text.isascii() and text.isdigit():
+        if text.isascii() and text.isdigit() and len(text) <= _LSN_DIGITS:
             return cls(lsn=int(text))
         try:
             return cls(time_ns=durations.moment_ns(datetime.fromisoformat(text).astimezone(), what))

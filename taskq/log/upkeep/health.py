@@ -56,6 +56,8 @@ def check_health(
     """
     disk = LocalDisk()
     log = _look_at(path, with_jobs=with_jobs)
+    if path.exists() and not path.is_dir():
+        return [log.readable]
     if log.copy_of:
         return [log.readable, Check("copy", True, f"{log.copy_of}: ask for its health there")]
     states = {
