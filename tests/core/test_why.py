@@ -174,12 +174,6 @@ def test_every_reason_is_in_the_table() -> None:
     assert {case[0] for case in _CASES} == set(Why) - of_readers
 
 
-def test_a_reason_has_until_and_the_number_of_jobs_ahead() -> None:
-    due = _NOW + _MINUTE
-    assert why(_facts(job=_job(State.SCHEDULED, due_ns=due))).until_ns == due
-    assert why(_facts(workers=_ONE, ahead_higher=3, ahead_older=4)).ahead == 7
-
-
 def test_a_limit_is_used_up_by_the_running_jobs_of_its_task_and_key_alone() -> None:
     agenda = Agenda()
     keys = (b"\x01\x01qt#a", b"\x01\x01pt#a", b"\x01\x01qt#b", b"\x01\x01qu#a", b"\x01\x01qt#a")

@@ -377,6 +377,16 @@ def test_a_lane_that_was_forgotten_may_be_named_by_settled_jobs_and_by_no_other(
         thaw_agenda(Columns(freeze_agenda(agenda)))
 
 
+def test_dead_letters_are_counted_anew_when_a_snapshot_is_read() -> None:
+    """Older versions froze too many at times."""
+    agenda = Filled().agenda
+    counted = agenda.queues.stats()
+    for lane in agenda.lanes:
+        if lane is not GONE:
+            lane.dead += 9
+    assert thaw_agenda(Columns(freeze_agenda(agenda))).queues.stats() == counted
+
+
 def test_what_is_frozen_is_written_down_for_ever() -> None:
     """Files hold it: another order or meaning needs another version in ``log.snapshot``."""
     filled = Filled()

@@ -800,15 +800,6 @@ def test_two_threads_that_empty_the_mailbox_take_no_job_twice(
     assert sorted(map(int, taken_by[0] + taken_by[1])) == list(range(count))
 
 
-def test_a_run_holds_no_more_than_a_batch_but_for_its_last_job(
-    mailbox: Mailbox, port: LoopPort
-) -> None:
-    for _ in range(10):
-        port.enqueue(MAIL, bytes(BATCH_BYTES_MAX // 3), None)
-    sizes = [len(bodies(request)) for request in taken(mailbox)]
-    assert sizes == [3, 3, 3, 1]
-
-
 def test_each_job_of_a_run_counts_toward_the_limit_of_the_mailbox(port: LoopPort) -> None:
     for _ in range(MAILBOX_MAX - 2):  # the request for all of them counts, too
         port.enqueue(MAIL, b"", None)
