@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -155,6 +156,31 @@ def test_a_payload_over_the_limit_is_refused_with_its_size() -> None:
         encode_loose("task", (text,), {})
     with pytest.raises(PayloadTooLarge, match=r"shop.buy: the result"):
         ResultCodec(signature).encode(text)
+
+
+class Plain:
+    """Nothing that pydantic could read."""
+
+
+@dataclass
+class Holder:
+    plain: Plain
+
+
+@pytest.mark.parametrize(
+    ("codec", "annotation", "place"),
+    [
+        (ArgumentCodec, Plain, "of parameter 'value' has no form in JSON: instead of .*Plain"),
+        (ResultCodec, Plain, "of the result has no form in JSON: instead of .*Plain"),
+        (ArgumentCodec, Holder, "Holder of 'value' has no form in JSON: use a built-in type"),
+        (ResultCodec, Holder, "Holder of 'the result' has no form in JSON: use a built-in type"),
+    ],
+)
+def test_an_annotation_without_a_form_in_json_is_named_with_its_parameter(
+    codec: Any, annotation: Any, place: str
+) -> None:
+    with pytest.raises(UsageError, match=f"shop.buy: the annotation .*{place}"):
+        codec(Signature("shop.buy", typed(annotation)))
 
 
 def test_an_annotation_that_only_the_type_checker_sees_is_explained() -> None:
