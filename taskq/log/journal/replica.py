@@ -113,9 +113,8 @@ class Replica(SegmentFiles):
     #: the file that names the log, and the folder of its segments
     IDENTITY = FILE
     LOG = "log"
-    #: bytes before the first frame of a segment, and of the largest body of one
+    #: bytes before the first frame of a segment
     START = _START
-    BODY_BYTES_MAX = codec.FRAME_BODY_MAX
     #: lsns that a new epoch leaves out
     LSN_SKIP = LSN_SKIP
 
@@ -259,24 +258,16 @@ class Replica(SegmentFiles):
         stem = data[last : last + _HEAD]
         return Border(behind.segment, base + at, base + last, stem), is_well
 
-    def add(self, data: bytes, behind: Border, *, syncs: bool = True) -> None:
-        """Write bytes after a border, durably; a new segment gets its name with it.
-
-        Without ``syncs``, bytes of an existing segment are on disk after ``sync``.
-        """
+    def add(self, data: bytes, behind: Border) -> None:
+        """Write bytes after a border, durably; a new segment gets its name with it."""
         path = self.file_path(behind.segment)
         if behind.offset:
             descriptor = self.descriptor(behind.segment)
             write_all(self._disk, descriptor, data, behind.offset)
-            if syncs:
-                self._disk.sync(descriptor)
+            self._disk.sync(descriptor)
         else:
             replace_file(self._disk, path, data)
             self.refresh()
-
-    def sync(self, segment: int) -> None:
-        """Have all of a segment be on disk."""
-        self._disk.sync(self.descriptor(segment))
 
     def let_go(self, segment: int) -> None:
         """Take a segment out of the copy, and remove its file."""
