@@ -345,6 +345,9 @@ async def test_the_server_writes_to_an_outbox_only_if_a_job_of_it_is_over(place:
     before = {file: file.stat().st_mtime_ns for file in path.rglob("*")}
     await place.server._outbox._settle_all()
     assert {file: file.stat().st_mtime_ns for file in path.rglob("*")} == before
+    await place.round()
+    await place.server._outbox._settle_all()
+    assert [job.state for job in _jobs(path)] == [State.EXPIRED] * 2, "its device has the end"
 
 
 @pytest.mark.parametrize("both", [False, True])
