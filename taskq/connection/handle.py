@@ -127,7 +127,10 @@ class JobHandle(Generic[R]):
     view_sync: Final = blocking(view)
 
     async def status(self) -> model.State:
-        """Return where the job is in its life, now."""
+        """Return where the job is in its life, now.
+
+        Compare it with ``State.DEAD``, or ``str()`` of it with "dead": a state is no text.
+        """
         return (await self._view()).state
 
     status_sync: Final = blocking(status)
