@@ -35,6 +35,8 @@ _log: Final = logging.getLogger("taskq")
 IN_PLACE_NS: Final = model.SECOND_NS
 #: If one task of a run waits, the others get this long after the last step to ask for another.
 _GRACE_SECONDS: Final = 0.01
+#: ... and at least as many turns of the loop.
+_GRACE_TURNS: Final = 10
 #: Name of the steps that call jobs; numbered like steps that people name.
 CALL: Final = "call"
 #: Key of the step that runs here.
@@ -102,9 +104,10 @@ class Attempt:
         self._registered: set[tuple[str, int]] = set()
         self.unwinding: dict[str, Any] | None = None
         self._busy = 0
-        #: ids of the tasks that asked for steps; loop time of the last step
+        #: ids of the tasks that asked for steps
         self._tasks: set[int] = set()
-        self._active = 0.0
+        #: how often a task asked for a step or ended one; whether a look at the end is due
+        self._active, self._looks = 0, False
         self._time_ns = self._read_at_ns = 0
 
     @classmethod
@@ -174,8 +177,7 @@ class Attempt:
         self._check_goes_on()
         if not self._read_at_ns:
             await self._loaded()
-        if self._waiters:
-            self._active = asyncio.get_running_loop().time()
+        self._active += 1
         if not self._in_thread:
             self._tasks.add(id(asyncio.current_task()))
         done = self._done.get((name, number))
@@ -408,20 +410,22 @@ class Attempt:
         return getattr(inspect.unwrap(task.fn), "__code__", None) if task is not None else None
 
     def _look_soon(self) -> None:
-        if not self._waiters:
-            return
-        loop = asyncio.get_running_loop()
-        self._active = loop.time()
-        if not self._busy:
-            loop.call_soon(self._look)
+        self._active += 1
+        if self._waiters and not self._busy and not self._looks:
+            self._looks = True
+            asyncio.get_running_loop().call_soon(self._look, self._active, 0)
 
-    def _look(self) -> None:
+    def _look(self, active: int, turns: int) -> None:
+        self._looks = False
         if self._busy or not self._waiters:
             return
-        loop = asyncio.get_running_loop()
-        left = self._active + _GRACE_SECONDS - loop.time()
-        if len(self._tasks) > 1 and left > 0:  # a finished step may lead to another
-            loop.call_later(left, self._look)
+        if active != self._active:
+            turns = 0
+        if len(self._tasks) > 1 and turns < _GRACE_TURNS:  # a finished step may lead to another
+            # After a stall the loop runs its other callbacks first.
+            self._looks = True
+            seconds = _GRACE_SECONDS / _GRACE_TURNS
+            asyncio.get_running_loop().call_later(seconds, self._look, self._active, turns + 1)
             return
         if not all(map(self._check_awaited, list(self._waiters))):
             return

@@ -13,6 +13,7 @@ import pytest
 
 from taskq import Failed, JobHandle, State, TaskQ, current_job, durable, retry
 from taskq.connection.connection import Packer
+from taskq.durable import attempt
 from taskq.durable.waits import DurableRun
 from taskq.errors import JobFailed, UsageError
 from taskq.testing import Sandbox
@@ -691,8 +692,15 @@ async def test_a_run_ends_well_however_else_its_waits_are_awaited(
     assert await job.result(5) == "paid"
 
 
-async def test_a_wait_that_is_cancelled_is_not_waited_for(app: TaskQ, box: Sandbox) -> None:
-    """The job waits for its second event alone: the first one does not wake it."""
+@pytest.mark.parametrize("grace", [0.01, 0.0])
+async def test_a_wait_that_is_cancelled_is_not_waited_for(
+    app: TaskQ, box: Sandbox, monkeypatch: pytest.MonkeyPatch, grace: float
+) -> None:
+    """The job waits for its second event alone: the first one does not wake it.
+
+    A loop that stalls for longer than the grace, which is like none at all, changes nothing.
+    """
+    monkeypatch.setattr(attempt, "_GRACE_SECONDS", grace)
 
     @app.task
     async def order() -> Any:
@@ -714,6 +722,28 @@ async def test_a_wait_that_is_cancelled_is_not_waited_for(app: TaskQ, box: Sandb
     await box.signal(job, "pay", 5)
     await box.drain()
     assert await job.result(5) == 5
+
+
+async def test_a_branch_with_work_left_goes_on_beside_a_wait_in_a_loop_that_stalls(
+    app: TaskQ, box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "_GRACE_SECONDS", 0.0)  # all of it passes in a stall
+    done: list[int] = []
+
+    async def work() -> None:
+        for number in range(5):
+            await durable.step("work", done.append, number)
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+    @app.task
+    async def order() -> None:
+        await asyncio.gather(durable.event("pay"), work())
+
+    job = await order.enqueue()
+    await box.drain()
+    assert done == [0, 1, 2, 3, 4]
+    assert "signal 'pay'" in (await job.why()).text
 
 
 # -- tries of a step -------------------------------------------------------------------------------
