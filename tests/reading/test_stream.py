@@ -54,7 +54,10 @@ async def test_a_stream_begins_at_the_oldest_segment_that_is_left(
 
     def found(stream: Stream, *args: Any) -> Any:
         place = find(stream, *args)
-        left.pop(0).unlink()
+        oldest = left.pop(0)
+        oldest.unlink()
+        if oldest.exists():
+            pytest.skip("a file that is open keeps its name here")
         return place
 
     async with TaskLog.open(tmp_path, segment_bytes=SEGMENT_BYTES_MIN) as log:

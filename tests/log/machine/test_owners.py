@@ -137,13 +137,14 @@ def test_a_log_with_a_file_for_a_folder_or_without_its_identity_is_named_in_full
     if name != "taskq.json":
         (log / name).touch()
     with (
-        pytest.raises(LogError, match=rf"{log}(/{name}: Not a|: {name} is missing)"),
+        pytest.raises(LogError) as refused,
         TaskLog.open(log),
     ):
         pass
+    assert str(refused.value).startswith((f"{log}: {name} is missing", f"{log / name}: Not a"))
     done = CliRunner().invoke(main, ["ls", "-d", str(log)])
     assert done.exit_code == (name != "owners"), done.output
-    wanted = f"{log}: {name} is missing" if name == "taskq.json" else f"{log}/{name}: Not a"
+    wanted = f"{log}: {name} is missing" if name == "taskq.json" else f"{log / name}: Not a"
     assert name == "owners" or wanted in done.output
 
 

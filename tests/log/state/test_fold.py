@@ -88,7 +88,7 @@ async def test_enqueues_are_answered_while_the_first_claim_builds_the_agenda(
         (delivery,) = await claim
         assert delivery.job_id == ids[0]
         # A batch waits for one step, or for as long as the last batch took.
-        assert answered > 3
+        assert answered > 2
         assert (await log.stats()).queues[0].ready == JOBS + answered - 1
 
 
