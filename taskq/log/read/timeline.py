@@ -16,7 +16,6 @@ from taskq.log.format.carried import Carried, decode_history
 from taskq.log.format.record import Record
 from taskq.log.machine.owners import owner_view
 from taskq.log.read.gauges import introductions
-from taskq.log.state.job_history import read_job
 
 if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
@@ -127,11 +126,6 @@ def steps_of(records: Iterable[Record]) -> tuple[StepView, ...]:
         view = StepView(step.title, form, step.began_ns, ended_ns, record.attempt, value)
         steps.setdefault(step.place, view)
     return tuple(steps[place] for place in sorted(steps))
-
-
-def timeline(journal: Journal, job: int) -> tuple[JobEvent, ...]:
-    story = read_job(journal, job)
-    return () if story is None else name_workers(journal, events_of(story.records))
 
 
 def events_of(records: Iterable[Record]) -> list[JobEvent]:

@@ -14,7 +14,7 @@ from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log import requests
 from taskq.log.config import QueuePolicy
-from taskq.log.read.selection import letters
+from taskq.log.read.selection import DeadFilter, dead_page, letters
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
 from taskq.log.upkeep import retention as deadkeep
 from tests.log.world import PLAIN, SMALL, Process, World, keeping, tend
@@ -160,6 +160,19 @@ def test_a_requeue_respects_the_limit_of_keys() -> None:
 
 
 # -- finding them ---------------------------------------------------------------------------------
+
+
+def test_pages_together_find_every_letter_once(process: Process) -> None:
+    jobs = [dead_letter(process) for _ in range(7)]
+    numbers: list[int] = []
+    start = 0
+    while True:
+        page = dead_page(process.committer.sight, DeadFilter(error="no"), start, jobs[6], 2)
+        numbers += page.items
+        start = page.following
+        if not start:
+            break
+    assert numbers == jobs[:6]
 
 
 def test_large_letters_are_requeued_in_slices(process: Process) -> None:

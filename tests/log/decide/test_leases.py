@@ -13,7 +13,7 @@ from taskq.core.schedules import SCHEDULES_MAX, ScheduleState, TickRecord, apply
 from taskq.core.sources import checked_move
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format.notes import decode_ticked, encode_ticked
-from taskq.log.read.jobs import JobFilter
+from taskq.log.read.jobs import JobFilter, each_job, tell_jobs
 from taskq.log.read.selection import waiting_page
 from taskq.log.requests import (
     ClaimRequest,
@@ -35,6 +35,25 @@ _YEAR: Final = 365 * 24 * _HOUR
 _COMPACTED: Final = keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None)
 _AGAIN: Final = EnqueueSpec(task="mail.send", attempts=0)
 _FILL: Final = EnqueueSpec("fill", "run", 1, 0)
+
+
+def test_all_views_of_a_job_agree_on_its_times(world: World, process: Process) -> None:
+    jobs = [process.enqueue(b"", Extras(expires_ns=10**15), _AGAIN) for _ in range(4)]
+    world.clock.step(_YEAR)
+    (first, second) = process.claim(2)
+    process.settle(first)
+    process.settle(second, Kind.RETRIED, delay_ns=SECOND_NS)
+    world.clock.step(-_HOUR)
+    process.claim(1)
+    world.clock.step(3 * _HOUR)
+    process.enqueue(b"", spec=_FILL)
+    now_ns = world.clock.wall_ns()
+    reader = world.reader()
+    one_by_one = [world.job(job) for job in jobs]
+    assert len({view.expires_ns for view in one_by_one}) == 2
+    assert tell_jobs(reader, jobs, now_ns) == one_by_one
+    exported = {view.lsn: view for view in each_job(reader, JobFilter(task="mail.send"), now_ns)}
+    assert [exported[job] for job in jobs] == one_by_one
 
 
 # -- ticks -----------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from taskq.log.read.history import (
     HOUR_NS,
     TASKS_MAX,
     History,
+    _drop,
     class_of,
     middle_of,
 )
@@ -266,6 +267,12 @@ def test_a_file_that_the_disk_refused_is_written_later(monkeypatch: pytest.Monke
     after = History(process.journal)
     after.load()
     assert counts(after) == counts(known)
+
+
+def test_a_clock_that_jumps_about_leaves_few_counts() -> None:
+    known = dict.fromkeys(range(100))
+    _drop(known, 10, 20)
+    assert list(known) == list(range(40))
 
 
 def test_a_fold_reads_the_file_again_only_after_another_process_wrote_it(

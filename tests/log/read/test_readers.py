@@ -145,6 +145,7 @@ def test_a_lock_file_that_was_forgotten_meanwhile_is_no_lock(tmp_path: Path) -> 
         take(tmp_path)
     assert second.load() is None
     second.release()
+    second.release()
 
 
 def test_the_compactor_learns_of_every_reader_and_stumbles_over_no_junk(
