@@ -215,3 +215,29 @@ def test_a_queue_that_is_always_nearly_empty_does_not_grow(
     left = [job for job in range(1, 3_201) if every > 1 and not job % every]
     assert [chunk.ids[at] for chunk, at in table] == left
     assert sum(len(chunk.ids) for chunk in table._chunks) <= 64 + 8 * len(left)
+
+
+def test_rows_come_and_go_at_any_place_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dead letters die in any order: ids far below the last fill its parts, which are split."""
+    monkeypatch.setattr(jobtable, "CHUNK", 32)
+    table, rows, chance = JobTable(), dict[int, tuple[int, int, int]](), Random(1)
+    first, some = range(1, 32), [chance.randrange(1, 900) for _ in range(4_000)]
+    last = 0
+    for job in (*first, 320, *first, 32, 32, 33, 33, *range(128, 192), *some, *range(900, 1_300)):
+        chunk = table.find(job)
+        assert (chunk is not None) == (job in rows)
+        if chunk is None:
+            rows[job] = job * 3, 1, 9
+            (table.add if job > last else table.insert)(job, *rows[job])
+            last = max(last, job)
+        else:
+            at = table.index
+            assert (chunk.locations[at], chunk.lanes[at], chunk.metas[at]) == rows.pop(job)
+            table.remove(chunk, at)
+        assert table.live == len(rows)
+        assert all(part.live for part in table._chunks[:-1])
+    assert [chunk.ids[at] for chunk, at in table] == sorted(rows)
+    for first_id, chunk in zip(table._firsts, table._chunks, strict=True):
+        assert first_id == chunk.ids[0]
+        assert chunk.live == sum(map(bool, chunk.metas[: chunk.used]))
+    assert sum(len(chunk.ids) for chunk in table._chunks) <= 128 + 8 * len(rows)
