@@ -227,10 +227,10 @@ def test_a_hub_that_is_killed_goes_on_where_it_was_and_commands_say_so(
     assert (done.exit_code, "cannot be reached" in done.stderr) == (1, True)
     command = (sys.executable, "-m", "taskq", "hub", "serve", hub, "--bind", f"127.0.0.1:{port}")
     with running(port, *command) as server:
+        assert "152 B sent" in taskq(*send).stdout  # it answers, so it holds the lock
         assert taskq("hub", "serve", hub).exit_code == 1
         refused = taskq("hub", "serve", tmp_path / "other", *command[-2:])
         assert (refused.exit_code, "serving" in refused.stderr) == (1, False)
-        assert "152 B sent" in taskq(*send).stdout
         taskq("put", "two", "-d", log)
         server.kill()
     with running(port, *command):
