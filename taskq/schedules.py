@@ -73,7 +73,8 @@ class Every:
         return [n * self.interval_ns for n in range(max(first, last - count + 1), last + 1)]
 
     def __str__(self) -> str:
-        return f"every {timedelta(microseconds=self.interval_ns // 1_000)}"
+        span = str(timedelta(microseconds=self.interval_ns // 1_000))
+        return f"every {span.removesuffix(', 0:00:00')}"
 
 
 class _Fields:

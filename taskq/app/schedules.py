@@ -317,6 +317,11 @@ def schedule_of(
         )
     if (cron is None) == (every is None):
         raise errors.UsageError(f"the schedule {name!r} takes either cron= or every=")
+    if every is not None and tz != "UTC":
+        raise errors.UsageError(
+            f"tz of the schedule {name!r} is {tz!r:.60}: it is for cron=, and every= counts from "
+            f"1970 in UTC"
+        )
     return Schedule(name, rule_of(cron, every, tz), call, lambda: call, choices)
 
 
