@@ -147,8 +147,17 @@ def _look_in_list(schema: Any) -> Look | None:
 
 def _look_in_dict(schema: Any) -> Look | None:
     keys = schema.get("keys_schema", _ANY)["type"]
-    look = _inner(schema, "values_schema")
-    return _look_in(look, is_plain=keys in {"any", "str"}, parts=dict.items)
+    inner = _inner(schema, "values_schema")
+    in_values = _look_in(inner, is_plain=keys in {"any", "str"}, parts=dict.items)
+    if keys != "any" or in_values is find_changed:
+        return in_values
+
+    def look(value: Any) -> Changed | None:
+        if not _TEXT.issuperset(map(type, dict.keys(value))):
+            return Changed((), value)
+        return in_values and in_values(value)
+
+    return look
 
 
 def _inner(schema: Any, name: str) -> Look | None:

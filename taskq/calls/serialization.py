@@ -385,7 +385,7 @@ class ResultCodec:
                 f"{self._task}: no {part} comes back from JSON, so -> {self._text} is no result: "
                 f"{_READABLE}"
             )
-        self._takes_none = plain.isinstance_python(None)
+        self._takes_none = _takes_none(plain)
         self._look = loose.look_for(schema)
         self._way = JsonForm(
             self._validator, serializer, is_kept=loose.is_kept(schema, floats=False)
@@ -487,6 +487,13 @@ class ResultCodec:
         if problem:
             raise errors.UsageError(f"{self._task}: the result (-> {self._text}) {problem}")
         return body
+
+
+def _takes_none(validator: SchemaValidator) -> bool:
+    try:
+        return validator.isinstance_python(None)
+    except Exception:  # noqa: BLE001 - a validator of the type may raise anything
+        return False
 
 
 def _optional(annotation: Any) -> Any:

@@ -16,7 +16,7 @@ from taskq.connection.connection import Connection, split_job_id
 from taskq.core import durations, errors, model, parsing, views
 from taskq.core.values import TypedDict, dataclass
 from taskq.log.read import selection
-from taskq.log.read.jobs import JobFilter
+from taskq.log.read.jobs import EVERY, JobFilter
 from taskq.log.requests import LETTERS_MAX, WITHDRAWN_MAX, Edit, Letter, Rewrite
 
 # Acts on many jobs: filters and results.
@@ -72,7 +72,7 @@ def checked_limit(limit: int, what: str = "limit") -> int:
     limit = parsing.whole(limit, what)
     if limit < 1:
         raise errors.UsageError(f"{what} is {limit}, it must be 1 or more")
-    return limit
+    return min(limit, EVERY)
 
 
 async def sweep(

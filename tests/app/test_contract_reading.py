@@ -58,6 +58,7 @@ async def test_the_next_jobs_are_shown_in_the_order_of_their_claims(front: Front
     shown = [view.payload for view in await front.ask("peek")]
     assert shown == [front.payload(number) for number in "251403"]
     assert len(await front.ask("peek", 2)) == 2
+    assert len(await front.ask("peek", 10**30)) == 6
     assert await front.ask("peek", queue="other") == []
 
 

@@ -31,6 +31,7 @@ from pydantic import (
     ConfigDict,
     Field,
     Json,
+    PlainValidator,
     PrivateAttr,
     RootModel,
     SecretStr,
@@ -244,6 +245,8 @@ class Pair(NamedTuple):
 
 Bare = collections.namedtuple("Bare", "a b")  # noqa: PYI024 - without types
 Roots = RootModel[list[int]]
+#: An int whose validator raises a TypeError for None.
+Fussy = Annotated[int, PlainValidator(int)]
 LOGIN: Final = Login.model_validate({"password": "x"})
 BERLIN: Final = zoneinfo.ZoneInfo("Europe/Berlin")
 NOW: Final = dt.datetime(2030, 6, 2, 4, 5, 6, 7, tzinfo=dt.UTC)
@@ -293,6 +296,7 @@ KEPT: list[tuple[Any, list[Any]]] = [
     (Annotated[Cat | Dog, Field(discriminator="kind")], [Dog(type="dog")]),
     (Any, ["", 2**200, 1e300, [], {}, [[]], {"a": {"b": [1]}}]), (list, [[1, "a"]]),
     (dict, [{"a": 1}]), (dict[str, Any], [{"a": [1]}]), (dict[int, Any], [{1: "a"}]),
+    (dict[Any, int], [{"a": 1}]), (Fussy, [5]),
     (list[dict[str, Any]], [[{"a": 1}]]), (tuple, [(1, "a")]), (tuple[int, Any], [(1, [2])]),
     (set, [{1, "a"}]), (OpenRow, [{"at": NOW, "rest": 1}]), (object, ["x"]),
 ]  # fmt: skip
@@ -328,7 +332,8 @@ REFUSED: list[tuple[Any, list[Any]]] = [
     (Annotated[int, AfterValidator(lambda value: value + 1)], [1]), (list, [[NOW]]),
     (dict, [{"a": NOW}]), (dict[str, Any] | None, [{"a": b"x"}]), (dict[int, Any], [{1: NOW}]),
     (list[dict[str, Any]], [[{"a": Decimal(1)}]]), (tuple, [(1, NOW)]), (set, [{1, b"x"}]),
-    (OpenRow, [{"at": NOW, "rest": NOW}]), (object, [NOW]),
+    (OpenRow, [{"at": NOW, "rest": NOW}]), (object, [NOW]), (dict[Any, int], [{1: 1}]),
+    (list[dict[Any, list[int]]], [[{None: [1]}]]), (dict[Any, Any], [{True: 1}]),
 ]  # fmt: skip
 #: Values that only some versions of pydantic and typing bring back.
 EITHER: list[tuple[Any, list[Any]]] = [
