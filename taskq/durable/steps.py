@@ -23,6 +23,7 @@ from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.retry import Decision, RetryAfter, RetryPolicy, Snooze, exponential
 from taskq.core.values import NamedTuple
 from taskq.durable.attempt import IN_PLACE_NS, Attempt, Suspended, Tries, step_here, undoing_here
+from taskq.limits import Deadline
 from taskq.log.decide.ends import UNDO
 from taskq.log.machine.threads import on_thread
 
@@ -145,7 +146,7 @@ class StepAttempt(Attempt):
             step_here.reset(token)
 
     async def _run_limited(self, call: StepCall, limit_ns: int) -> Any:
-        limit = asyncio.timeout(limit_ns / model.SECOND_NS)
+        limit = Deadline(limit_ns / model.SECOND_NS)
         tracer = tracing.tracer
         try:
             with telemetry.stepping(call.name, call.number, tracer) if tracer else nullcontext():

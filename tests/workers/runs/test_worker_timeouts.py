@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import threading
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from pathlib import Path
 from time import monotonic
@@ -13,19 +14,33 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, field_validator
 
-from taskq import Snooze, SoftTimeout, State, TaskLog, TaskQ, current_job
-from taskq.core.records import Kind
+from taskq import (
+    JobContext,
+    Snooze,
+    SoftTimeout,
+    State,
+    TaskLog,
+    TaskQ,
+    current_job,
+    durable,
+)
+from taskq.conditions import condition
+from taskq.core.records import Cause, Kind
 from taskq.errors import JobCancelled
 from taskq.log.requests import ClaimRequest, Settlement
 from taskq_workers import Worker
+from taskq_workers.children import runner, wire
 from taskq_workers.events import JobFinished
 from taskq_workers.runs import executors, timeouts
+from taskq_workers.slots.shipping import RemoteOutcome
 from tests.programs import run_python, run_taskq
 from tests.workers.conftest import Listen
 from tests.workers.fakes import FakeApp, Held
 
 SECONDS = 30
 FAST = 0.02
+#: in a child, without a value
+ENDED = RemoteOutcome(0, Kind.SUCCEEDED, None, 0, int(Cause.CALLER), (), 0.0)
 
 
 async def settle_one(fake: FakeApp, task: Any) -> Settlement:
@@ -145,6 +160,60 @@ async def test_time_in_line_for_a_thread_is_not_counted(fake: FakeApp) -> None:
         go_on.set()
         settled = await fake.fake.settlements(2)
     assert {settlement.kind for settlement in settled} == {Kind.SUCCEEDED}
+
+
+@pytest.mark.parametrize(
+    "way", ["timeout", "soft", "thread", "middleware", "step", "child", "probe"]
+)
+async def test_an_answer_that_came_while_the_loop_stood_still_is_in_time(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    loop = asyncio.get_running_loop()
+    began, answer, answered = asyncio.Event(), loop.create_future(), threading.Event()
+
+    def afar(*_: object) -> asyncio.Future[wire.JobDone]:
+        began.set()
+        return answer
+
+    async def wait() -> bool:
+        return await afar() is not None
+
+    def block() -> None:
+        loop.call_soon_threadsafe(began.set)
+        assert answered.wait(SECONDS)
+
+    async def step() -> None:
+        await durable.step("ask", wait, timeout=5)
+
+    monkeypatch.setattr(runner.Child, "run", afar)
+    monkeypatch.setattr(runner.Child, "kill", lambda _, error=None: answer.set_exception(error))
+    probe = condition(wait, every="1h", timeout=5)
+    app.task(name="timeout", timeout=5)(wait)
+    app.task(name="soft", soft_timeout=5)(wait)
+    app.task(name="thread", timeout=5)(block)
+    app.task(name="step")(step)
+    app.task(name="middleware", timeout=5)(nothing)
+    app.task(name="probe", requires=[probe])(nothing)
+    app.task(name="child", timeout=5, runs_in="process")(nothing)
+    if way == "middleware":
+
+        @app.middleware
+        async def around(_: JobContext) -> AsyncIterator[None]:
+            await wait()
+            yield
+
+    async with app, Worker(app):
+        job = await app.tasks[way].options(attempts=1).enqueue()
+        await asyncio.wait_for(began.wait(), SECONDS)
+        late = monotonic() - loop.time() + SECONDS
+        for clock, name in ((loop, "time"), (executors, "monotonic")):
+            monkeypatch.setattr(clock, name, lambda: monotonic() + late)
+        loop.call_soon(loop.call_soon, answer.set_result, wire.JobDone(ENDED, 0))
+        answered.set()
+        await job.result(SECONDS)
+
+
+def nothing() -> None: ...
 
 
 def test_a_soft_timeout_that_was_asked_for_as_the_call_ended_is_taken_back(

@@ -19,6 +19,7 @@ from anyio import move_on_after
 
 import taskq.telemetry as telemetry
 from taskq import ChildDied, JobContext, Task, TaskQ, engine, hooks
+from taskq.limits import Alarm
 from taskq_workers.children import programs, wire
 from taskq_workers.runs import executors, guards, joblogs, lifespans, system, timeouts
 from taskq_workers.slots import feed, shipping
@@ -381,7 +382,7 @@ class ProcessRunner:
         if task.timeout is not None and left is not None:
             timeouts.tell_deadline(left)
             reason = timeouts.too_long(task.timeout, ": its child process was killed")
-            limit = self._loop.call_later(left, _expire, child, done, reason)
+            limit = Alarm(left, lambda: _expire(child, done, reason))
         try:
             ended = (await done).ended
         except asyncio.CancelledError:

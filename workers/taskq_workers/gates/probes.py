@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from anyio import CancelScope, sleep_forever
 
+from taskq.limits import Deadline
 from taskq_workers.runs import lifespans, reasons
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Probe:
     async def _probe(self, now: float) -> None:
         condition = self.condition
         # A cancel scope would cancel a probe that ignores it for ever.
-        limit = asyncio.timeout(condition.timeout_seconds)
+        limit = Deadline(condition.timeout_seconds)
         try:
             async with limit:
                 problem = await condition.problem()

@@ -16,6 +16,7 @@ from time import monotonic
 from typing import Any, Final, Protocol, TypeAlias
 
 from taskq import SoftTimeout, Task, errors, hooks, values
+from taskq.limits import Alarm
 from taskq_workers.runs import guards, joblogs, lifespans, system, timeouts
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
@@ -182,7 +183,7 @@ class ThreadRunner:
         call = _Call(watched or function, args, kwargs, future)
         self._calls.put(call)
         if watched is not None:
-            watched.start(self._loop, future)
+            watched.start(future)
         try:
             value, error = await future
         except asyncio.CancelledError:
@@ -303,7 +304,7 @@ class _Watched:
         self._began = 0.0
         self._asks = self._over = False
         self._asked = threading.Event()
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._timers: dict[str, Alarm] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         timeouts.tell_deadline(self._hard)
@@ -324,11 +325,11 @@ class _Watched:
                 raise
         return value
 
-    def start(self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[ThreadResult]) -> None:
+    def start(self, future: asyncio.Future[ThreadResult]) -> None:
         if self._hard is not None:
-            self._arm(loop, "hard", self._hard, lambda: self._on_hard(future))
+            self._arm("hard", self._hard, lambda: self._on_hard(future))
         if self._soft is not None:
-            self._arm(loop, "soft", self._soft, self._on_soft)
+            self._arm("soft", self._soft, self._on_soft)
 
     def stop(self) -> None:
         for timer in self._timers.values():
@@ -336,22 +337,17 @@ class _Watched:
         self._timers.clear()
 
     def _arm(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        name: str,
-        seconds: float,
-        ring: Callable[[], None],
-        wait: float | None = None,
+        self, name: str, seconds: float, ring: Callable[[], None], wait: float | None = None
     ) -> None:
         def look() -> None:
             # Until a thread takes the call its time has not begun.
             left = self._began + seconds - monotonic() if self._began else seconds
             if left > 0:
-                self._arm(loop, name, seconds, ring, left)
+                self._arm(name, seconds, ring, left)
             else:
                 ring()
 
-        self._timers[name] = loop.call_later(seconds if wait is None else wait, look)
+        self._timers[name] = Alarm(seconds if wait is None else wait, look)
 
     def _on_hard(self, future: asyncio.Future[ThreadResult]) -> None:
         if not future.done() and self._told is not None:

@@ -14,6 +14,7 @@ from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskStatus
 
 from taskq import Task, TaskQ, engine, errors, hooks
+from taskq.limits import Deadline
 from taskq_workers.runs.reasons import describe
 
 T = TypeVar("T")
@@ -26,8 +27,10 @@ def begin(code: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
 
 async def until_done(tasks: Collection[asyncio.Task[Any]], seconds: float) -> bool:
     """Wait for the tasks, without ending them; whether all are done."""
-    _, late = await asyncio.wait(tasks, timeout=seconds)
-    return not late
+    with contextlib.suppress(TimeoutError):
+        async with Deadline(seconds):
+            await asyncio.wait(tasks)
+    return all(task.done() for task in tasks)
 
 
 _log: Final = logging.getLogger("taskq.worker")

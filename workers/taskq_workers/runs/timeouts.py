@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 from taskq import SoftTimeout, Task, hooks, values
+from taskq.limits import Alarm, Deadline
 
 
 class TimeLimits(values.NamedTuple):
@@ -57,7 +58,7 @@ def with_limits(
     async def call(*args: Any, **kwargs: Any) -> Any:
         left = left_of(hard)
         tell_deadline(left)
-        limit = asyncio.timeout(left)
+        limit = Deadline(left)
         try:
             async with limit:
                 coroutine = function(*args, **kwargs)
@@ -89,7 +90,7 @@ class Softened:
         task = asyncio.current_task()
         assert task is not None
         self._before = task.cancelling()
-        timer = asyncio.get_running_loop().call_later(self._seconds, self._ring, task)
+        timer = Alarm(self._seconds, lambda: self._ring(task))
         coroutine, error, sent = self._coroutine, None, None
         try:
             while True:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from time import monotonic
@@ -10,6 +9,7 @@ from typing import Any, Final
 
 from taskq import JobContext, Task, engine, hooks
 from taskq.hooks import running_job
+from taskq.limits import Deadline
 from taskq_workers.runs.timeouts import tell_deadline, too_long
 from taskq_workers.slots.shipping import RemoteOutcome, error_of
 
@@ -87,7 +87,7 @@ class _InTime:
         return is_forgotten
 
     async def _within(self, step: Coroutine[Any, Any, Any], least: float) -> Any:
-        limit = asyncio.timeout(max(self._job.ends_at - monotonic(), least))
+        limit = Deadline(max(self._job.ends_at - monotonic(), least))
         try:
             async with limit:
                 return await step
