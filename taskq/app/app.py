@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import typing
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -702,11 +703,35 @@ class TaskQ(holder.LogHolder):
         return self
 
     async def __aenter__(self) -> Self:
-        return await self.open()
+        with self._block():
+            return await self.open()
+
+    async def __aexit__(self, *_exc: object) -> None:
+        for connection in self._connections():
+            await connection.aclose(block_ends=True)
 
     def __enter__(self) -> Self:
         refuse_in_loop("with app", "async with app")
-        return self.open_sync()
+        with self._block():
+            return self.open_sync()
+
+    def __exit__(self, *_exc: object) -> None:
+        refuse_in_loop("with app", "async with app")
+        for connection in self._connections():
+            connection.close(block_ends=True)
+
+    @contextlib.contextmanager
+    def _block(self) -> Iterator[None]:
+        """Count a ``with`` block, unless the log cannot be opened; the last one closes it."""
+        connections = self._connections()
+        for connection in connections:
+            connection.enter()
+        try:
+            yield
+        except BaseException:
+            for connection in connections:
+                connection.enter(-1)
+            raise
 
     def worker(
         self, concurrency: int = 8, queues: Queues | None = None, **options: Unpack[WorkerOptions]

@@ -321,6 +321,8 @@ class Connection:
         self.refusal = ""
         self.is_routed = False
         self._closed = False
+        #: ``with`` blocks that are open, one within another or side by side
+        self._blocks = 0
         #: within ``_lock``, which is reentrant
         self._is_opening = False
         self._tag = Tag("")
@@ -426,24 +428,36 @@ class Connection:
         with self._lock:
             self._closed = False
 
-    def close(self) -> None:
-        """Drain and close, blocking until every request is answered. Legal twice."""
+    def enter(self, count: int = 1) -> None:
+        """Count a block that needs the log open; -1 takes it back."""
+        with self._lock:
+            self._blocks += count
+
+    def close(self, *, block_ends: bool = False) -> None:
+        """Drain and close, blocking until every request is answered. Legal twice.
+
+        Args:
+            block_ends: close only if no other block needs the log.
+        """
         if self.current is not None:
             from taskq.log.machine.threads import refuse_inside  # noqa: PLC0415 - it is loaded
 
             refuse_inside(self.path)
         with self._lock:
+            self._blocks = max(self._blocks - 1, 0) if block_ends else 0
+            if self._blocks:
+                return
             store, self.current = self.current, None
             self._closed = True
             if store is not None:
                 store.close()
 
-    async def aclose(self) -> None:
+    async def aclose(self, *, block_ends: bool = False) -> None:
         """Do as ``close``, off the event loop."""
         if self.current is None and self._opening is None:
-            self._closed = True
+            self._closed, self._blocks = True, 0
             return
-        await blocking.off_loop(self.close)
+        await blocking.off_loop(functools.partial(self.close, block_ends=block_ends))
 
     def check_tag(self, tag: str, lsn: int) -> None:
         """Refuse an id of another log, once the store is open.

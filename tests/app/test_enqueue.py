@@ -63,6 +63,35 @@ def test_one_app_serves_many_event_loops(tmp_path: Path) -> None:
     app.close_sync()
 
 
+async def test_the_last_of_several_blocks_of_an_app_closes_it(app: TaskQ) -> None:
+    """One within another, of another thread, and one that cannot open; ``close`` ends all."""
+    add = add_task(app)
+
+    def beside() -> None:
+        with app:
+            add.enqueue_sync(1)
+
+    async with app:
+        async with app:
+            await asyncio.to_thread(beside)
+            await add.enqueue(2)
+        await asyncio.to_thread(beside)
+        await add.enqueue(3)
+    assert app._connection.current is None
+    app.data_dir.rename(app.data_dir.with_name("away"))
+    app.data_dir.touch()
+    with pytest.raises(errors.LogError):
+        await app.__aenter__()
+    app.data_dir.unlink()
+    async with app, app:
+        await app.close()
+        with pytest.raises(errors.LogClosed):
+            await add.enqueue(4)
+    async with app:
+        await add.enqueue(5)
+    assert app._connection.current is None
+
+
 async def test_a_close_during_the_opening_leaves_nothing_open(tmp_path: Path) -> None:
     app = TaskQ(tmp_path / "data", durability="os")
     opening = asyncio.ensure_future(app.open())
