@@ -19,7 +19,7 @@ from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
 from taskq_plugins.fleet import inventory, places
 from taskq_plugins.fleet.places import FleetError, LogTwice, Memory, SegmentFile
-from tests.fleet.made_logs import SKIP, MadeLog, damage, enqueued
+from tests.fleet.made_logs import SKIP, MadeLog, enqueued
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -127,23 +127,6 @@ def test_a_copied_log_that_went_on_is_an_error_that_names_both_directories(tmp_p
     assert [log.device for log in places.find_logs(tmp_path, frozenset({"b"}))] == ["b"]
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"format": 9, "log_id": "x", "created_ns": 1}'])
-def test_an_identity_that_does_not_read_is_named_and_can_be_left_out(
-    tmp_path: Path, content: str
-) -> None:
-    MadeLog(tmp_path / "good")
-    bad = MadeLog(tmp_path / "bad")
-    (bad.path / "taskq.json").write_text(content)
-    with pytest.raises(FormatError, match=r"bad/taskq.json"):
-        places.find_logs(tmp_path)
-    problems: list[LogError] = []
-    assert [
-        log.device
-        for log in places.find_logs(tmp_path, on_problem=lambda error, _: problems.append(error))
-    ] == ["good"]
-    assert len(problems) == 1
-
-
 def test_pipes_in_the_place_of_files_hold_up_nobody(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     os.mkfifo(tmp_path / "a" / "taskq.json")
@@ -207,14 +190,6 @@ def test_a_torn_tail_is_not_read_whatever_is_left_of_the_frame(tmp_path: Path) -
     # After a power loss the file may be as long as it was, and hold zeros.
     made.file.write_bytes(whole[: last.offset + 60].ljust(last.end, b"\0"))
     assert durable_mark(only(made.path)) == mark_after(made, 1)
-
-
-def test_damage_before_the_end_does_not_end_the_log(tmp_path: Path) -> None:
-    for at in (0, 20, 60):
-        made = MadeLog(tmp_path / str(at))
-        frames = [made.enqueue(2) for _ in range(4)]
-        damage(frames[1], at)
-        assert durable_mark(only(made.path)) == mark_after(made)
 
 
 def test_what_nobody_synced_counts_once_this_process_has_synced_it(

@@ -276,21 +276,14 @@ def test_a_run_is_done_once_under_its_name(tmp_path: Path) -> None:
     assert again.exit_code == 0
     assert "was done before, so nothing was enqueued; name another with --run" in again.output
     assert json.loads(replay("--yes", "--json").output)["done_before"] is True
+    for name in ("a/b", "x" * 200):
+        failed = replay("--yes", "--run", name)
+        assert (failed.exit_code, "run name" in failed.output) == (2, True)
     assert len(jobs(tmp_path / "data")) == 1
     assert replay("--yes", "--run", "second").output == "enqueued 2 jobs once more (run second)\n"
     assert replay("--yes", where="job = 1").output.startswith("enqueued 1 job once more")
     assert len(jobs(tmp_path / "data")) == 4
     assert sum(file.rows for file in made.files("jobs")) == 2
-
-
-@pytest.mark.parametrize("name", ["a/b", "x" * 200])
-def test_a_name_that_no_run_can_have_is_refused_before_jobs_are_read(
-    name: str, tmp_path: Path
-) -> None:
-    fill(tmp_path / "lake", [job(1)])
-    failed = replay("--yes", "--run", name)
-    assert (failed.exit_code, "run name" in failed.output) == (2, True)
-    assert not (tmp_path / "data").exists()
 
 
 def test_jobs_that_are_not_over_are_left_alone(tmp_path: Path) -> None:

@@ -323,14 +323,3 @@ def test_a_batch_that_was_begun_is_finished_from_the_lake_alone(
     else:
         step(tmp_path, tmp_path / "lake", UNLIMITED)
     assert table_rows(tmp_path / "lake", *BASE) == table_rows(tmp_path / "undisturbed", *BASE)
-
-
-def test_records_of_the_lake_name_their_batch(tmp_path: Path) -> None:
-    made = MadeLog(tmp_path / "hub" / "dev")
-    for _ in range(3):
-        made.enqueue(2)
-        drain(tmp_path, tmp_path / "lake", UNLIMITED)
-    rows = Lake.open(tmp_path / "lake").dataset("records").to_table(columns=["lsn", "batch"])
-    assert sorted(tuple(row.values()) for row in rows.to_pylist()) == [
-        (1, 0), (2, 0), (3, 1), (4, 1), (5, 2), (6, 2),
-    ]  # fmt: skip

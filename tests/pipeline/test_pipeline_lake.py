@@ -26,7 +26,7 @@ from taskq_plugins.spark.errors import (
 )
 from taskq_plugins.spark.lake import store
 from taskq_plugins.spark.lake.store import BASE, SMALL_FILES_MAX, Lake
-from tests.cli.helpers import taskq, taskq_json
+from tests.cli.helpers import taskq
 from tests.pipeline.kit import NOON, SECOND, fill, job, live, put, run_here
 
 if TYPE_CHECKING:
@@ -279,11 +279,13 @@ def test_a_lake_is_asked_as_a_log_is(lake_asked: Lake) -> None:
     )
     named = ask(lake_asked, "FROM job")
     assert (named.exit_code, "The tables are: jobs" in named.output) == (2, True)
-    shown = ask(lake_asked, "SELECT settled_at, headers, payload FROM jobs LIMIT 2", "--json")
+    query = "SELECT settled_at, headers, payload, payload_text FROM jobs LIMIT 2"
+    shown = ask(lake_asked, query, "--json")
     noon = {"settled_at": "2024-05-01T12:00:00+00:00", "headers": {"a": "b"}}
     assert json.loads(shown.output) == [
-        noon | {"payload": "{}"}, noon | {"payload": {"base64": "/wA="}}
-    ]  # fmt: skip
+        noon | {"payload": "{}", "payload_text": "{}"},
+        noon | {"payload": {"base64": "/wA="}, "payload_text": None},
+    ]
     bars = ask(lake_asked, "SELECT hour(settled_at), bar(count(*), 0, 4, 8) FROM jobs GROUP BY ALL")
     assert bars.output.count("████████") == 2, "a picture is SQL, too"
 
@@ -357,15 +359,3 @@ def test_tables_that_were_set_back_one_by_one_are_refused(
         put(lake_asked, table, rows, number)
     with pytest.raises(LakeDamaged, match=f"other batches each .records {numbers[0]}, attempts"):
         lake_asked.reached()
-
-
-def test_a_payload_is_asked_for_as_text(tmp_path: Path) -> None:
-    """It is JSON for the most part; bytes that are no text are none."""
-    bodies = [b'{"to": "anna", "n": 3}', b"\xff\xfe", None]
-    rows = [job(number, payload=body) for number, body in enumerate(bodies, 1)]
-    lake_asked = fill(tmp_path / "lake", rows)
-    words = ("sql", "--lake", lake_asked.path, "SELECT job, payload_text FROM jobs")
-    shown = taskq_json(*words[:3], f"{words[3]} WHERE payload_text ->> '$.to' = 'anna'")
-    assert shown == [{"job": 1, "payload_text": '{"to": "anna", "n": 3}'}]
-    assert [row["payload_text"] is None for row in taskq_json(*words)] == [False, True, True]
-    assert "payload_text" not in Lake.open(lake_asked.path).schema("jobs").names

@@ -29,7 +29,6 @@ from taskq_plugins.spark.source.positions import (
     DataLoss,
     LogHeld,
     LogVanished,
-    Unreadable,
 )
 from tests.effort import grows, some
 from tests.fleet.made_logs import BEGAN_NS, SECOND, MadeLog, Place, damage
@@ -333,26 +332,6 @@ def test_a_log_that_vanishes_is_data_loss_unless_that_is_accepted(
     assert lsns(again.step(), "gone") == [2]
 
 
-@pytest.mark.parametrize("options", [{"corruptMode": "skip"}, {"failOnDataLoss": "hold"}])
-def test_a_log_that_cannot_be_read_is_left_out_until_it_can(
-    tmp_path: Path, options: dict[str, str]
-) -> None:
-    bad, good = MadeLog(tmp_path / "bad"), MadeLog(tmp_path / "good")
-    bad.enqueue(1)
-    good.enqueue(1)
-    stream = Stream(tmp_path, **options)
-    assert len(stream.step()) == 2
-    identity = (bad.path / "taskq.json").read_text()
-    (bad.path / "taskq.json").write_text("{")
-    good.enqueue(1)
-    assert lsns(stream.step(), "good") == [2]
-    with pytest.raises(Unreadable, match=r"bad/taskq.json.*corruptMode=skip"):
-        Stream(tmp_path).step()
-    (bad.path / "taskq.json").write_text(identity)
-    bad.enqueue(1)
-    assert lsns(stream.step(), "bad") == [2]
-
-
 @pytest.mark.parametrize("what", ["identity", "frame", "segment"])
 def test_a_log_that_cannot_be_read_any_more_stops_no_planned_batch_that_may_hold_it(
     tmp_path: Path, what: str
@@ -600,22 +579,6 @@ def test_other_frames_under_the_same_id_hold_that_log_alone(tmp_path: Path) -> N
     strict = read_options({"path": str(tmp_path)})
     with pytest.raises(LogHeld):
         planning.plan(strict, follower.at)
-
-
-def test_a_damaged_log_is_read_to_the_damage_and_held_there(tmp_path: Path) -> None:
-    made, other = MadeLog(tmp_path / "dev"), MadeLog(tmp_path / "other")
-    frames = [made.enqueue(1) for _ in range(5)]
-    damage(frames[2])
-    other.enqueue(2)
-    for max_bytes in (1, 200, planning.UNLIMITED):
-        held = Follower(tmp_path).drain(max_bytes)
-        assert sorted(held.read()) == sorted(keys_of(made, 1, 2) + keys_of(other, 1, 2))
-        assert list(held.problems) == [str(made.log_id)]
-        assert held.at[str(made.log_id)].held == held.problems[str(made.log_id)]
-    skips = Follower(tmp_path, corruptMode="skip")
-    assert len(skips.step().skipped) == 1
-    kinds = [row["kind"] for row in skips.rows if row["device"] == "dev"]
-    assert kinds == ["enqueued", "enqueued", "break", "enqueued", "enqueued"]
 
 
 def seen(hub: Path) -> tuple[list[LogInventory], int]:
