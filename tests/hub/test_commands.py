@@ -49,6 +49,10 @@ async def test_devices_shows_late_devices_and_gaps_in_its_exit_code(place: Place
     assert _run("hub", "retire", place.hub, _DEVICE).exit_code == 0
     result = _run("hub", "devices", place.hub, "--late", "0s")
     assert (result.exit_code, "retired" in result.output) == (0, True)
+    before = place.copies()
+    with pytest.raises(HubStops, match="401"):
+        await place.sync()
+    assert place.copies() == before != {}
     for words in (
         ("retire", "edge-9"), ("devices", "edge-9"), ("jobs", "edge-9"),
         ("enroll", "edge-9", "--replace"), ("erase", "edge-9", "-y"), ("take", "edge-9", place.hub),
@@ -223,14 +227,6 @@ async def test_a_root_of_shards_is_followed_log_by_log(
         following.cancel()
         await asyncio.wait([following])
     assert len(list((place.hub / "devices" / _DEVICE).iterdir())) == 2
-
-
-def test_a_clone_that_was_refused_shows_in_status(place: Place) -> None:
-    asyncio.run(place.write())
-    asyncio.run(place.sync(machine="a"))
-    with pytest.raises(HubStops, match="another machine"):
-        asyncio.run(place.sync(machine="b"))
-    assert "another machine with its token was refused" in _run("hub", "devices", place.hub).output
 
 
 def test_a_copy_without_data_reads_as_an_empty_log(place: Place) -> None:

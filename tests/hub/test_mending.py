@@ -24,8 +24,6 @@ from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import Verdict
 from taskq_plugins.hub.transport import hub_backed_up
 from tests.hub.place import DEVICE, Place, is_copy, run
-from tests.hub.place import DEVICE as _DEVICE
-from tests.hub.place import run as _run
 
 _MIB: Final = 2**20
 
@@ -100,7 +98,7 @@ async def test_what_is_wrong_in_a_copy_comes_again_by_itself_or_by_a_repair(
     await place.sync()
     break_it(place.copy)
     if repairs:
-        checked = _run("hub", "check", place.hub, "--repair")
+        checked = run("hub", "check", place.hub, "--repair")
         assert (checked.exit_code, "asked for again" in checked.output) == (1, True)
     else:
         assert list(faults(place.hub, deep=False))
@@ -109,7 +107,7 @@ async def test_what_is_wrong_in_a_copy_comes_again_by_itself_or_by_a_repair(
         await _work(place, jobs)
         await place.sync()
         assert _is_whole(place)
-    assert _run("hub", "check", place.hub, "--deep").output == ""
+    assert run("hub", "check", place.hub, "--deep").output == ""
 
 
 async def test_what_the_device_has_no_more_stays_as_it_is_and_stops_nothing(place: Place) -> None:
@@ -118,7 +116,7 @@ async def test_what_the_device_has_no_more_stays_as_it_is_and_stops_nothing(plac
     _other(place.copy, 0)
     place.restart()
     min(path for path in (place.log / "log").glob("*.log")).unlink()
-    _run("hub", "check", place.hub, "--repair")
+    run("hub", "check", place.hub, "--repair")
     place.restart()
     await place.sync()
     assert list(faults(place.hub, deep=True))
@@ -129,9 +127,9 @@ async def test_no_command_advises_to_repair_a_copy(place: Place) -> None:
     await place.sync()
     _gone(place.copy)
     for words in (("verify",), ("health",), ("ls",), ("stats",)):
-        output = _run(*words, "-d", place.copy).output
+        output = run(*words, "-d", place.copy).output
         assert "taskq repair" not in output, words
-    assert f"taskq hub check {place.hub} --repair" in _run("verify", "-d", place.copy).output
+    assert f"taskq hub check {place.hub} --repair" in run("verify", "-d", place.copy).output
 
 
 async def test_a_backup_beside_a_server_is_a_hub_that_devices_go_on_with(
@@ -146,23 +144,23 @@ async def test_a_backup_beside_a_server_is_a_hub_that_devices_go_on_with(
     before.rename(place.log)
     await _work(place, 30)
     await place.sync()
-    put = "hub", "put", place.hub, _DEVICE, "update"
-    job = (await asyncio.to_thread(_run, *put)).output.strip()
+    put = "hub", "put", place.hub, DEVICE, "update"
+    job = (await asyncio.to_thread(run, *put)).output.strip()
     token = place.token
     backup = place.path / "backup"
-    assert _run("hub", "backup", place.hub, backup).output == f"{backup}: 2 logs\n"
-    assert _run("hub", "backup", place.hub, backup).exit_code == 1
+    assert run("hub", "backup", place.hub, backup).output == f"{backup}: 2 logs\n"
+    assert run("hub", "backup", place.hub, backup).exit_code == 1
     assert not list(faults(backup, deep=True))
     await _work(place, 30, 3 * _MIB)
     await place.sync()
     shutil.rmtree(place.hub)
-    assert _run("hub", "backup", backup, place.hub).exit_code == 0
+    assert run("hub", "backup", backup, place.hub).exit_code == 0
     place.restart()
     await place.sync(token, accept=("update",))
     await place.sync(token)  # the job came
     assert _is_whole(place)
-    assert "goes on from log" in _run("hub", "devices", place.hub, _DEVICE).output
-    assert "handed over" in _run("why", job, "-d", place.hub).output
+    assert "goes on from log" in run("hub", "devices", place.hub, DEVICE).output
+    assert "handed over" in run("why", job, "-d", place.hub).output
 
 
 async def test_a_backup_that_is_made_while_the_hub_grows_is_whole(place: Place) -> None:
@@ -188,13 +186,11 @@ async def _grown(place: Place) -> None:
 async def test_an_erased_device_is_gone_and_its_token_is_refused(place: Place) -> None:
     await _work(place, 3)
     await place.sync()
-    assert _run("hub", "erase", place.hub, _DEVICE).exit_code == 2
+    assert run("hub", "erase", place.hub, DEVICE).exit_code == 2
     assert place.copies()
-    assert _run("hub", "erase", place.hub, _DEVICE, "--yes").exit_code == 0
-    assert not [
-        path for path in place.hub.rglob("*") if _DEVICE in str(path.relative_to(place.hub))
-    ]
-    assert "has no device yet" in _run("hub", "devices", place.hub).output
+    assert run("hub", "erase", place.hub, DEVICE, "--yes").exit_code == 0
+    assert not [path for path in place.hub.rglob("*") if DEVICE in str(path.relative_to(place.hub))]
+    assert "has no device yet" in run("hub", "devices", place.hub).output
     place.restart()
     with pytest.raises(HubStops, match="401"):
         await place.sync()
@@ -206,8 +202,8 @@ async def test_a_served_hub_erases_nothing(place: Place) -> None:
     disk = LocalDisk()
     lock = disk.open(str(place.hub / "serve.lock"), create=True)
     assert disk.try_lock(lock)
-    for words in (("erase", place.hub, _DEVICE, "--yes"), ("take", place.hub, _DEVICE, place.log)):
-        assert "served by another process" in _run("hub", *words).output
+    for words in (("erase", place.hub, DEVICE, "--yes"), ("take", place.hub, DEVICE, place.log)):
+        assert "served by another process" in run("hub", *words).output
     assert place.copies()
     disk.close(lock)
 
@@ -223,15 +219,15 @@ async def test_a_registry_that_is_older_than_the_copies_is_named_with_what_helps
     await _work(place, 3)
     await place.sync()
     await place.close()
-    assert _run("hub", "check", place.hub).output == ""
+    assert run("hub", "check", place.hub).output == ""
     for file in place.hub.glob("registry.db*"):
         file.unlink()
     (place.hub / "registry.db").write_bytes(before)
-    checked = _run("hub", "check", place.hub)
-    assert f"taskq hub enroll {place.hub} {_DEVICE}" in checked.output
+    checked = run("hub", "check", place.hub)
+    assert f"taskq hub enroll {place.hub} {DEVICE}" in checked.output
     assert checked.exit_code == 1
-    assert _run("hub", "enroll", place.hub, _DEVICE).exit_code == 0
-    assert _run("hub", "check", place.hub).output == ""
+    assert run("hub", "enroll", place.hub, DEVICE).exit_code == 0
+    assert run("hub", "check", place.hub).output == ""
 
 
 @pytest.mark.parametrize("at", [0, 1_000, 9_000])
@@ -247,7 +243,7 @@ async def test_a_registry_that_was_copied_while_it_was_written_is_named_with_wha
     data[at : at + 4_096] = b"of another time!" * 256
     file.write_bytes(data)
     for command in (("devices",), ("enroll", "edge-7"), ("serve", "--bind", "127.0.0.1:0")):
-        done = _run("hub", command[0], place.hub, *command[1:])
+        done = run("hub", command[0], place.hub, *command[1:])
         assert done.exit_code == 1, done.output
         assert str(file) in done.output
         assert "taskq hub backup" in done.output

@@ -209,15 +209,6 @@ async def test_a_job_that_is_cancelled_never_runs_on_its_device(
     assert (await place.take()).taken.cancelled == 0
 
 
-async def test_a_job_that_no_device_took_in_time_expires(place: Fleet) -> None:
-    late = await place.put(expires=0.001)
-    assert (await place.take()).taken.jobs == 0
-    with pytest.raises(JobExpired):
-        await late.result(timeout=1)
-    await place.client.outbox("edge-7").settle()
-    assert await late.status() is State.EXPIRED
-
-
 async def test_a_syncing_worker_runs_jobs_of_its_hub_while_its_app_has_the_log_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

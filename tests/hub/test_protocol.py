@@ -124,14 +124,10 @@ async def test_the_document_has_each_request_and_each_refusal_as_the_hub_has(pla
         assert ("security" in operation) is not is_open, path
         assert "default" in operation["responses"], path
         assert ("requestBody" in operation) is (method != "GET"), path
-
-
-async def test_programs_get_the_same_fields(place: Place) -> None:
-    schemas = (await place.ask("GET", "/openapi.json", "")).json()["components"]["schemas"]
-    for kind in _MESSAGES:
-        if kind is not models.Append:  # bytes, and headers
-            fields = dataclasses.fields(kind)
-            assert list(schemas[kind.__name__]["properties"]) == [field.name for field in fields]
+    schemas = document["components"]["schemas"]
+    for kind in {*_MESSAGES} - {models.Append}:  # bytes, and headers
+        fields = [field.name for field in dataclasses.fields(kind)]
+        assert list(schemas[kind.__name__]["properties"]) == fields
 
 
 # -- the vectors -----------------------------------------------------------------------------------
