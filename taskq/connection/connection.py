@@ -623,6 +623,7 @@ class Connection:
 
     def _renew_after_fork(self) -> None:
         # A thread of the parent may have held the lock at the fork, and does not exist here.
+        self._blocks = 0
         self._lock = threading.RLock()
         self._opening = None
 
