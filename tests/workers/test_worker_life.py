@@ -153,6 +153,29 @@ async def test_a_drain_lets_running_jobs_finish_and_claims_no_more(
     assert len(fake.fake.ready) == 1
 
 
+async def test_a_job_that_was_done_while_the_loop_stood_still_is_done_after_the_drain(
+    fake: FakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, loop = Held(fake), asyncio.get_running_loop()
+    fake.put(held.task)
+    worker = Worker(fake, drain_timeout=10)
+    running = asyncio.create_task(worker.run())
+    await held.runs.wait()
+    worker.request_stop()
+    while fake.fake.waiting():
+        await checkpoint()
+    time = loop.time
+    for late in (0.0, 30.0):
+        monkeypatch.setattr(loop, "time", lambda late=late: time() + late)
+        for _ in range(10):  # turns between an answer of the network and the job's end
+            await checkpoint()
+    held.end.set()
+    held.end.set()
+    await running
+    (settled,) = fake.fake.settled
+    assert settled.kind is Kind.SUCCEEDED
+
+
 async def test_a_burst_ends_once_outcomes_that_a_locked_log_refused_are_kept(
     fake: FakeApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:

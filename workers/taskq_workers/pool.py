@@ -596,8 +596,11 @@ class Worker:
             ending.cancel_scope.cancel()
 
     async def _interrupt(self, runner: feed.Runner) -> None:
-        with move_on_after(self.drain_seconds):
-            await self._cancel_asked.wait()
+        # The end of it is timed by itself: what was done while the loop stalled is told then.
+        last = min(self.drain_seconds / 10, 1.0)
+        for seconds in (self.drain_seconds - last, last):
+            with move_on_after(seconds):
+                await self._cancel_asked.wait()
         self._phase = Phase.CANCELLING
         runner.interrupt()
         await sleep(CANCEL_SECONDS)

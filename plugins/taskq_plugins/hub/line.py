@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import http.client
@@ -31,6 +30,7 @@ from taskq.conditions.network import metered_line
 from taskq.engine import LogConfig, read_private
 from taskq.errors import UsageError
 from taskq.hooks import HubSettings
+from taskq.limits import Deadline
 from taskq_plugins.hub import models
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def last_note(path: str) -> dict[str, Any]:
 
 async def _told(name: str, probed: Awaitable[str], timeout_seconds: float = _PROBE_SECONDS) -> str:
     try:
-        async with asyncio.timeout(timeout_seconds):
+        async with Deadline(timeout_seconds):
             return await probed
     except Exception as error:  # noqa: BLE001 - whatever a probe meets
         return f"{name} cannot be told ({type(error).__name__}: {error})"

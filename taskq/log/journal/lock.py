@@ -522,10 +522,13 @@ class LockWatch:
             self._thread.start()
 
     def _run(self) -> None:
-        quiet = 0
-        while quiet < _QUIET_LOOKS and not self._stopped.wait(self._limit_seconds / _SHARE):
+        quiet = looks = 0
+        seen, pause = 0.0, self._limit_seconds / _SHARE
+        while quiet < _QUIET_LOOKS and not self._stopped.wait(pause):
             since = self._writer.waiting_since
             quiet = 0 if since else quiet + 1
-            waited = time.monotonic() - since if since else 0.0
+            looks, seen = looks + 1 if since == seen else 1, since
+            # A look counts once, even if the process was stopped before it.
+            waited = min(time.monotonic() - since, looks * pause) if since else 0.0
             if waited > self._limit_seconds:
                 self._on_late(waited)

@@ -315,3 +315,14 @@ def test_a_watch_that_is_ended_looks_no_more(make: Callable[[], WriterLock]) -> 
     assert thread is not None
     watch.stop()
     ended(thread)
+
+
+def test_a_stop_of_the_process_is_no_wait_for_the_lock(
+    make: Callable[[], WriterLock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, late, looks = make(), list[float](), iter([False] * 9 + [True])
+    watch = LockWatch(lock, 8.0, late.append)
+    monkeypatch.setattr(watch._stopped, "wait", lambda _: next(looks))
+    lock.waiting_since = -1e9  # it was stopped for years
+    watch._run()
+    assert late == [9.0]

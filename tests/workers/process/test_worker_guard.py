@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from taskq_workers import Worker, WorkerThread
 from taskq_workers.process import guard, supervisor
 from taskq_workers.process.guard import Event, Guard, ProcessLife, WorkerProcess
 from taskq_workers.process.supervisor import Notifier, run_to_the_end
+from taskq_workers.runs import system
 from tests.effort import ended
 from tests.programs import run_python
 
@@ -124,6 +126,29 @@ def test_workers_that_are_stopped_while_they_start_are_no_failure(
     assert not guarding._processes
     assert [place.start_at for place in guarding._places] == [None, None]
     assert guarding._exit_code == exit_code
+
+
+def test_a_drain_goes_on_after_the_guard_and_its_workers_were_stopped(
+    guarding: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, sent = [1_000.0], list[int | None]()
+    monkeypatch.setattr(guard, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    process = guarding._processes[0]
+    process.deadline, process.ended, process.send = 1_025.0, lambda: None, sent.append
+    guarding._processes = [process]
+    process.socket = guarding._alarm
+
+    def stand(*_: object) -> tuple[list[object], ...]:
+        now[0] += pauses.pop()
+        return [], [], []
+
+    monkeypatch.setattr(guard, "select", SimpleNamespace(select=stand))
+    pauses = [*[1.0] * 24, 3_600.0]
+    while pauses:
+        assert not sent
+        guarding._wait()
+        guarding._reap()
+    assert sent == [system.SIGKILL]
 
 
 def test_each_worker_is_replaced_once_its_successor_is_ready(guarding: Any) -> None:

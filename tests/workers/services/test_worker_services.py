@@ -5,7 +5,9 @@ import json
 import logging
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -221,6 +223,25 @@ async def test_an_unused_queue_is_reported_and_jobs_that_another_worker_takes_ar
                 "known are default, mail"
             )
         assert heard.empty()
+
+
+async def test_a_stall_counts_as_one_look_at_jobs_that_wait_for_each_other(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch: Any = watches.StuckWatch(app, None, int, list, lambda _: None, lambda: None)
+    waits, looks, moments = [1], list[int](), count(0.0, 3_600.0)
+
+    async def stuck() -> frozenset[int]:
+        looks.append(1)
+        return frozenset(waits)
+
+    monkeypatch.setattr(watches, "_waits", waits)
+    monkeypatch.setattr(watches, "_STUCK_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(watches, "monotonic", lambda: next(moments))
+    watch._loop = SimpleNamespace(time=lambda: next(moments))
+    watch._stuck, watch._told = stuck, lambda *_: waits.clear()
+    await watch._look_on(None)
+    assert len(looks) == 1 + watches.STUCK_SECONDS
 
 
 @pytest.mark.parametrize("runs_in", ["loop", "thread"])

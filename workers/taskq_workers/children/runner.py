@@ -78,7 +78,7 @@ class Child:
         #: gets the progress and the log lines of the running job
         self.on_told: Callable[[wire.JobProgress | wire.Logged], None] | None = None
         self._reason: BaseException | None = None
-        self._killer: asyncio.TimerHandle | None = None
+        self._killer: Alarm | None = None
         self._channel, theirs = socket.socketpair()
         life_read, self._life = os.pipe()
         try:
@@ -101,7 +101,7 @@ class Child:
             self._reader.start()
         self._watch_exit()
         if programs.is_frozen():
-            self._killer = loop.call_later(FROZEN_START_SECONDS, self._give_up)
+            self._killer = Alarm(FROZEN_START_SECONDS, self._give_up)
         self._send(wire.pack(outfit))
 
     @property
@@ -126,7 +126,7 @@ class Child:
             self.phase = ChildPhase.LEAVING
             with contextlib.suppress(OSError):
                 self._channel.shutdown(socket.SHUT_WR)
-            self._killer = self._loop.call_later(self._leave_seconds, self.kill)
+            self._killer = Alarm(self._leave_seconds, self.kill)
 
     def kill(self, reason: BaseException | None = None) -> None:
         """End it on the spot; its job fails with ``reason`` once the process is gone."""

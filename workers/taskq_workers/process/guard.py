@@ -32,6 +32,7 @@ _SIGNALLED: Final = 128
 _EXIT_AT: Final = 3
 _ALARM_BYTES: Final = 4_096
 _LOOK_SECONDS: Final = 0.2
+_DRAIN_LOOK_SECONDS: Final = 1.0
 
 
 class ProcessLife(enum.Enum):
@@ -217,6 +218,8 @@ class Guard:
     def _wait(self) -> None:
         now = time.monotonic()
         moments = [process.deadline for process in self._processes if process.deadline is not None]
+        if moments:
+            moments.append(now + _DRAIN_LOOK_SECONDS)
         moments += [
             place.start_at
             for place in self._places
@@ -230,6 +233,11 @@ class Guard:
         seconds = max(min(moments) - now, 0) if moments else None
         sockets = {process.socket: process for process in self._processes if not process.ready}
         ready, _, _ = select.select([self._alarm, *sockets], [], [], seconds)
+        # While the guard was stopped its workers may have been, too.
+        late = 0.0 if seconds is None else max(time.monotonic() - now - seconds, 0.0)
+        for process in self._processes:
+            if process.deadline is not None:
+                process.deadline += late
         if self._alarm in ready:
             self._alarm.recv(_ALARM_BYTES)
         for process in (sockets[channel] for channel in ready if channel in sockets):

@@ -393,15 +393,15 @@ class StuckWatch:
             )  # fmt: skip
 
     async def _look_on(self, store: engine.Store) -> None:
-        since, last = self._loop.time(), frozenset[tuple[engine.Tag, int]]()
+        standstill, last = _Standstill(), frozenset[tuple[engine.Tag, int]]()
         try:
             while _waits:
                 await sleep(_STUCK_LOOK_SECONDS)
                 held = await self._stuck()
                 if held != last or not held:
-                    since, last = self._loop.time(), held
+                    standstill, last = _Standstill(), held
                     self._tell(None)
-                elif self.hold is None and self._loop.time() - since >= STUCK_SECONDS:
+                elif standstill.grow() >= STUCK_SECONDS and self.hold is None:
                     self._tell(self._told(held, store))
         finally:
             self._tell(None)
