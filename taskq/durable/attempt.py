@@ -108,6 +108,7 @@ class Attempt:
         self._tasks: set[int] = set()
         #: how often a task asked for a step or ended one; whether a look at the end is due
         self._active, self._looks = 0, False
+        self._is_cut = False
         self._time_ns = self._read_at_ns = 0
 
     @classmethod
@@ -327,6 +328,7 @@ class Attempt:
         """Mark the run as over: the log failed, or another worker has the job now."""
         if not isinstance(error, errors.StaleDelivery):
             _log.warning("job %s stops where it is: %s", self._job.id, error)
+        self._is_cut = True
         self._end()
         return Suspended(str(error))
 

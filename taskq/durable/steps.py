@@ -310,10 +310,11 @@ class StepAttempt(Attempt):
                 try:
                     await self.step(undo.call)
                     notes.append(f"undone: {undo.call}")
-                except (Suspended, GeneratorExit):
+                except GeneratorExit:
                     raise
                 except BaseException as error:
-                    if task.cancelling() > cancelled:
+                    is_over = isinstance(error, Suspended) and (self._waits or self._is_cut)
+                    if is_over or task.cancelling() > cancelled:
                         raise
                     # It is the undo's own error: the older ones still run.
                     _log.exception("job %s: %s could not be undone", self._job.id, undo.call)

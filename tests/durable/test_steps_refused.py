@@ -11,6 +11,7 @@ import pytest
 
 from taskq import Discard, JobHandle, State, TaskQ, current_job, durable, retry
 from taskq.core.exceptions import NO_TEXT
+from taskq.durable.attempt import undoing_here
 from taskq.errors import AppendFailed, JobCancelled, LogFailed, LogGone, LogLocked
 from taskq.log.journal.journal import Journal
 from taskq.log.machine.disk import LocalDisk
@@ -323,8 +324,9 @@ class Mute(ValueError):
         (SystemExit(3), "SystemExit: 3"),
         (asyncio.CancelledError(), "CancelledError: "),
         (BaseExceptionGroup("all", [KeyboardInterrupt()]), "BaseExceptionGroup: all (1 sub-except"),
+        (durable.Suspended("raised by hand"), "Suspended: raised by hand"),
     ],
-    ids=["error", "mute", "exit", "cancelled", "group"],
+    ids=["error", "mute", "exit", "cancelled", "group", "suspended"],
 )
 async def test_a_step_that_cannot_undo_is_named_and_the_others_go_on(
     shop: Shop, box: Sandbox, error: BaseException, named: str
@@ -347,12 +349,20 @@ async def test_a_step_that_cannot_undo_is_named_and_the_others_go_on(
     assert shop.done == ["uncharge"]
 
 
-async def test_an_undo_that_is_cut_off_runs_again_at_once(shop: Shop, box: Sandbox) -> None:
-    ends = [durable.Suspended("the log failed")]
+async def test_an_undo_that_is_cut_off_runs_again_at_once(
+    shop: Shop, box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection, room = shop.app.connection, shop.app.connection.ready_for_step
+    ends = [LogLocked("data", 1, "stopped", 30.0)]
+
+    async def ready() -> None:
+        if ends and undoing_here.get():
+            raise ends.pop()
+        await room()
+
+    monkeypatch.setattr(connection, "ready_for_step", ready)
 
     def undo() -> None:
-        if ends:
-            raise ends.pop()
         shop.done.append("unpack")
 
     @shop.app.task(retry=1)
