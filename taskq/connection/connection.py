@@ -622,8 +622,8 @@ class Connection:
             opening.set_result(store)
 
     def _renew_after_fork(self) -> None:
-        # A thread of the parent may have held the lock at the fork, and does not exist here.
         self._blocks = 0
+        # A thread of the parent may have held the lock at the fork, and does not exist here.
         self._lock = threading.RLock()
         self._opening = None
 
