@@ -431,7 +431,7 @@ class Connection:
     def enter(self, count: int = 1) -> None:
         """Count a block that needs the log open; -1 takes it back."""
         with self._lock:
-            self._blocks += count
+            self._blocks = max(self._blocks + count, 0)
 
     def close(self, *, block_ends: bool = False) -> None:
         """Drain and close, blocking until every request is answered. Legal twice.
@@ -444,7 +444,7 @@ class Connection:
 
             refuse_inside(self.path)
         with self._lock:
-            self._blocks = max(self._blocks - 1, 0) if block_ends else 0
+            self.enter(-1 if block_ends else -self._blocks)
             if self._blocks:
                 return
             store, self.current = self.current, None

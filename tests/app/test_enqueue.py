@@ -67,6 +67,9 @@ async def test_the_last_of_several_blocks_of_an_app_closes_it(app: TaskQ) -> Non
     """One within another, of another thread, and one that cannot open; ``close`` ends all."""
     add = add_task(app)
 
+    def is_open() -> bool:
+        return app._connection.current is not None
+
     def beside() -> None:
         with app:
             add.enqueue_sync(1)
@@ -77,7 +80,7 @@ async def test_the_last_of_several_blocks_of_an_app_closes_it(app: TaskQ) -> Non
             await add.enqueue(2)
         await asyncio.to_thread(beside)
         await add.enqueue(3)
-    assert app._connection.current is None
+    assert not is_open()
     app.data_dir.rename(app.data_dir.with_name("away"))
     app.data_dir.touch()
     with pytest.raises(errors.LogError):
@@ -87,9 +90,12 @@ async def test_the_last_of_several_blocks_of_an_app_closes_it(app: TaskQ) -> Non
         await app.close()
         with pytest.raises(errors.LogClosed):
             await add.enqueue(4)
+    async with app.worker(), app:  # in the wrong order
+        job = await add.enqueue(5)
+    assert is_open()
     async with app:
-        await add.enqueue(5)
-    assert app._connection.current is None
+        assert await job.status() is State.SUCCEEDED
+    assert not is_open()
 
 
 async def test_a_close_during_the_opening_leaves_nothing_open(tmp_path: Path) -> None:

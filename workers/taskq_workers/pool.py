@@ -544,6 +544,10 @@ class Worker:
             self._parts.remove(part)
             _log.error("log %s is left out: %s", part.app.data_dir, error)
         else:
+            # A block of the app that ends leaves the log open for the worker's running jobs.
+            connection = part.app.connection
+            connection.enter()
+            self._undo.callback(connection.enter, -1)
             part.store = part.app.store()
 
     async def _serve(self) -> None:
