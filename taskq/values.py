@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         nearest,
         parse_json,
         rather,
+        refuse_constant,
         size_bytes,
         whole,
     )
@@ -67,6 +68,7 @@ __all__ = [
     "nearest",
     "parse_json",
     "rather",
+    "refuse_constant",
     "seconds",
     "set_causes",
     "size_bytes",
@@ -88,7 +90,8 @@ _HOMES: Final = {
         "TIME_NS_MAX TRANSACTION_BYTES_MAX"
     ),
     "taskq.core.parsing": (
-        "check_name checked_queues listed nearest parse_json rather size_bytes whole"
+        "check_name checked_queues listed nearest parse_json rather "
+        "refuse_constant size_bytes whole"
     ),
     "taskq.core.retry": "wish_in",
     "taskq.core.values": "NamedTuple dataclass",

@@ -355,9 +355,8 @@ def over_shards(command: Callable[..., Any]) -> Callable[..., Any]:
             tag, lsn = Tag.of_id(rest["job_id"])
             index = shard_with(list(map(str, paths)), tag, lsn) if tag else None
             if index is None:
-                raise errors.Failure(
-                    f"no shard of {root} has job {rest['job_id']}: give its whole id"
-                )
+                whole = "" if tag else ": give its whole id"
+                raise errors.Failure(f"no shard of {root} has job {rest['job_id']}{whole}")
             return command(*args, data_dir=paths[index], **rest)
         begun = [path for path in paths if (path / "taskq.json").is_file()]
         read = None

@@ -17,6 +17,11 @@ DEPTH_MAX: Final = 200
 VALUE_DEPTH_MAX: Final = 160
 
 
+def refuse_constant(word: str) -> None:
+    """Refuse NaN and Infinity where people write JSON; for ``parse_constant``."""
+    raise ValueError(f"{word} is no number in JSON")
+
+
 def parse_json(
     data: bytes | str,
     *,

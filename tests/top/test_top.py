@@ -251,6 +251,11 @@ def test_once_prints_what_is_and_ends(path: Path, monkeypatch: pytest.MonkeyPatc
         assert text in result.stdout
     assert "\x1b" not in result.stdout
     assert taskq("top", path).stdout.count("QUEUES") == 1, "without a terminal it is as with --once"
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "taskq", "top", str(path), "--once"]
+    assert subprocess.run(command, stdout=write, check=False).returncode == 141
+    os.close(write)
 
 
 def test_jobs_that_nobody_can_run_and_progress_are_seen(path: Path) -> None:

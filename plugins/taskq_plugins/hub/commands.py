@@ -19,7 +19,7 @@ from taskq.engine import LocalDisk
 from taskq.errors import LogError
 from taskq.extras import missing
 from taskq.text import flat
-from taskq.values import PRIORITY_MAX, nanoseconds, parse_json
+from taskq.values import PRIORITY_MAX, nanoseconds, parse_json, refuse_constant
 from taskq_plugins.hub.registry import OUTBOX, Registry
 
 if TYPE_CHECKING:
@@ -313,7 +313,7 @@ def put(directory: Path, to: str, task: str, arguments: str, **options: Any) -> 
     syncs, if it accepts the task.
     """
     try:
-        values = parse_json(arguments)
+        values = parse_json(arguments, parse_constant=refuse_constant)
     except ValueError as error:
         raise WrongUsage(f"the arguments of {task} are not JSON: {error}") from error
     if not isinstance(values, dict):

@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 
+from taskq import values
 from taskq.cli import log_argument, open_reader, resolve, utc_option
 
 _SECONDS_MIN: Final = 0.2
@@ -33,6 +34,7 @@ def top(data_dir: Path | None, read_only: bool, once: bool, interval: float) -> 
     """
     from taskq_plugins.top.screen import watch  # noqa: PLC0415 - help must not import it
 
+    interval = values.seconds(interval, "--interval")
     path = resolve(data_dir)
     with open_reader(data_dir) as reader:
         watch(reader, str(path), interval, read_only=read_only or path.is_file(), once=once)

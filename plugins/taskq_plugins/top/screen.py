@@ -569,6 +569,13 @@ def _cut(text: Text) -> Text:
     return text
 
 
+class _Console(Console):
+    """Leaves a closed pipe to the command, where rich would exit with 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def watch(
     reader: engine.LogReader, path: str, interval: float, *, read_only: bool, once: bool
 ) -> None:
@@ -584,7 +591,7 @@ def watch(
     Raises:
         WrongUsage: keys are needed, and stdin is no terminal.
     """
-    screen, console = Screen(read_only=read_only), Console(highlight=False)
+    screen, console = Screen(read_only=read_only), _Console(highlight=False)
     with contextlib.ExitStack() as stack:
         views = _Views(reader, stack)
         if once or not console.is_terminal:

@@ -177,7 +177,7 @@ class AddSchedule(OneName):
         if not isinstance(value, str):
             return value
         try:
-            return values.parse_json(value)  # a form's
+            return values.parse_json(value, parse_constant=values.refuse_constant)  # a form's
         except ValueError as error:
             raise ValueError(f"the arguments are no JSON: {error}") from error
 
@@ -499,17 +499,13 @@ def json_response(value: object) -> Response:
 async def _body(request: Request) -> dict[str, Any]:
     raw = await request.body()
     try:
-        given = values.parse_json(raw, parse_constant=_refuse_constant) if raw else {}
+        given = values.parse_json(raw, parse_constant=values.refuse_constant) if raw else {}
         json.dumps(given, ensure_ascii=False).encode()  # half a surrogate is no text
     except ValueError as error:
         raise Problem(HTTPStatus.BAD_REQUEST, f"the body is no JSON: {error}") from None
     if not isinstance(given, dict):
         raise Problem(HTTPStatus.BAD_REQUEST, "the body must be one JSON object: see openapi.json")
     return given
-
-
-def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is no number in JSON")
 
 
 def _wrong(error: ValidationError) -> Problem:

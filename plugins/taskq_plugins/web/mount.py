@@ -139,9 +139,8 @@ def make_hub(
         text = request.query_params.get("q", "").strip()[:_ID_CHARACTERS_MAX]
         names = await anyio.to_thread.run_sync(_log_with, path, text)
         if names is None:
-            raise endpoints.Problem(
-                HTTPStatus.NOT_FOUND, f"no device has job {text!r}: give its whole id"
-            )
+            whole = "" if "-" in text else ": give its whole id"
+            raise endpoints.Problem(HTTPStatus.NOT_FOUND, f"no device has job {text!r}{whole}")
         device, log_id = names
         return RedirectResponse(f"{door.root_of(request.scope)}/logs/{device}/{log_id}/jobs/{text}")
 

@@ -175,7 +175,7 @@ def _read(file: BinaryIO, name: str, limit: int) -> bytes:
 
 def task_call(app: TaskQ, task: str, body: bytes) -> Call[Any]:
     try:
-        arguments = values.parse_json(body)
+        arguments = values.parse_json(body, parse_constant=values.refuse_constant)
     except ValueError as error:
         raise errors.WrongUsage(f"the arguments of {task} are not JSON: {error}") from error
     if not isinstance(arguments, dict):

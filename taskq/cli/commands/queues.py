@@ -155,7 +155,7 @@ def signal(
     The job need not wait for it yet. Text is JSON, too: '"paid"'.
     """
     try:
-        told_value = values.parse_json(value)
+        told_value = values.parse_json(value, parse_constant=values.refuse_constant)
     except ValueError as error:
         raise WrongUsage(f"{value!r:.60} is no JSON ({error}); a text is '\"text\"'") from None
 

@@ -264,8 +264,9 @@ def stop(reader: engine.LogReader, which: str | None, seconds: float) -> int:
     Returns the exit code: 1 if one has not ended after ``seconds``.
 
     Raises:
-        UsageError: there is no such worker, or it is none that can be asked.
+        UsageError: there is no such worker, or it is none that can be asked; or no such time.
     """
+    seconds = values.seconds(seconds, "--wait")
     alive = [owner for owner in reader.owners() if owner.alive and owner.serves]
     meant = [owner for owner in alive if which in {None, views.owner(owner.owner), str(owner.pid)}]
     if which is not None and not meant:
