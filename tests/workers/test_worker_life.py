@@ -70,6 +70,8 @@ async def test_a_worker_starts_once_and_stops_at_any_time(fake: FakeApp) -> None
         fake.put(stop)
         await worker.stopped.wait()
     assert [settlement.kind for settlement in fake.fake.settled] == [Kind.SUCCEEDED]
+    with pytest.raises(UsageError, match="started before"):
+        await worker.run()
 
 
 async def test_a_worker_with_unresolvable_annotations_refuses_to_start(app: TaskQ) -> None:

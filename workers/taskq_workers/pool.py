@@ -427,7 +427,9 @@ class Worker:
                 task's annotations have no form in JSON, or no loop of asyncio runs here.
         """
         if self._phase is Phase.STOPPED:
-            return
+            if self._keeper is None:
+                return
+            self._raise_error()
         if self._phase is not Phase.NEW:
             raise errors.UsageError(
                 "this worker was started before: make a new one with app.worker()"
