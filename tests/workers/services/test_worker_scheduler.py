@@ -288,13 +288,15 @@ async def test_a_schedule_whose_arguments_do_not_fit_stops_the_worker(app: TaskQ
             raise AssertionError("it started")
 
 
-@pytest.mark.parametrize("error", [UsageError("too long"), KeyError("too long")])
+@pytest.mark.parametrize(
+    "error", [kind("too long") for kind in (UsageError, KeyError, SystemExit, BaseException)]
+)
 @pytest.mark.parametrize("step", ["enrol", "pack"])
 async def test_a_schedule_that_fails_keeps_no_other_from_its_ticks(
     app: TaskQ,
     clock: FakeClock,
     step: str,
-    error: Exception,
+    error: BaseException,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:

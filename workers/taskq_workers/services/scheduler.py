@@ -95,7 +95,7 @@ class Scheduler:
                 if due_ns <= now_ns and not state.is_paused:
                     try:
                         turns += await self._turns(schedule, state, now_ns)
-                    except Exception as error:
+                    except BaseException as error:
                         if not _is_of_schedule(error):
                             raise
                         self._note(schedule.name, error)
@@ -111,14 +111,14 @@ class Scheduler:
     async def _enrol(self, port: engine.LoopPort, schedule: hooks.Schedule) -> None:
         try:
             await port.enrol([schedule.enrolment()])
-        except Exception as error:
+        except BaseException as error:
             if not _is_of_schedule(error):
                 raise
             self._note(schedule.name, error)
         else:
             self._enrolled.add(schedule)
 
-    def _note(self, name: str, error: Exception) -> None:
+    def _note(self, name: str, error: BaseException) -> None:
         """Log once that a schedule cannot tick; the others do."""
         if name not in self._failing:
             self._failing.add(name)
@@ -201,8 +201,10 @@ class Scheduler:
                 _log.debug("schedule %s ticked %d times", turn.name, len(turn.moments))
 
 
-def _is_of_schedule(error: Exception) -> bool:
-    """Return whether it concerns one schedule: a codec of the user may raise anything."""
+def _is_of_schedule(error: BaseException) -> bool:
+    """Return whether it concerns one schedule: a codec or a key of the user may raise anything."""
+    if isinstance(error, KeyboardInterrupt) or values.is_cancellation(error):
+        return False
     return isinstance(error, errors.UsageError) or not isinstance(error, errors.TaskqError)
 
 
