@@ -111,15 +111,11 @@ class Place:
             await asyncio.wait([following])
             await line.close()
 
-    def copies(self, device: str = DEVICE) -> dict[str, bytes]:
-        """Return the segments of a device's copy, of several logs of the newest."""
-        files = (
-            Path(newest(self.hub, device).path, "log").glob("*.log") if self._has(device) else ()
-        )
-        return {file.name: file.read_bytes() for file in files}
-
-    def _has(self, device: str) -> bool:
-        return any((self.hub / "devices" / device).glob("*/taskq.json"))
+    def copies(self) -> dict[str, bytes]:
+        """Return the segments of the device's newest copy."""
+        if not any((self.hub / "devices" / DEVICE).glob("*/taskq.json")):
+            return {}
+        return {file.name: file.read_bytes() for file in (self.copy / "log").glob("*.log")}
 
     def segments(self) -> dict[str, bytes]:
         files = (self.log / "log").glob("*.log")
@@ -147,11 +143,6 @@ class Place:
     async def close(self) -> None:
         for server in self._servers:
             await server.close()
-
-    def lose(self, log_id: str) -> None:
-        for copy in (self.hub / "devices").glob(f"*/{log_id}"):
-            shutil.rmtree(copy)
-        self.restart()
 
     def remove(self) -> None:
         shutil.rmtree(self.log)

@@ -1,7 +1,6 @@
 """Permissions of a device: sending, reading, its quota, and the answers to it."""
 
 import asyncio
-import json
 import os
 import shutil
 import time
@@ -14,7 +13,6 @@ import pytest
 
 from taskq import TaskLog
 from taskq.core.model import PAYLOAD_BYTES_MAX, State
-from taskq.engine import DurableLog, LocalDisk
 from taskq.log.read.reader import LogReader
 from taskq.log.upkeep.backup import restore
 from taskq_plugins.hub.line import Line
@@ -22,10 +20,8 @@ from taskq_plugins.hub.models import (
     FRAMES,
     PACKED,
     PART_BYTES_MAX,
-    CopyEnd,
     HubError,
     HubStops,
-    Sync,
 )
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.server import used_bytes
@@ -132,22 +128,6 @@ async def test_a_commit_of_the_largest_payload_goes_as_a_whole(place: Place) -> 
     assert len(view.result or b"") == len(view.payload) == PAYLOAD_BYTES_MAX
 
 
-async def test_new_features_of_a_log_reach_the_hub_before_their_records(place: Place) -> None:
-    await place.write()
-    await place.sync()
-    log = DurableLog(LocalDisk(), str(place.log))
-    line = place.line()
-    for features in ({"records-9"}, {"records-9", "zstd-9"}):
-        asked = Sync(log.identity.log_id, 1, frozenset(features), log.end)
-        assert isinstance(await line.ask(asked), CopyEnd)
-        (file,) = place.hub.rglob("taskq.json")
-        assert set(json.loads(file.read_text())["features"]["incompat"]) >= features
-    place.restart()
-    log.close()
-    await place.write()
-    assert await place.sync() == [Verdict.BEHIND]
-
-
 # -- what it may read -----------------------------------------------------------------------------
 
 
@@ -172,13 +152,8 @@ async def test_a_device_reads_its_own_logs_and_nothing_else(place: Place) -> Non
         answer = await place.ask("GET", path, whose)
         assert (answer.status_code, answer.json()) == (404, _NOT_FOUND), path
     before, kind = place.tree(), {"Content-Type": FRAMES}
-    for path in (
-        "/",
-        log,
-        "/logs/../../../registry.db/ask",
-        f"{log}%00/ask",
-        f"/logs/{'é' * 36}/ask",
-    ):
+    odd = ("/", log, "/logs/../../../registry.db/ask", f"{log}%00/ask", f"/logs/{'é' * 36}/ask")
+    for path in odd:
         for method in ("POST", "PATCH"):
             answer = await place.ask(method, path, content=b"{}", headers=kind)
             assert (answer.status_code, answer.json()) == (404, _NOT_FOUND), path

@@ -27,7 +27,6 @@ from tests.hub.place import DEVICE, Place, is_copy, run
 
 _DAY: Final = 86_400.0
 _SMALL: Final = 64 * 1024
-_MIB: Final = 2**20
 
 
 async def _work(place: Place, jobs: int = 60, **limits: object) -> None:
@@ -80,8 +79,8 @@ async def test_a_hub_that_lost_all_is_filled_again_and_pins_what_it_lacks(place:
     _arrived(place, 3 * _DAY)
     await place.sync()
     assert _pin(place) > 1
-    log_id = place.copy.name
-    place.lose(log_id)
+    shutil.rmtree(place.copy)
+    place.restart()
     assert await place.sync() == [Verdict.NEW]
     assert place.copies().keys() == place.segments().keys()
     await place.sync()

@@ -48,7 +48,6 @@ from tests.effort import grows, some
 from tests.hub.place import Place, is_copy, running
 from tests.programs import run_taskq
 
-_URL: Final = "http://localhost"
 _LOG_ID: Final = "12345678-1234-5678-1234-567812345678"
 
 
@@ -97,9 +96,8 @@ async def test_a_body_is_bounded_before_it_is_read(place: Place) -> None:
     *_, body = carried(_SYNC)
     packed = {"Content-Type": PACKED}
     for content, status in ((zlib.compress(body + b" " * 9_000_000, 9), 400), (body + large, 413)):
-        assert (
-            await place.ask("POST", "/sync", content=content, headers=packed)
-        ).status_code == status
+        answer = await place.ask("POST", "/sync", content=content, headers=packed)
+        assert answer.status_code == status
     assert not place.copies()
 
 
@@ -251,7 +249,6 @@ def _open_files(folder: Path) -> list[str]:
 
 
 _ID: Final = UUID("12345678-1234-5678-1234-567812345678")
-_LOG: Final = f"/logs/{_ID}"
 _SYNC: Final = Sync(_ID, 5, frozenset(), NOWHERE)
 #: Fields of no message.
 _ODD: Final[tuple[Any, ...]] = (

@@ -183,8 +183,6 @@ async def test_a_malformed_token_raises_a_hub_error(url: str) -> None:
         await line.request("GET", "/healthz", {})
 
 
-pytestmark = pytest.mark.anyio
-
 TOKEN = "tq1.edge-7.secret"  # noqa: S105 - of nobody
 
 

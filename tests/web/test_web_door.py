@@ -298,28 +298,21 @@ async def test_a_token_is_good_as_long_as_its_line_and_its_file_are(tmp_path: Pa
             visitors_of(line)
 
 
-async def test_a_visitor_of_the_token_file_invites_nobody_past_the_end_of_the_line(
+async def test_a_token_of_the_file_is_for_no_address_and_invites_nobody_past_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with roles(tmp_path, monkeypatch) as (_, client, _):
         for name in ROLES:
             async with client(name) as program, client("") as person:
+                # It would stay in histories, and a link could log a browser in as somebody else.
+                refused = await person.get(ENTRY, params={"token": name * 12})
+                assert (refused.status_code, "set-cookie" in refused.headers) == (401, False)
                 await entered(person, name)
                 for visitor in (program, person):
                     page = (await visitor.get("/log?invite=1")).text
                     assert (">Log<" in page, "token=" in page, "invite=1" in page) == (
                         True, False, False,
                     )  # fmt: skip
-
-
-async def test_an_address_takes_no_token_of_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would stay in histories, and a link could log a browser in as somebody else."""
-    async with roles(tmp_path, monkeypatch) as (_, client, _), client("") as person:
-        refused = await person.get(ENTRY, params={"token": "eve" * 12})
-        assert (refused.status_code, "set-cookie" in refused.headers) == (401, False)
-        await entered(person, "eve")
 
 
 async def test_a_person_enters_a_hub_with_a_token_of_the_file(tmp_path: Path) -> None:

@@ -49,15 +49,6 @@ def test_lines_lead_between_columns_or_across_one_in_a_row_without_a_box(
         assert all(places[first][0] < places[number][0] for first in before)
 
 
-def test_a_line_over_three_columns_keeps_clear_of_the_boxes_between() -> None:
-    places, steps = lay_out({1: (), 2: (1,), 3: (2,), 4: (1, 3)})
-    assert places == {1: (0, 0), 2: (1, 0), 3: (2, 0), 4: (3, 0)}
-    assert ((0, 0), (1, 1)) in steps
-    assert ((1, 1), (1, 1)) in steps
-    assert ((1, 1), (2, 1)) in steps
-    assert ((2, 1), (3, 0)) in steps
-
-
 def test_a_line_joins_the_right_edge_of_a_box_to_the_left_edge_of_the_next(tmp_path: Path) -> None:
     app = TaskQ(tmp_path, durability="os")
     flow = chain(app.call_by_name("pack"), app.call_by_name("send"))
