@@ -90,6 +90,8 @@ class JobHandle(Generic[R]):
         limit = None if timeout is None else durations.seconds(timeout, "timeout")
         import asyncio  # noqa: PLC0415 - whoever waits here has it
 
+        from taskq.limits import Deadline  # noqa: PLC0415 - it needs asyncio
+
         begins = self._app._connection.wait_begins
         over = begins[0](self) if begins else None
         future = (await self._port()).outcome(self.lsn)
@@ -97,7 +99,8 @@ class JobHandle(Generic[R]):
             await asyncio.wait((future,), timeout=limit)
             if not future.done():
                 with self._late(limit):
-                    now = await asyncio.wait_for(self._view(), model.LATE_SECONDS_MAX)
+                    async with Deadline(model.LATE_SECONDS_MAX):
+                        now = await self._view()
                 # A job that was settled meanwhile has its outcome on the way.
                 if now.state in model.LIVE_STATES:
                     raise await off_loop(self._explained, limit or 0.0, now)

@@ -283,6 +283,23 @@ async def late(spaced: TaskQ, seconds: float = 0.01) -> ResultTimeout:
     return info.value
 
 
+async def test_a_log_that_answers_while_the_loop_stands_still_is_not_late(
+    spaced: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, view = asyncio.get_running_loop(), JobHandle._view
+    time = loop.time
+
+    async def stalls(job: JobHandle[Any]) -> Any:
+        monkeypatch.setattr(loop, "time", lambda: time() + 30)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return await view(job)
+
+    monkeypatch.setattr(JobHandle, "_view", stalls)
+    async with spaced:
+        await late(spaced)
+
+
 async def test_a_timeout_omits_a_reason_that_takes_over_a_tenth_of_the_wait(
     spaced: TaskQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
