@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskq import Discard, Retry, Snooze, TaskQ, current_job, retry
-from taskq.core.errors import DuplicateKey
 from taskq.core.records import Cause, Kind
 from taskq_plugins.spark.backlog import execution
 from taskq_plugins.spark.backlog import worker as backlog_worker
@@ -42,7 +41,6 @@ from tests.workers.fakes import FakeApp, make_delivery
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from taskq.core.errors import TaskqError
     from taskq.log.requests import Delivery, Settlement
     from taskq_workers import JobFinished
 
@@ -351,24 +349,6 @@ async def test_a_burst_runs_everything_and_ends(fake: FakeApp, here: Here) -> No
     assert len(events) == 300
     assert len(here.sent) < 60
     assert max(len(jobs) for jobs in here.sent) <= CHUNK_JOBS_MAX
-
-
-async def test_a_child_that_is_refused_fails_its_parents_attempt(fake: FakeApp, here: Here) -> None:
-    @fake.task
-    def child() -> None: ...
-
-    @fake.task
-    def parent() -> None:
-        current_job().enqueue(child.call())
-
-    def refuse(settlement: Settlement) -> TaskqError | None:
-        return DuplicateKey("default", b"k", "fake-7") if settlement.children else None
-
-    fake.fake.refuse = refuse
-    fake.put(parent)
-    async with worker_of(fake, here):
-        (settled,) = await fake.fake.settlements(1)
-    assert settled.kind is Kind.RETRIED
 
 
 async def test_jobs_lost_in_company_are_given_back_and_then_run_alone(

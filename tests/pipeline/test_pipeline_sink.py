@@ -159,6 +159,7 @@ async def test_an_app_gives_defaults_keys_and_checks(tmp_path: Path) -> None:
     ]
     sink(rows, tmp_path / "other", known_app(tmp_path / "x"), task="mail.send")
     assert enqueued(tmp_path / "other") == enqueued(tmp_path / "one")
+    assert not (tmp_path / "x").exists()
     sink(
         [{"value": '{"to": "c", "n": "4"}'}], tmp_path / "other", known_app(tmp_path / "x"),
         task="mail.send",

@@ -162,21 +162,6 @@ def test_a_segment_that_fails_between_plan_and_read_is_named_or_passed_over(
         aside.rename(path)
 
 
-def test_a_missing_segment_is_data_loss_unless_that_is_accepted(
-    tmp_path: Path, fleet: dict[str, MadeLog], caplog: pytest.LogCaptureFixture
-) -> None:
-    fleet["b"].frames[7].path.unlink()
-    with pytest.raises(DataLoss, match=r"device b: at least one segment.*lsn 11.*failOnDataLoss"):
-        read_batch(tmp_path)
-    before = lsns(read_batch(tmp_path, failOnDataLoss="hold"), "b")
-    assert before == list(range(1, 11)), "what stands before the gap"
-    assert lsns(read_batch(tmp_path, failOnDataLoss="false"), "b") == [
-        *range(1, 11),
-        *range(21, 31),
-    ]
-    assert "device b: at least one segment" in caplog.text
-
-
 def test_a_directory_without_logs_differs_from_a_missing_one(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(FleetError, match=r"holds no task log: give the option path"):

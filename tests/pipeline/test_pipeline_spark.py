@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -18,21 +17,17 @@ import polars as pl
 import pytest
 
 from taskq import State, TaskLog, TaskQ
-from taskq.log.read.jobs import entries
-from taskq.log.read.reader import open_journal
 from taskq_plugins.spark import session as sessions
 from taskq_plugins.spark.errors import LakeDiskError, SparkError
 from taskq_workers.process.running import WorkerOrder, find_executor
 from tests.bench.harness import family
 from tests.cli.helpers import taskq
 from tests.fleet.made_logs import MadeLog, damage
-from tests.pipeline.kit import Row, Stream, fill, job, jobs
+from tests.pipeline.kit import fill, job, jobs
 from tests.programs import run_python, run_taskq
 from tests.samples import backlog_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyspark.sql import SparkSession
 
     from taskq import JobHandle
@@ -135,71 +130,6 @@ def test_whatever_a_run_meets_whose_java_has_ended_the_error_says_so(
     assert raised.value.__cause__ is error
     assert context._jsc is None, "no session is left"
     context.stop.assert_called_once()
-
-
-WRITER = Path(__file__).parent / "scripts" / "busy_writer.py"
-PRODUCED = 5
-SEGMENTS = 8
-
-
-@contextlib.contextmanager
-def writing(directory: Path) -> Iterator[None]:
-    """Two processes write the log; they end in good order."""
-    writers = [
-        subprocess.Popen(
-            [sys.executable, WRITER, directory],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        for _ in range(2)
-    ]
-    try:
-        for writer in writers:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == b"writing\n"
-        yield
-    finally:
-        codes = []
-        for writer in writers:
-            writer.communicate(timeout=50)
-            codes.append(writer.returncode)
-    assert codes == [0, 0]
-
-
-def records_of_log(directory: Path) -> list[tuple[str, int]]:
-    journal = open_journal(str(directory))
-    result = [(f"{entry.epoch:016x}", entry.lsn) for entry in entries(journal)]
-    journal.close()
-    return result
-
-
-def one_trigger(stream: Stream) -> list[Row]:
-    """Available now, as another run of the query does it."""
-    stream.restart()
-    stream.reader.prepareForTriggerAvailableNow()
-    return stream.drain()
-
-
-def test_successive_triggers_read_every_record_once_while_two_processes_write(
-    tmp_path: Path,
-) -> None:
-    log = tmp_path / "edge"
-    rows: list[Row] = []
-    with writing(log):
-        stream = Stream(tmp_path, maxBytesPerTrigger="1m")
-        batches: list[int] = []
-        # As long as there is more to see: triggers that read something, and segments that fill.
-        while len(batches) < PRODUCED or len({row["segment"] for row in rows}) < SEGMENTS:
-            result = one_trigger(stream)
-            batches += [len(result)] if result else []
-            rows += result
-    rows += one_trigger(stream)
-    assert not one_trigger(stream)
-    assert [(row["epoch"], row["lsn"]) for row in rows] == records_of_log(log)
-    kinds = {row["kind"] for row in rows}
-    assert {"enqueued", "claimed", "succeeded"} <= kinds
-    assert not kinds & {"damaged", "unknown"}
-    assert all(row["value"] is not None for row in rows if row["kind"] == "enqueued")
 
 
 @pytest.mark.timeout(240)

@@ -33,6 +33,7 @@ from taskq.core.model import SECOND_NS, State
 from taskq.core.records import Cause, Kind
 from taskq.core.why import Why
 from taskq.errors import (
+    DuplicateKey,
     JobFailed,
     LogClosed,
     LogGone,
@@ -194,8 +195,15 @@ async def test_a_burst_ends_once_outcomes_that_a_locked_log_refused_are_kept(
     assert [settlement.kind for settlement in fake.fake.settled] == [Kind.SUCCEEDED]
 
 
-async def test_a_success_that_the_log_can_never_take_is_dead_with_the_reason(
-    fake: FakeApp,
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (PayloadTooLarge("a transaction", 9, 8), (Kind.DEAD, Cause.REJECTED)),
+        (DuplicateKey("default", b"k", "fake-7"), (Kind.RETRIED, Cause.CALLER)),
+    ],
+)
+async def test_a_success_that_the_log_refuses_is_a_failure_with_the_reason(
+    fake: FakeApp, error: TaskqError, end: tuple[Kind, Cause]
 ) -> None:
     @fake.task
     async def child(n: int) -> None:
@@ -206,15 +214,15 @@ async def test_a_success_that_the_log_can_never_take_is_dead_with_the_reason(
         current_job().enqueue(child.call(1))
 
     def refuse(settlement: Settlement) -> TaskqError | None:
-        return PayloadTooLarge("a transaction", 9, 8) if settlement.children else None
+        return error if settlement.children else None
 
     fake.put(parent)
     fake.fake.refuse = refuse
     async with Worker(fake):
         (settled,) = await fake.fake.settlements(1)
-    assert (settled.kind, settled.cause) == (Kind.DEAD, Cause.REJECTED)
+    assert (settled.kind, settled.cause) == end
     assert settled.body is not None
-    assert b"a transaction has 9 bytes" in settled.body
+    assert str(error).encode() in settled.body
 
 
 async def test_a_stop_does_not_wait_for_a_log_that_does_not_open(
