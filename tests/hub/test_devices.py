@@ -7,7 +7,7 @@ import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -161,7 +161,9 @@ async def test_a_device_reads_its_own_logs_and_nothing_else(place: Place) -> Non
 
 
 @pytest.mark.parametrize("route", ["/ask", "/gaps", "segments"])
-async def test_no_route_reaches_another_devices_log(place: Place, route: str) -> None:
+async def test_no_route_reaches_another_devices_log_or_takes_an_older_session(
+    place: Place, route: str
+) -> None:
     other = Registry(place.hub).enroll("edge-8")
     await place.write()
     await place.sync()
@@ -172,12 +174,13 @@ async def test_no_route_reaches_another_devices_log(place: Place, route: str) ->
         "at": position, "end_lsn": 1, "cause": "",
     }  # fmt: skip
     headers = {"Taskq-Session": "1", "Upload-Offset": "0", "Taskq-Stem": "none"}
+    asked: dict[str, Any] = {"method": "POST", "path": route, "json": values}
     if route == "segments":
         path, headers = f"/logs/{log_id}/segments/{1:020}", headers | {"Content-Type": FRAMES}
-        refused = await place.ask("PATCH", path, other, content=b"frames", headers=headers)
-    else:
-        refused = await place.ask("POST", route, other, json=values)
-    assert (refused.status_code, refused.json()["type"]) == (409, "superseded")
+        asked = {"method": "PATCH", "path": path, "content": b"frames", "headers": headers}
+    for token in (other, place.token):
+        refused = await place.ask(**asked, token=token)
+        assert (refused.status_code, refused.json()["type"]) == (409, "superseded")
     assert place.tree() == before
 
 
