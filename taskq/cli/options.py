@@ -241,14 +241,18 @@ def open_reader(
             render.echo(f"taskq: {text.flat(explained)}", err=True)
         context = click.get_current_context(silent=True)
         if context is not None and not reader.journal.lost:
-            context.call_on_close(functools.partial(_warn_of_damage, reader))
+            context.call_on_close(functools.partial(_warn_if_damaged, reader))
     return reader
 
 
-def _warn_of_damage(reader: engine.LogReader) -> None:
+def _warn_if_damaged(reader: engine.LogReader) -> None:
     if reader.journal.files.is_damaged:
-        see = text.flat(values.command(reader.path, "verify"))
-        render.echo(f"taskq: a part of this log is damaged and was left out, see: {see}", err=True)
+        warn_of_damage(reader.path)
+
+
+def warn_of_damage(path: str) -> None:
+    see = text.flat(values.command(path, "verify"))
+    render.echo(f"taskq: a part of this log is damaged and was left out, see: {see}", err=True)
 
 
 def refuse_shards(path: Path) -> None:

@@ -392,10 +392,9 @@ async def look_at_records(
     body_bytes_max: int | None = None,
     until: segments.Extent | None = None,
     on_pause: Callable[[], None] = lambda: None,
+    on_damage: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[Record, None]:
     """Yield the latest ``count`` records that fit; then new records, durable or not.
-
-    Damage is skipped with a warning.
 
     Args:
         path: directory of the log.
@@ -405,6 +404,7 @@ async def look_at_records(
         body_bytes_max: larger packed bodies are left out; 0: all of them, without a word.
         until: end of the view; None for the log's end.
         on_pause: called while there is nothing new; may raise to end.
+        on_damage: called before the first record if a part was skipped as damaged.
 
     Raises:
         LogError: there is no log, or a file cannot be read.
@@ -416,7 +416,7 @@ async def look_at_records(
         if not await _begun(files, follow=follow, on_pause=on_pause):
             return
         extent = until or onlooker.look()
-        cursor, lsn = await off_loop(_find, files, extent, count, choice)
+        cursor, lsn = await off_loop(_find, files, extent, count, choice, on_damage)
         records = RecordReader(
             FrameReader(files, cursor, "", gap_handler(files, "skip")),
             choice,
@@ -458,7 +458,11 @@ async def _begun(
 
 
 def _find(
-    files: segments.SegmentFiles, extent: segments.Extent, count: int, choice: Choice
+    files: segments.SegmentFiles,
+    extent: segments.Extent,
+    count: int,
+    choice: Choice,
+    on_damage: Callable[[], None],
 ) -> tuple[frames.Cursor, int]:
     def wanted(lsn: int, data: bytes) -> bool:
         if choice.skips(kind_at(data, 0)):
@@ -471,7 +475,10 @@ def _find(
                 choice.note(Record(born, record.job, 0, 0))
         return choice.fits(record) is not None
 
-    return positions.find_latest(files, extent, count, wanted)
+    begin = positions.find_latest(files, extent, count, wanted)
+    if files.is_damaged:
+        on_damage()
+    return begin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

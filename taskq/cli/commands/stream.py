@@ -76,14 +76,16 @@ def tail(
         options.open_reader(data_dir).close()
         from taskq.reading.stream import look_at_records  # noqa: PLC0415 - likewise
 
+        path = str(options.resolve(data_dir))
         shown = look_at_records(
-            str(options.resolve(data_dir)),
+            path,
             _COUNT_DEFAULT if lines is None else lines,
             Choice(**given, name_all=True),
             follow=follow,
             # A line for people shows no body.
             body_bytes_max=values.PAYLOAD_BYTES_MAX if as_json else 0,
             on_pause=_Pipe().check,
+            on_damage=lambda: options.warn_of_damage(path),
         )
         asyncio.run(_look(shown, show))
     else:

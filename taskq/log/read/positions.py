@@ -161,6 +161,7 @@ def find_latest(
                 break
             frame = _frame_at(files, segment, offset, size)
             if frame is None:
+                files.is_damaged = True
                 continue
             data = frame.data
             for number, at, length in reversed(list(record.places(frame))):
@@ -179,6 +180,7 @@ def _offsets(files: SegmentFiles, segment: int, size: int) -> list[int]:
         reached = offset + header.size
     if reached < size:
         # There is damage, and more frames after it.
+        files.is_damaged = True
         offsets += _behind(files, segment, reached, size)
     return offsets
 
