@@ -132,6 +132,8 @@ def test_help_loads_these_modules_and_click() -> None:
     assert ours == pinned(HELP)
     # To look for commands of other packages Python 3.11 takes what reads e-mail, with its sockets.
     assert others - {"selectors", "socket"} == {"click"}
+    _, others = loaded(run.replace("--help", "pipeline', '--help"))
+    assert others - {"selectors", "socket"} == {"click"}
 
 
 def test_a_workers_first_job_waits_for_nothing_that_it_does_not_need(tmp_path: Path) -> None:

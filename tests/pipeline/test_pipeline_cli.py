@@ -1,51 +1,19 @@
-"""``taskq pipeline``: lists its commands without importing them; errors name missing packages."""
+"""``taskq pipeline``: errors name missing packages, and which Java is taken."""
 
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from taskq.cli.main import main
 from taskq.extras import install_line, missing
 from taskq_plugins.spark import session
-from taskq_plugins.spark.cli import COMMANDS
 from taskq_plugins.spark.errors import JavaMissing, SparkError, missing_package
 from taskq_plugins.spark.session import java_home, start_error, write_shim
 from tests.programs import run_python
-
-HEAVY = ("duckdb", "numpy", "pandas", "pyarrow", "pydantic", "pyspark", "rich")
-
-
-def help_of(*arguments: str) -> tuple[str, set[str]]:
-    """Return what the command prints, and which heavy packages it imported for that."""
-    program = (
-        "import sys\n"
-        "from taskq.cli.main import main\n"
-        f"try: main({[*arguments]!r})\n"
-        "except SystemExit: pass\n"
-        f"print('heavy:', *(set({HEAVY!r}) & set(sys.modules)))"
-    )
-    done = run_python("-c", program, check=True)
-    text, _, modules = done.stdout.rpartition("heavy:")
-    return text, set(modules.split())
-
-
-def test_helps_list_every_command_and_import_nothing_heavy() -> None:
-    text, heavy = help_of("--help")
-    assert re.search(r"^  pipeline +\w", text, re.MULTILINE)
-    group, more = help_of("pipeline", "--help")
-    assert re.findall(r"^  (\w+)  ", group, re.MULTILINE) == list(COMMANDS)
-    assert not heavy | more
-    result = CliRunner().invoke(main, ["pipeline", "statsu"])
-    assert (result.exit_code, result.stderr) == (
-        2, "taskq: there is no command 'statsu': did you mean status?\n",
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("chosen", ["", "mimalloc"])
