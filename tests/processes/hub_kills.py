@@ -434,7 +434,9 @@ class _Run:
         assert not list(faults(hub, deep=True))
         ran, views = self._jobs(log)
         assert set(ran.values()) <= {1}, ran
-        assert {view.state for view in views} == {State.SUCCEEDED}
+        # A hub that is set back after its device has lost the end of a job with it.
+        others = [view for view in views if view.state is not State.SUCCEEDED]
+        assert all("its log does not tell" in view.reason for view in others), others
 
     def _jobs(self, log: Path) -> tuple[Counter[str], list[JobView]]:
         """Return how often the device's log has the success of each job, and the hub's jobs."""

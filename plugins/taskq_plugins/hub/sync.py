@@ -74,6 +74,10 @@ def opening(log: engine.DurableLog) -> models.Sync:
     return models.Sync(own.log_id, own.created_ns, own.incompat, log.end, own.parents)
 
 
+#: The answer for a log that its device left.
+_LEFT: Final = models.Refused(models.Trouble.HELD, models.NOWHERE)
+
+
 class Push:
     """Bring the hub's copy to where a log ends.
 
@@ -114,8 +118,12 @@ class Push:
                 cause = "a limit of the device's log took it before it was sent"
                 if synced.at.next_lsn < log.pin:
                     cause = "the hub lost what it had"
-                await self._declare(cause)
-            elif verdict is not Verdict.NEW and verdict is not Verdict.BEHIND:
+                if await self._declare(cause) != _LEFT:
+                    continue
+                # The device died before it went on as another log, and its log went on.
+                verdict = Verdict.DIFFERS
+                verdicts.append(verdict)
+            if verdict is not Verdict.NEW and verdict is not Verdict.BEHIND:
                 if not log.segments:  # with its first record it differs
                     return verdicts
                 differs = verdict is Verdict.DIFFERS
@@ -131,10 +139,10 @@ class Push:
             f"'taskq hub devices HUB NAME' says of the device"
         )
 
-    async def _declare(self, cause: str) -> None:
+    async def _declare(self, cause: str) -> models.Answer | None:
         synced, log = self._synced, self._log
         ids, at = (synced.session, self._log_id), engine.Border(log.segments[0])
-        await self._ask(models.Declare(*ids, synced.at, at, log.end.next_lsn, cause))
+        return await self._ask(models.Declare(*ids, synced.at, at, log.end.next_lsn, cause))
 
     # -- sending: each returns False where the hub turned out to stand elsewhere -------------------
 
