@@ -37,7 +37,7 @@ _TASK_PREFIX: Final = "taskq.webhook."
 QUEUE_DEFAULT: Final = "webhooks"
 #: Time for a receiver to answer.
 TIMEOUT_SECONDS: Final = 15.0
-#: Of its answer.
+#: Most bytes of its answer.
 _BODY_BYTES_MAX: Final = 64 * 1024
 #: Eleven tries over about a day.
 _POLICY: Final = retry.exponential(attempts=11, base=5, cap=8 * 3600, factor=4, jitter="equal")

@@ -64,7 +64,7 @@ def test_one_app_serves_many_event_loops(tmp_path: Path) -> None:
 
 
 async def test_the_last_of_several_blocks_of_an_app_closes_it(app: TaskQ) -> None:
-    """One within another, of another thread, and one that cannot open; ``close`` ends all."""
+    """Blocks may nest, run in threads, or fail to open; ``close`` ends all."""
     add = add_task(app)
 
     def is_open() -> bool:

@@ -602,7 +602,7 @@ class Worker:
             ending.cancel_scope.cancel()
 
     async def _interrupt(self, runner: feed.Runner) -> None:
-        # The end of it is timed by itself: what was done while the loop stalled is told then.
+        # The end of it is timed by itself: jobs that ended during a stall of the loop settle then.
         last = min(self.drain_seconds / 10, 1.0)
         for seconds in (self.drain_seconds - last, last):
             with move_on_after(seconds):

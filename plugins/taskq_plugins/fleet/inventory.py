@@ -316,7 +316,7 @@ def follows(log: LogPlace, before: SegmentPlace, place: SegmentPlace) -> bool:
     """Return whether nothing is missing between two segments.
 
     A segment names the last frame of the one before it: that frame stands there, or damage does.
-    One without a frame hands on what it names itself.
+    A segment without a frame repeats the name in its own header.
     """
     link, last = edges(log, place).link, edges(log, before)
     offset, crc = link

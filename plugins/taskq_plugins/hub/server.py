@@ -217,7 +217,7 @@ def _problem(error: HTTPException) -> Response:
 
 #: A file takes whole blocks, and a folder or an empty file one.
 _BLOCK: Final = 4_096
-#: What a request writes at most beside its bytes: folders, a file of names, lines of notes.
+#: Most that a request writes beside its bytes: folders, a file of names, lines of notes.
 _BESIDE_BYTES: Final = 64 * 1024
 #: Free space that stays for the operator.
 _FREE_BYTES_MIN: Final = 64 * 1024 * 1024

@@ -53,7 +53,7 @@ _DRIVER_MEMORY: Final = "768m"
 _JAVA_LOCAL: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:MetaspaceSize=192m")
 #: Losing the connection is noticed long before Java's end is reported.
 _END_SECONDS: Final = 10.0
-#: What goes wrong comes as an error. Spark takes and prints settings of its own for any others.
+#: Faults are raised as errors. Spark takes and prints settings of its own for any others.
 _LOG_SETTINGS: Final = """\
 status = fatal
 appender.none.type = Null

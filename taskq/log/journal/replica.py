@@ -160,7 +160,7 @@ class Replica(SegmentFiles):
         """Return where a copy's last segment ends by the header of the next one.
 
         A header may name no end, after damage or a loss of the log: then ``stem``, the last frame
-        by its owner, has to be the copy's last frame. None: another end, or one that is not here.
+        by its owner, has to be the copy's last frame. None: another end, or it is missing here.
         """
         if following.link in (codec.NO_LINK, codec.LOST):
             return at if at.stem.hex() == stem else None

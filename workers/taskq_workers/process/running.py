@@ -245,7 +245,7 @@ def run_reloading(arguments: Sequence[str]) -> None:
         # A terminal sends its Ctrl-C to the worker as well, and a second one would cancel.
         has_terminal = sys.stdin is not None and sys.stdin.isatty() and system.SIGTSTP is not None
         if signals != {signal.SIGINT} or not has_terminal:
-            # One that closes sends SIGHUP to both, and a second SIGHUP does not cancel.
+            # A terminal that closes sends SIGHUP to both, and a second SIGHUP does not cancel.
             system.send(process, system.SIGHUP if system.SIGHUP in signals else signal.SIGTERM)
         _end(process)
 
