@@ -382,7 +382,7 @@ class _Run:
         asyncio.run(_put(self.folder / _DEVICE, 1))
         assert _ended(self._process(_live_on)) == 0
         self.stop()
-        self._check()
+        self._check(counts)
         return counts
 
     def _go_on_badly(self, line: socket.socket, counts: Counter[str]) -> None:
@@ -426,7 +426,7 @@ class _Run:
             facts.update(machine="", left=[], state="active")
         registry.close()
 
-    def _check(self) -> None:
+    def _check(self, counts: Counter[str]) -> None:
         hub, log = self.folder / "hub", self.folder / _DEVICE
         identity = read_identity(LocalDisk(), str(log))
         assert identity is not None
@@ -436,6 +436,7 @@ class _Run:
         assert set(ran.values()) <= {1}, ran
         # A hub that is set back after its device has lost the end of a job with it.
         others = [view for view in views if view.state is not State.SUCCEEDED]
+        assert not others or (counts["hub set back"] and counts[f"{_DEVICE} set back"]), others
         assert all("its log does not tell" in view.reason for view in others), others
 
     def _jobs(self, log: Path) -> tuple[Counter[str], list[JobView]]:
