@@ -19,6 +19,7 @@ from taskq.core.records import Cause, Kind
 from taskq.log.requests import EnqueueSpec, Settlement
 from taskq.log.store.port import LoopPort
 from taskq_workers import JobFinished, Worker
+from taskq_workers.runs.executors import Executors
 from taskq_workers.slots import slots
 from taskq_workers.slots.feed import (
     BATCH_MAX,
@@ -31,6 +32,7 @@ from taskq_workers.slots.feed import (
     Pause,
     Quota,
 )
+from taskq_workers.slots.outcomes import AGAIN_SECONDS
 from tests.effort import grows, some
 from tests.workers.fakes import FakeApp, FakePort, make_delivery
 from tests.workers.slots.resting import Schedule, make_deterministic, run_seeds
@@ -58,8 +60,11 @@ def returns(value: Any) -> Callable[[], Any]:
 
 
 class Unreadable:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
     def __getattribute__(self, name: str) -> Any:
-        raise SystemExit(name)
+        raise object.__getattribute__(self, "error")
 
 
 def forgot() -> Any:
@@ -89,7 +94,11 @@ ENDS: dict[str, tuple[Callable[..., Any], dict[str, Any], int, tuple[Any, ...]]]
     "discard": (raises(Discard("x")), {}, 1, (Kind.DEAD, Cause.REJECTED, 0, "Discard: x")),
     "policy": (
         *(raises(ValueError()), {"retry": Broken()}, 1),
-        (Kind.DEAD, Cause.REJECTED, 0, "ZeroDivisionError: policy"),
+        (Kind.RETRIED, Cause.CALLER, AGAIN_SECONDS, "ZeroDivisionError: policy"),
+    ),
+    "policy, spent": (
+        *(raises(ValueError()), {"retry": Broken(attempts=3)}, 3),
+        (Kind.DEAD, Cause.EXHAUSTED, 0, "ZeroDivisionError: policy"),
     ),
     "timeout": (
         *(hang, {"timeout": 0.001}, 1),
@@ -108,7 +117,11 @@ ENDS: dict[str, tuple[Callable[..., Any], dict[str, Any], int, tuple[Any, ...]]]
         (Kind.SUCCEEDED, Cause.CALLER, 0, ""),
     ),
     "no JSON": (returns(object()), {}, 1, (Kind.DEAD, Cause.REJECTED, 0, "")),
-    "unreadable": (returns(Unreadable()), {}, 1, (Kind.DEAD, Cause.REJECTED, 0, "")),
+    "unreadable": (returns(Unreadable(SystemExit())), {}, 1, (Kind.DEAD, Cause.REJECTED, 0, "")),
+    "no memory": (
+        *(returns(Unreadable(MemoryError("x"))), {}, 1),
+        (Kind.RETRIED, Cause.CALLER, 7, "MemoryError: x"),
+    ),
     "too large": (returns("x" * 17_000_000), {}, 1, (Kind.DEAD, Cause.REJECTED, 0, "")),
     "no await": (
         *(forgot, {"store_result": False}, 1),
@@ -135,6 +148,17 @@ async def test_an_attempt_has_the_outcome_of_its_end(fake: FakeApp, name: str) -
     text = (settled.body or b"").decode()
     assert text.startswith(begins)
     assert WORDS.get(name, "") in text
+
+
+@pytest.mark.parametrize(("owner", "step"), [(Executors, "plan"), (slots.Slots, "judged")])
+async def test_a_job_whose_worker_lacks_memory_is_tried_again(
+    fake: FakeApp, monkeypatch: pytest.MonkeyPatch, owner: type, step: str
+) -> None:
+    monkeypatch.setattr(owner, step, Mock(side_effect=MemoryError))
+    fake.put(fake.task(raises(ValueError())))
+    async with Worker(fake):
+        (settled,) = await fake.fake.settlements(1)
+    assert (settled.kind, settled.delay_ns) == (Kind.RETRIED, AGAIN_SECONDS * SECOND)
 
 
 async def test_a_future_that_raises_generator_exit_ends_its_own_job_alone(

@@ -190,7 +190,12 @@ async def unwind_steps(job: JobContext | None, settlement: Settlement) -> Settle
 def settle_bad_result(
     task: Task[..., Any], delivery: Delivery, value: object, error: BaseException
 ) -> Settlement:
-    """Bury a job whose result cannot be kept, as running it again cannot help."""
+    """Bury a job whose result cannot be kept, as running it again cannot help.
+
+    A lack of memory is no fault of the result.
+    """
+    if is_a(error, MemoryError):
+        return settle_failure(task, delivery, error)
     if is_a(value, Awaitable):
         if is_a(value, CoroutineType):
             value.close()
@@ -200,6 +205,14 @@ def settle_bad_result(
             f"declare it with async def, or wait for the value within it",
         )
     return reject(delivery, f"the result cannot be kept: {reasons.summary(error)}")
+
+
+def settle_slot_error(delivery: Delivery, error: BaseException) -> Settlement:
+    """Try a job again whose slot or policy failed: it burns an attempt, as it may have run."""
+    body = encode_reason(reasons.describe(error))
+    if 0 < delivery.attempts_max <= delivery.attempt:
+        return Settlement(kinds.DEATH, delivery, body, 0, Cause.EXHAUSTED)
+    return Settlement(kinds.RETRY, delivery, body, AGAIN_SECONDS * SECOND_NS)
 
 
 def reject(delivery: Delivery, reason: str) -> Settlement:

@@ -20,14 +20,13 @@ from taskq.values import is_a, is_cancellation, members
 from taskq_workers.events import Hook, tell
 from taskq_workers.runs import executors
 from taskq_workers.runs.joblogs import with_lines
-from taskq_workers.runs.reasons import describe
 from taskq_workers.slots.feed import Feed, Gatekeeper, Quota
 from taskq_workers.slots.outcomes import (
     Overlap,
-    reject,
     release,
     settle_bad_result,
     settle_failure,
+    settle_slot_error,
     settle_suspended,
     settle_unreadable,
     unless_too_old,
@@ -684,9 +683,8 @@ class Slots:
             # An error of the worker or of a policy, not of the job: log it, and go on.
             _log.error("a slot failed", exc_info=error)
         if delivery is not None and not slot.abandoned:
-            reason = None if error is None else describe(error)
-            settlement = release(delivery) if reason is None else reject(delivery, reason)
-            self.put(settlement, slot.since)
+            lost = release(delivery) if error is None else settle_slot_error(delivery, error)
+            self.put(lost, slot.since)
         self._spread()
         self._check_gone()
 
