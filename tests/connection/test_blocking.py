@@ -246,6 +246,45 @@ def test_an_app_used_before_a_fork_serves_parent_and_children(
     assert done.stderr == ""
 
 
+AT_EXIT = """
+import atexit, sys
+from taskq import TaskQ
+from taskq.errors import ResultTimeout
+
+app = TaskQ(sys.argv[1], compress="zlib")
+
+@app.task
+def add(text: str) -> str:
+    return text
+
+job = add.enqueue_sync("a")
+if len(sys.argv) > 2:
+    app.readers_sync()  # so that threads were used before
+
+@atexit.register
+def end():
+    try:
+        job.result_sync(timeout=0)
+    except ResultTimeout as error:
+        print(error)
+    large = add.enqueue_sync("b" * 100_000)
+    large.cancel_sync()
+    print(len(large.view_sync().payload), app.readers_sync(), app.why_sync(large.id).text)
+    app.close_sync()
+"""
+
+
+@pytest.mark.parametrize("before", [[], ["used"]])
+def test_blocking_calls_answer_at_the_exit_of_the_interpreter(
+    tmp_path: Path, before: list[str]
+) -> None:
+    done = run_python("-c", AT_EXIT, tmp_path / "data", *before)
+    assert done.stderr == ""
+    late, answers = done.stdout.splitlines()
+    assert "is still ready after 0 s" in late
+    assert answers.startswith("100011 [] it was cancelled")
+
+
 def _of_program() -> None:
     raise ValueError("in the program's own code")
 

@@ -46,7 +46,15 @@ async def on_thread(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> 
     import asyncio  # noqa: PLC0415 - a program without a loop does not wait for it
 
     call = partial(copy_context().run, _outcome, partial(work, *args, **kwargs))
-    value, error = await asyncio.get_running_loop().run_in_executor(pool(), call)
+    try:
+        outcome = asyncio.get_running_loop().run_in_executor(pool(), call)
+    except RuntimeError:
+        if threading.main_thread().is_alive():
+            raise
+        # The interpreter ends, and starts no thread any more.
+        value, error = _outcome(partial(work, *args, **kwargs))
+    else:
+        value, error = await outcome
     if error is None:
         return value  # type: ignore[return-value]
     try:
