@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from taskq.app import tasks
 from taskq.calls.call import Call
-from taskq.calls.naming import origin_here
+from taskq.calls.naming import Origin, origin_here
 from taskq.core import durations, errors, model, parsing, schedules
 from taskq.core.values import TypedDict
 from taskq.log.requests import TICKS_MAX, Enrolment, Item, Turn
@@ -93,7 +93,7 @@ class Schedule:
     ) -> None:
         from taskq.schedules import JITTER_NS_MAX, Every  # noqa: PLC0415 - few have schedules
 
-        self.origin = origin_here()
+        self.origin: Origin = origin_here()
         parsing.check_name("schedule name", name)
         unknown = choices.keys() - ScheduleChoices.__annotations__.keys()
         if unknown:

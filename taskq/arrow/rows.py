@@ -205,17 +205,17 @@ class RecordRows:
     ) -> None:
         self.piece = piece
         self.data: arrays.Bytes = stretch.data
-        self.base = stretch.base
-        self.at = stretch.at[first:last]
+        self.base: int | arrays.Ints = stretch.base
+        self.at: Final = stretch.at[first:last]
         self.length: Final = stretch.length[first:last]
-        self.lsn = stretch.lsn[first:last]
-        self.epoch = stretch.epoch[first:last]
-        self.time_ns = stretch.time_ns[first:last]
+        self.lsn: Final = stretch.lsn[first:last]
+        self.epoch: Final = stretch.epoch[first:last]
+        self.time_ns: Final = stretch.time_ns[first:last]
         self._heads = arrays.heads(self.data, self.at)
         self.of_job: Final = self._heads.view(arrays.OF_JOB)
         self.kind: arrays.Bytes = np.ascontiguousarray(self.of_job["kind"])
         #: how many there are of each kind
-        self.counts = np.bincount(self.kind, minlength=arrays.KINDS)
+        self.counts: Final = np.bincount(self.kind, minlength=arrays.KINDS)
         if self.counts[: arrays.SKIPPABLE][~arrays.IS_KNOWN[: arrays.SKIPPABLE]].any():
             strange = ~arrays.IS_KNOWN[self.kind] & (self.kind < arrays.SKIPPABLE)
             index = int(np.argmax(strange))

@@ -166,6 +166,8 @@ class Signature:
         self.task = task
         self._function = function
         self._resolved: dict[str, typing.Any] = {}
+        self.signature: inspect.Signature
+        self.injected: dict[str, typing.Any]
         self.signature, self.injected = self._without_injected(inspect.signature(function))
         parameters = self.signature.parameters.values()
         only = [p.name for p in parameters if p.kind is _Kind.POSITIONAL_ONLY]
@@ -174,7 +176,9 @@ class Signature:
         self.rest: str = self._variadic(_Kind.VAR_POSITIONAL)
         self.keywords: str = self._variadic(_Kind.VAR_KEYWORD)
         self.plain: bool = not only and not self.rest and not self.keywords
-        self.defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self.defaults: dict[str, typing.Any] = {
+            p.name: p.default for p in parameters if p.default is not p.empty
+        }
         self._positional_only = tuple(only)
         self._by_keyword = frozenset(
             (*by_keyword, *(p.name for p in parameters if p.kind is _Kind.KEYWORD_ONLY))

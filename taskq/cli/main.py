@@ -159,7 +159,7 @@ _LOOKS_ABOVE: Final = "taskq.cli."
 class Commands(LazyGroup):
     """Our own commands, then the entry-point group ``taskq.commands`` of other packages."""
 
-    table = BUILT_IN
+    table: Mapping[str, tuple[str, str]] = BUILT_IN
 
     @cached_property
     def brought_in(self) -> Mapping[str, EntryPoint]:

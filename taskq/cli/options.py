@@ -91,7 +91,9 @@ utc_option: Final = click.option(
     "--utc", is_flag=True, expose_value=False, help="Times in UTC, not in this machine's zone.",
     callback=lambda context, _, given: context.meta.update({render.UTC_WANTED: given}),
 )  # fmt: skip
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+json_option: Final = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document."
+)
 #: Look at the log as it stood then.
 at_option: Final = click.option(
     "--at",

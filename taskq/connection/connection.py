@@ -16,7 +16,8 @@ from taskq.calls.habits import check_directory
 from taskq.connection import blocking, logoptions, tracing
 from taskq.core import errors, model, parsing, records
 from taskq.core.parsing import Tag
-from taskq.log import config, requests
+from taskq.log import requests
+from taskq.log.config import LogConfig
 from taskq.log.format.bodies import Compression, check_compression, check_size
 from taskq.log.machine import forks
 from taskq.log.segments.bodystore import QUICK_BYTES_MAX, BodyStore
@@ -109,8 +110,8 @@ _PLAIN: Final = Options()
 class Packer:
     """The bodies of one log."""
 
-    def __init__(self, path: str, config: config.LogConfig) -> None:
-        self.config = config
+    def __init__(self, path: str, config: LogConfig) -> None:
+        self.config: LogConfig = config
         self.bodies: BodyStore = BodyStore(path, config)
 
     def packing(self, chosen: Options) -> Compression | None:
@@ -311,11 +312,11 @@ class Connection:
 
     wait_begins: ClassVar[list[Callable[[handle.JobHandle[Any]], Callable[[], object] | None]]] = []
 
-    def __init__(self, path: str, config: config.LogConfig) -> None:
+    def __init__(self, path: str, config: LogConfig) -> None:
         check_directory(path)
         # A later chdir, of a daemon for example, must not move the directory.
         self.path: str = logoptions.absolute_path(path)
-        self.config = config
+        self.config: LogConfig = config
         self.current: Store | None = None
         self.packer: Packer = Packer(self.path, config)
         self.refusal = ""
@@ -354,11 +355,12 @@ class Connection:
                 f"sandbox) before its first use"
             )
 
-    def move(self, path: str, config: config.LogConfig) -> None:
+    def move(self, path: str, config: LogConfig) -> None:
         """Use another directory, see `check_move`."""
         with self._lock:
             self.check_move(path)
-            self.path, self.config = logoptions.absolute_path(path), config
+            self.path = logoptions.absolute_path(path)
+            self.config = config
             self.packer = Packer(self.path, config)
 
     def store(self) -> Store:

@@ -310,7 +310,7 @@ class PendingJob(Generic[R]):
     def __init__(
         self, call: call.Call[R], together_with: str = "the success of the task that asked for it"
     ) -> None:
-        self.call = call
+        self.call: Final = call
         self._together_with = together_with
         self._handle: JobHandle[R] | None = None
 

@@ -235,7 +235,7 @@ class LogGone(LogFailed):
             f"was removed or moved, then close every process that uses this directory and open it "
             f"again"
         )
-        self.args = (message,)
+        self.args: tuple[str] = (message,)
 
 
 class OutcomeUnknown(LogError):
@@ -248,7 +248,7 @@ class OutcomeUnknown(LogError):
     goes on and already has the outcome.
     """
 
-    outcome = "unknown"
+    outcome: Literal["refused", "unknown"] = "unknown"
 
     def __init__(
         self,
@@ -297,7 +297,7 @@ class DiskFull(AppendFailed):
             f"free, new jobs must leave {limit_bytes}; nothing was written. Free some space, "
             f"raise the quota or lower min_free, then try again"
         )
-        self.args = (message,)
+        self.args: tuple[str] = (message,)
         self.free_bytes = free_bytes
         self.limit_bytes = limit_bytes
 

@@ -302,6 +302,7 @@ class StepAttempt(Attempt):
         assert task is not None
         try:
             if self.unwinding is None:
+                self.unwinding: dict[str, Any] | None
                 self.unwinding = {"kind": kind, "cause": cause, "reason": reason}
                 await self._record(Form.UNDOING, UNDO, 1, json.dumps(self.unwinding).encode())
             self._waits.clear()

@@ -128,7 +128,9 @@ class Flow(Runnable[R_co]):
         handle: FlowHandle[R_co] = await app.enqueue_flow(self)
         return handle
 
-    enqueue_sync = blocking(enqueue)
+    def enqueue_sync(self) -> FlowHandle[R_co]:
+        """Do as ``enqueue``, blocking this thread."""
+        return blocking(type(self).enqueue)(self)
 
     def _app(self) -> AppPort[Connection] | None:
         """Return the app of its tasks; None if the flow has no jobs."""

@@ -7,8 +7,8 @@ def _is_of_programs(name: str) -> bool:
     return not name.startswith(("taskq.testing", "taskq.frozen", "taskq._examples"))
 
 
-hiddenimports = [
+hiddenimports: list[str] = [
     *collect_submodules("taskq", filter=_is_of_programs),
     *collect_submodules("taskq_workers"),
 ]
-datas = copy_metadata("taskq-local")
+datas: list[tuple[str, str]] = copy_metadata("taskq-local")

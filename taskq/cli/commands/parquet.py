@@ -17,9 +17,9 @@ try:
     extras.import_arrow()
     import pyarrow as pa
     from pyarrow import parquet
-except ImportError as error:
-    lacking = extras.missing("Parquet", error.name, "parquet")
-    raise Failure(f"{lacking}, or export --format jsonl") from error
+except ImportError as _error:
+    _lacking = extras.missing("Parquet", _error.name, "parquet")
+    raise Failure(f"{_lacking}, or export --format jsonl") from _error
 
 __all__ = ["BATCH_BYTES_MAX", "COMPRESSION", "JOBS", "JobsFile", "job_row", "pa", "parquet"]
 

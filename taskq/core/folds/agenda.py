@@ -95,7 +95,8 @@ class Agenda:
         self.steered: int = 0
         self._scheduled = self._expiring = self._left = 0
         # Used for each job. A bound method kept here would cost more than the lookup.
-        self.lanes, self.groups = self.queues.lanes, self.queues.groups
+        self.lanes: list[lanes.Lane] = self.queues.lanes
+        self.groups: lanes.LimitGroups = self.queues.groups
         #: passed on with each job that leaves
         self._is_fresh = self.table.is_fresh
 

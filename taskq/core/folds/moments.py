@@ -217,6 +217,7 @@ class Returned(SortedBlocks):
 
     def __init__(self) -> None:
         super().__init__()
+        self.size: int
         self._lows: list[int] = []
 
     @classmethod

@@ -16,6 +16,7 @@ from taskq.log.requests import Op, Plain, Rewrite
 if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
     from taskq.core.folds.dedup import Dedup
+    from taskq.core.parsing import Tag
     from taskq.log.decide.steps import Again, NewStep
     from taskq.log.journal.journal import Journal
     from taskq.log.segments.segments import SegmentFiles
@@ -46,7 +47,8 @@ class Batch:
 
     def __init__(self, journal: Journal, time_ns: int) -> None:
         self.parts: list[bytes] = []
-        self.lsn = self.first_lsn = journal.next_lsn
+        self.lsn: int = journal.next_lsn
+        self.first_lsn: int = self.lsn
         self.epoch: int = journal.epoch
         self.time_ns: int = time_ns
         self.size: int = 0
@@ -131,7 +133,7 @@ class Context:
         self.facets = facets
         self.recent: Recent = Recent(journal.files)
         self.owner = owner
-        self.tag = journal.tag
+        self.tag: Tag = journal.tag
         self._edits: tuple[object, ...] = ()
 
     def caught_up(self) -> None:

@@ -370,7 +370,8 @@ class Rows:
         self.has_keys: bool = False
         self.lsn: int = batch.lsn
         self.now_ns: int = batch.time_ns
-        self.start = self.end = batch.where + batch.size
+        self.start: int = batch.where + batch.size
+        self.end: int = self.start
 
     def add(self, tail: bytes, bodies: list[bytes]) -> None:
         count = len(bodies)

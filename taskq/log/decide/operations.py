@@ -356,12 +356,15 @@ class Operations:
     """
 
     def __init__(self, journal: Journal, facets: Facets, owner: int, description: bytes) -> None:
-        self.context = context = Context(journal, facets, owner)
+        self.context: Context = Context(journal, facets, owner)
+        context = self.context
         self.deaths: Deaths = Deaths(context.tag)
         self.asks: Asks = Asks(context)
-        self.ends = ends = Ends(context, self.deaths)
+        self.ends: Ends = Ends(context, self.deaths)
+        ends = self.ends
         keys = Keys(context, ends)
-        self.enqueues = enqueues = Enqueues(context, keys)
+        self.enqueues: Enqueues = Enqueues(context, keys)
+        enqueues = self.enqueues
         self.claims: Claims = Claims(context, ends, description)
         steps = Steps(context, ends, enqueues)
         self.settles: Settles = Settles(context, ends, enqueues, self.deaths, steps)

@@ -186,7 +186,8 @@ class WriterLock:
             undo.callback(disk.close, self._file)
             self.home: Home = (disk.boot_id(), *disk.identity(self._file))
             self.mark: LockMark = LockMark(self.home[2], disk.born_ns(self._file))
-            self.was_restored = self._is_strange = disk.was_restored(self._file)
+            self.was_restored: bool = disk.was_restored(self._file)
+            self._is_strange = self.was_restored
             self.turn: SyncTurn = SyncTurn(disk, path)
             undo.pop_all()
         # Two containers may give their processes the same number.
@@ -204,7 +205,7 @@ class WriterLock:
         self.is_alone: bool = False
         self._cut_in = 0
         self.waiting_since: float = 0.0
-        self.waits = meters.Histogram()
+        self.waits: meters.Histogram = meters.Histogram()
         self.longest_hold_ns: int = 0
         self._taken_ns = 0
         self._excused_ns = 0

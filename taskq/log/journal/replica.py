@@ -325,6 +325,8 @@ class DurableLog:
         self._journal = Journal(disk, SystemClock(), path, LogConfig(), None)
         self._files = self._journal.files
         try:
+            self.end: Border
+            self.segments: list[int]
             self.end, self.segments = self._look()
         except Exception:
             self.close()

@@ -17,7 +17,8 @@ from taskq.log.machine.system import system
 open_file: Final = system.open_file
 make_directory: Final = system.make_directory
 is_shared: Final = system.is_shared
-geteuid, _user, _group, _ROOT = system.geteuid, system.user, system.group, system.ROOT
+geteuid: Final = system.geteuid
+_user, _group, _ROOT = system.user, system.group, system.ROOT
 
 
 def read_file(path: str | Path, size_max: int) -> bytes:

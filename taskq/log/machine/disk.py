@@ -25,16 +25,16 @@ class LocalDisk(system.Pace):
     """The files of this machine. One instance serves one thread, at a pace of its own."""
 
     # As ``Disk`` has them; each is asked for every batch, and a call less is worth it.
-    size = system.size
-    write = system.write_at
-    try_lock = system.try_flock
-    unlock = system.unflock
-    sync = system.sync
+    size: Final = system.size
+    write: Final = system.write_at
+    try_lock: Final = system.try_flock
+    unlock: Final = system.unflock
+    sync: Final = system.sync
 
     def __init__(self) -> None:
         super().__init__()
-        self.read = system.Reader(_SMALL_READ, self).read
-        self.status = system.StatusReader(self).status
+        self.read: Final = system.Reader(_SMALL_READ, self).read
+        self.status: Final = system.StatusReader(self).status
 
     def open(self, path: str, *, create: bool = False, write: bool = True) -> int:
         """A descriptor that no child inherits; a forked one may read on with those for reading."""
@@ -163,7 +163,9 @@ def _boot_minute() -> bytes:
 class PatientDisk(LocalDisk):
     """The same for threads that hold no lock: while a large file is written, others compute."""
 
-    def write(self, descriptor: int, data: bytes, offset: int) -> int:
+    def write(  # type: ignore[misc]
+        self, descriptor: int, data: bytes, offset: int
+    ) -> int:
         """Return bytes written, which may be fewer than given."""
         return system.pwrite(descriptor, data, offset)
 
@@ -171,5 +173,5 @@ class PatientDisk(LocalDisk):
 class SystemClock:
     """The machine's clocks."""
 
-    wall_ns = staticmethod(time.time_ns)
-    steady_ns = staticmethod(system.steady_ns)
+    wall_ns: Final = staticmethod(time.time_ns)
+    steady_ns: Final = staticmethod(system.steady_ns)

@@ -334,7 +334,8 @@ def sync(pace: Pace, descriptor: int) -> None:
         os.fdatasync(descriptor)
 
 
-pread, pwrite = os.pread, os.pwrite
+pread: Final = os.pread
+pwrite: Final = os.pwrite
 geteuid: Final = os.geteuid
 is_same: Final = os.path.samestat
 link: Final = os.link

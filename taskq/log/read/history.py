@@ -115,7 +115,7 @@ class History:
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
-        self.cursor = journal.start()
+        self.cursor: frames.Cursor = journal.start()
         self.minutes: dict[int, list[int]] = {}
         self.hours: dict[int, list[int]] = {}
         self.days: dict[int, list[int]] = {}

@@ -152,9 +152,9 @@ class LogReader:
         self._onlooker: follow.Onlooker | None = None
         self._clock = journal.clock
         self.log_id: uuid.UUID = journal.identity.log_id
-        self.tag = journal.tag
+        self.tag: parsing.Tag = journal.tag
         self.lineage: str = journal.identity.lineage
-        self.parents = journal.identity.parents
+        self.parents: tuple[identity.Parent, ...] = journal.identity.parents
         self.created_at: datetime = datetime.fromtimestamp(journal.identity.created_ns / 1e9, UTC)
         self._bodies = bodystore.BodyStore(journal.path, journal.config)
         self._hour: gauges.LastHour | None = None

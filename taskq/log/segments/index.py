@@ -51,10 +51,14 @@ class SegmentIndex:
     """
 
     def __init__(self, first_lsn: int) -> None:
-        self.first_lsn = self.next_lsn = first_lsn
-        self.offset = codec.SEGMENT_HEADER.size
-        self.top_time_ns = self.job_min = self.job_max = self.gaps = 0
-        self.last_frame = (0, 0)
+        self.first_lsn: int = first_lsn
+        self.next_lsn: int = first_lsn
+        self.offset: int = codec.SEGMENT_HEADER.size
+        self.top_time_ns: int = 0
+        self.job_min: int = 0
+        self.job_max: int = 0
+        self.gaps: int = 0
+        self.last_frame: tuple[int, int] = (0, 0)
         self.clocks: list[tuple[int, int]] = []
         self.salvaged: dict[int, codec.FrameHeader] = {}
         self.pairs: Sequence[int] = array("Q")
@@ -128,6 +132,13 @@ class IndexBuilder(SegmentIndex):
         self.lsns: array[int] = array("Q")
         self.times: array[int] = array("Q")
         self.places: array[int] = array("Q")
+        self.offset: int
+        self.next_lsn: int
+        self.gaps: int
+        self.top_time_ns: int
+        self.job_min: int
+        self.job_max: int
+        self.last_frame: tuple[int, int]
         #: pairs that are not sorted yet
         self._jobs, self._offsets = array("Q"), array("I")
         #: where runs of sorted pairs end
@@ -373,7 +384,9 @@ class IndexFile(SegmentIndex):
     def __init__(self, disk: Disk, path: str, blocks: dict[tuple[str, int], Sequence[int]]) -> None:
         self._disk, self._path, self._blocks = disk, path, blocks
         self._descriptor = disk.open(path, write=False)
-        self.salvaged, self.gaps = {}, 0  # a damaged segment has no file
+        # A damaged segment has no file.
+        self.salvaged: dict[int, codec.FrameHeader] = {}
+        self.gaps: int = 0
         try:
             self._load()
         except BaseException:
@@ -399,10 +412,15 @@ class IndexFile(SegmentIndex):
         if size != start + 12 * blocks:
             raise IndexDamaged(self._path)
         tail = self.read(at, size, head.tail_crc)
-        self.log_id, self.first_lsn, self.next_lsn, self.offset = head[1:5]
-        self.job_min, self.job_max, self.top_time_ns = head.job_min, head.job_max, head.top_time_ns
-        self.last_frame = head.last_frame, head.last_crc
-        self.clocks = list(_CLOCK_STEP.iter_unpack(tail[:start]))
+        self.log_id: bytes = head.log_id
+        self.first_lsn: int = head.first_lsn
+        self.next_lsn: int = head.next_lsn
+        self.offset: int = head.offset
+        self.job_min: int = head.job_min
+        self.job_max: int = head.job_max
+        self.top_time_ns: int = head.top_time_ns
+        self.last_frame: tuple[int, int] = head.last_frame, head.last_crc
+        self.clocks: list[tuple[int, int]] = list(_CLOCK_STEP.iter_unpack(tail[:start]))
         firsts = column("Q", tail[start : start + 8 * blocks])
         crcs = column("I", tail[start + 8 * blocks :])
         number = start = 0
@@ -413,7 +431,10 @@ class IndexFile(SegmentIndex):
                 _Column(self, number, start, count, firsts[number:stop], crcs[number:stop])
             )
             number, start = stop, start + count
-        self.pairs, self.lsns, self.times, self.places = columns
+        self.pairs: Sequence[int] = columns[0]
+        self.lsns: Sequence[int] = columns[1]
+        self.times: Sequence[int] = columns[2]
+        self.places: Sequence[int] = columns[3]
 
     def block(self, number: int, start: int, count: int, crc: int) -> Sequence[int]:
         blocks, key = self._blocks, (self._path, number)

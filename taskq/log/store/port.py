@@ -179,7 +179,7 @@ class _Port(Generic[F]):
         self._mailbox = mailbox
         self._requests = mailbox.requests
         self._future = make
-        self.late = 0
+        self.late: int = 0
 
     def _send(self, op: int, operand: object) -> F:
         mailbox = self._mailbox

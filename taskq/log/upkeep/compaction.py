@@ -40,7 +40,7 @@ class InnerRequest(Pending[Any]):
         yield self
         while not self.done():
             yield None
-        self.value = self.result()
+        self.value: Any = self.result()
 
 
 class InnerPort:
@@ -95,9 +95,9 @@ class Compaction:
         self._high = self._low + (1 << OFFSET_BITS)
         self._size, self._next = extent(self._journal, segment)
         #: bytes of records that are needed still, as of the last pass
-        self.needed_bytes = 0
+        self.needed_bytes: int = 0
         self._needed = 0
-        self.carried = 0
+        self.carried: int = 0
 
     def steps(self, needed_bytes_max: int | None) -> Steps:
         """Carry, and say that the segment may go; ``drop_steps`` removes it.
