@@ -305,6 +305,12 @@ class Worker:
         UsageError: an option is out of its range.
     """
 
+    concurrency: int
+    queues: frozenset[str] | None
+    burst: bool
+    drain_seconds: float
+    started: asyncio.Event
+    stopped: asyncio.Event
     executor: str = ""
     #: whether jobs run in this very process, and take what the app's lifespans open here
     lends: bool = True
@@ -347,24 +353,19 @@ class Worker:
         _check(max_jobs, on_event=on_event, on_dead=on_dead)
         joblogs.note_jobs()
         self.app = app
-        self.concurrency: int = concurrency
-        self._slots_given = concurrency
+        self.concurrency = self._slots_given = concurrency
         self._follows = thread_limit is None, process_limit is None  # the number of slots
-        self.queues: frozenset[str] | None = None
-        if queues is not None:
-            self.queues = values.checked_queues(queues)
+        self.queues = None if queues is None else values.checked_queues(queues)
         self._weights = engine.Weights(queues) if isinstance(queues, Mapping) else None
         self._task_limits: Mapping[str, engine.Limit] | None = None
-        self.started: asyncio.Event = asyncio.Event()
-        self.stopped: asyncio.Event = asyncio.Event()
+        self.started, self.stopped = asyncio.Event(), asyncio.Event()
         self._begun = asyncio.Event()
         self._parts = parts_of(app, logs, ticks=schedules and not burst, syncs=sync)
         self.services: list[Service] = self._parts[0].services
         self._own = list(self._parts) if logs is not None else []
         self._beside: list[Service] = []
-        self.burst: bool = burst
-        self._warns, self._max_jobs = warns, max_jobs
-        self.drain_seconds: float = executors.drain_seconds(drain_timeout)
+        self.burst, self._warns, self._max_jobs = burst, warns, max_jobs
+        self.drain_seconds = executors.drain_seconds(drain_timeout)
         self._hook, self._on_dead, self._deaths = on_event, on_dead, list[DeathHooks]()
         self._phase = Phase.NEW
         self._stop_asked, self._cancel_asked = asyncio.Event(), asyncio.Event()
