@@ -22,7 +22,7 @@ from taskq import TaskLog
 from taskq.cli.main import main
 from taskq.connection.settings import HubSettings
 from taskq.engine import LogReader
-from taskq_plugins.hub import Hub
+from taskq_plugins.hub import Hub, copies
 from taskq_plugins.hub.copies import newest
 from taskq_plugins.hub.line import Http, HubReply, Line, last_note
 from taskq_plugins.hub.models import JSON, SPOKEN, Request, carried
@@ -186,6 +186,14 @@ def running(port: int, *command: str | Path) -> Iterator[subprocess.Popen[bytes]
             yield process
         finally:
             process.terminate()
+
+
+def all_kept(hub: Path) -> list[copies.CopyFiles]:
+    return [copy for device in copies.devices(hub) for copy in copies.kept(hub, device)]
+
+
+def faults(hub: Path, *, deep: bool) -> list[copies.Fault]:
+    return [fault for copy in all_kept(hub) for fault in copies.faults_of(copy, deep=deep)]
 
 
 def run(*words: object) -> Result:

@@ -154,7 +154,7 @@ async def test_what_was_lost_before_a_log_went_on_as_another_is_shown_with_its_r
     line = f"lsn {had} to {int(_first(place)[:20]) - 1} never came: a limit of the device's log"
     assert line in run("hub", "devices", place.hub, DEVICE).output
     assert "1 gap: see 'taskq hub devices HUB edge-7'" in run("hub", "devices", place.hub).output
-    for copy in kept(place.hub):
+    for copy in kept(place.hub, DEVICE):
         _let_first_go(Path(copy.path))
     assert line in run("hub", "devices", place.hub, DEVICE).output, "what went here is no gap"
 
@@ -164,7 +164,7 @@ def _let_first_go(copy: Path) -> None:
 
 
 def _kept(place: Place) -> CopyFiles:
-    (copy,) = kept(place.hub)
+    (copy,) = kept(place.hub, DEVICE)
     return copy
 
 

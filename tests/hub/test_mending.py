@@ -18,12 +18,12 @@ from taskq.engine import Border, Identity, LocalDisk, LogReader, PatientDisk
 from taskq_plugins.fleet.inventory import segments
 from taskq_plugins.fleet.places import find_logs
 from taskq_plugins.hub import Hub
-from taskq_plugins.hub.copies import CompactionFloor, Copies, due, faults, kept, newest
+from taskq_plugins.hub.copies import CompactionFloor, Copies, due, newest
 from taskq_plugins.hub.models import NOWHERE, CopyEnd, Declare, HubStops, Stored, Sync
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import Verdict
 from taskq_plugins.hub.transport import hub_backed_up
-from tests.hub.place import DEVICE, Place, is_copy, run
+from tests.hub.place import DEVICE, Place, all_kept, faults, is_copy, run
 
 _MIB: Final = 2**20
 
@@ -346,7 +346,7 @@ async def test_a_box_is_replaced_under_its_old_and_under_a_new_name(place: Place
         there = await _ids(newest(place.hub, name).path)
         assert jobs.items() <= there.items()
         assert len(there) == 6
-    logs = {copy.log_id for copy in kept(place.hub)}
+    logs = {copy.log_id for copy in all_kept(place.hub)}
     assert len(logs) == 3
     assert UUID(copy.name) in logs
 

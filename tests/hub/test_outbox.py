@@ -549,17 +549,21 @@ async def test_commands_put_devices_into_groups_and_jobs_into_their_outbox(place
     assert "has no token" in done.output
 
 
-#: Files and folders of one device at the hub, and what stands there in their place.
+#: Files and folders of one device at the hub, what stands there in their place, and the commands
+#: that read them.
 DAMAGED: Final = [
-    ("devices/edge-6", b"text"), ("devices/edge-6/*/taskq.json", b"{"),
-    ("devices/edge-6/*/taskq.json", b"[]"), ("devices/edge-6/*/taskq.json", b"[" * 100_000),
-    ("devices/edge-6/*/log", b"text"), ("outbox/edge-6/taskq.json", b"{"),
-]  # fmt: skip
+    ("devices/edge-6", b"text", "jobs devices check backup"),
+    ("devices/edge-6/*/taskq.json", b"{", "jobs devices check"),
+    ("devices/edge-6/*/taskq.json", b"[]", "jobs devices check"),
+    ("devices/edge-6/*/taskq.json", b"[" * 100_000, "jobs devices check"),
+    ("devices/edge-6/*/log", b"text", "jobs devices check backup"),
+    ("outbox/edge-6/taskq.json", b"{", "jobs backup"),
+]
 
 
-@pytest.mark.parametrize(("where", "data"), DAMAGED, ids=range(len(DAMAGED)))
+@pytest.mark.parametrize(("where", "data", "readers"), DAMAGED, ids=range(len(DAMAGED)))
 async def test_what_is_damaged_of_one_device_is_named_and_hides_no_other(
-    place: Fleet, where: str, data: bytes
+    place: Fleet, where: str, data: bytes, readers: str
 ) -> None:
     place.enrol("edge-6")
     await place.take("edge-6")
@@ -569,12 +573,20 @@ async def test_what_is_damaged_of_one_device_is_named_and_hides_no_other(
     shutil.rmtree(damaged) if damaged.is_dir() else damaged.unlink()
     damaged.write_bytes(data)
     (place.hub / "devices" / ".DS_Store").touch()
-    done = CliRunner().invoke(main, ["hub", "jobs", str(place.hub)])
-    assert done.exit_code == 1
-    assert done.stdout.startswith(f"{job.id}: update for edge-7: ")
-    assert "taskq: jobs for edge-6 are not readable: " in done.stderr
-    checked = CliRunner().invoke(main, ["hub", "check", str(place.hub)])
-    assert ("edge-6: Not a directory" in checked.stderr) is (where == "devices/edge-6")
+    backup = place.path / "backup"
+    for command, more, shown in (
+        ("jobs", [], f"{job.id}: update for edge-7: "),
+        ("devices", ["edge-6", "edge-7"], "edge-7: heard of"),
+        ("check", ["--deep"], ""),
+        ("backup", [str(backup)], f"{backup}: "),
+    ):
+        words = ["hub", command, str(place.hub), *more]
+        done = await asyncio.to_thread(CliRunner().invoke, main, words)
+        assert done.exit_code == (command in readers), done.output
+        assert shown in done.stdout
+        assert "edge-6" in done.output or command not in readers
+    assert (backup / "outbox/edge-7/taskq.json").exists()
+    assert {copy.device for copy in place.server._copies.all()} <= {"edge-6"}  # as it tidies up
     async with Hub(place.hub) as hub:
         assert await hub.job(job.id).status() is State.READY
 

@@ -21,7 +21,7 @@ from taskq.engine import Border, PatientDisk
 from taskq.errors import LogDamaged, UsageError
 from taskq.log.upkeep.backup import repair_directory
 from taskq_plugins.hub.commands import hub as group
-from taskq_plugins.hub.copies import Copies, faults
+from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.line import Line, check_url
 from taskq_plugins.hub.models import (
     FRAMES,
@@ -45,7 +45,7 @@ from taskq_plugins.hub.server import used_bytes
 from taskq_plugins.hub.sync import Verdict
 from tests.cli.helpers import taskq
 from tests.effort import grows, some
-from tests.hub.place import Place, is_copy, running
+from tests.hub.place import Place, faults, is_copy, running
 from tests.programs import run_taskq
 
 _LOG_ID: Final = "12345678-1234-5678-1234-567812345678"

@@ -61,7 +61,7 @@ async def test_a_worker_of_several_logs_sends_each_as_one_of_the_devices(
     async with app, app.worker(logs=logs, sync=True):
         for log in logs:
             await to_thread.run_sync(eventually, lambda log=log: "lsn" in last_note(str(log)))
-    copies = [copy for copy in kept(place.hub, device="edge-7") if copy.is_there]
+    copies = [copy for copy in kept(place.hub, "edge-7") if copy.is_there]
     names = {read_identity(LocalDisk(), str(log)).log_id for log in logs}  # type: ignore[union-attr]
     assert {copy.log_id for copy in copies} == names
 

@@ -44,11 +44,11 @@ from taskq.views import LIVE_STATES
 from taskq_plugins.hub import Hub
 from taskq_plugins.hub import line as ways
 from taskq_plugins.hub.client import Outbox
-from taskq_plugins.hub.copies import faults
 from taskq_plugins.hub.line import Line
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.server import Protocol, Server
 from taskq_plugins.hub.sync import sync
+from tests.hub.place import faults
 from tests.processes.harness import is_readable, log_records
 from tests.processes.striker import STRUCK, strike
 

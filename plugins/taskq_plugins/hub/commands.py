@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import re
 import time
@@ -25,6 +26,7 @@ from taskq_plugins.hub.registry import OUTBOX, Registry
 if TYPE_CHECKING:
     from taskq.hooks import OptionChanges
     from taskq_plugins.hub.client import Hub
+    from taskq_plugins.hub.transport import Each
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -34,6 +36,7 @@ _KEEP_DEFAULT: Final = "30d"
 _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 _LATE: Final = 1
 _DAY_SECONDS: Final = 86_400
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _device: Final = click.argument("device", metavar="NAME")
 _names: Final = click.argument(
     "names",
@@ -175,21 +178,21 @@ def devices(directory: Path, names: list[str], late: str, as_json: bool) -> None
     if not known:
         raise Failure(f"{directory} has no device yet: taskq hub enroll {directory} NAME")
     rows: list[dict[str, Any]] = []
-    for name in names or known:
-        facts = known[name]
-        seconds = (now_ns - facts["heard_ns"]) / 1e9 if "heard_ns" in facts else None
-        since_ns = facts.get("heard_ns", facts.get("enrolled_ns", 0))
-        is_late = facts["state"] == "active" and now_ns - since_ns > _seconds(late) * 1e9
-        row = {"device": name, **facts, "late": is_late, "seconds": seconds}
-        rows.append(
-            row | ({"logs": _package("copies").described(directory, name)} if names else {})
-        )
-    if as_json:
-        render.print_json(rows)
-    for row in [] if as_json else rows:
-        render.echo(flat(f"{row['device']}: {', '.join(filter(None, _words(row, now_ns)))}"))
-        for log in row.get("logs", ()):
-            render.echo(flat(f"  log {log['path']}: {', '.join(_words_of_log(log, now_ns))}"))
+    with _each_device() as each:
+        for name in names or known:
+            facts = known[name]
+            seconds = (now_ns - facts["heard_ns"]) / 1e9 if "heard_ns" in facts else None
+            since_ns = facts.get("heard_ns", facts.get("enrolled_ns", 0))
+            is_late = facts["state"] == "active" and now_ns - since_ns > _seconds(late) * 1e9
+            rows.append({"device": name, **facts, "late": is_late, "seconds": seconds})
+            with each(name):
+                rows[-1] |= {"logs": _package("copies").described(directory, name)} if names else {}
+        if as_json:
+            render.print_json(rows)
+        for row in [] if as_json else rows:
+            render.echo(flat(f"{row['device']}: {', '.join(filter(None, _words(row, now_ns)))}"))
+            for log in row.get("logs", ()):
+                render.echo(flat(f"  log {log['path']}: {', '.join(_words_of_log(log, now_ns))}"))
     if any(row["late"] for row in rows):
         raise Exit(1)
 
@@ -235,19 +238,22 @@ def check(directory: Path, deep: bool, repair: bool) -> None:
     With --repair the device sends damaged segments again at its next sync, if it has them. The hub
     must not be served meanwhile.
     """
-    files = _package("copies")
-    unknown = {copy.device for copy in files.kept(directory)} - {*Registry(directory).names()}
-    for name in sorted(unknown):
-        what = "registry.db does not know it, as one that is older than the copies"
-        render.echo(f"{name}: {what}: taskq hub enroll {directory} {name}")
-    is_wrong = bool(unknown)
-    with _alone(directory) if repair else contextlib.nullcontext():
-        for fault in files.faults(directory, deep=deep or repair):
-            is_wrong = True
-            if repair:
-                files.ask_again(Registry(directory), fault)
-            asked = ": asked for again" if repair else ""
-            render.echo(flat(f"{fault.copy.path}: {fault.what}{asked}"))
+    files, registry, is_wrong = _package("copies"), Registry(directory), False
+    asked, known = ": asked for again" if repair else "", registry.names()
+    with _each_device() as each, _alone(directory) if repair else contextlib.nullcontext():
+        for name in files.devices(directory):
+            with each(name):
+                copies = files.kept(directory, name)
+                if copies and name not in known:
+                    is_wrong = True
+                    what = "registry.db does not know it, as one that is older than the copies"
+                    render.echo(f"{name}: {what}: taskq hub enroll {directory} {name}")
+                for copy in copies:
+                    for fault in files.faults_of(copy, deep=deep or repair):
+                        is_wrong = True
+                        if repair:
+                            files.ask_again(registry, fault)
+                        render.echo(flat(f"{fault.copy.path}: {fault.what}{asked}"))
     if is_wrong:
         raise Exit(1)
 
@@ -276,8 +282,9 @@ def backup(directory: Path, target: Path) -> None:
 
     DEST is a hub: serve it in place of a lost one. The devices send later records again.
     """
-    count = _package("transport").hub_backed_up(directory, target)
-    render.echo(f"{target}: {count_of(count, 'log')}")
+    with _each_device() as each:
+        count = _package("transport").hub_backed_up(directory, target, each)
+        render.echo(f"{target}: {count_of(count, 'log')}")
 
 
 @_at_hub
@@ -356,22 +363,17 @@ def _cancel_open(directory: Path, device: str) -> None:
 def jobs(directory: Path, names: list[str], as_json: bool) -> None:
     """Show the jobs for devices that have not ended yet, the oldest first."""
     client = _package("client")
-    hub, waiting, problems = directory.absolute(), [], []
-    for device in client.outbox.devices(hub):
-        if not names or device in names:
-            try:
-                waiting += client.open_jobs(hub, device)
-            except (LogError, OSError) as error:
-                problems.append(flat(f"taskq: jobs for {device} are not readable: {error}"))
-    if as_json:
-        render.print_json([view.as_dict() | {"device": device} for device, view, _ in waiting])
-    else:
-        for device, view, why in waiting:
-            render.echo(flat(f"{view.job_id}: {view.task} for {device}: {why}"))
-    for problem in problems:
-        render.echo(problem, err=True)
-    if problems:
-        raise Exit(1)
+    hub, waiting = directory.absolute(), []
+    with _each_device() as each:
+        for device in client.outbox.devices(hub):
+            if not names or device in names:
+                with each(device):
+                    waiting += client.open_jobs(hub, device)
+        if as_json:
+            render.print_json([view.as_dict() | {"device": device} for device, view, _ in waiting])
+        else:
+            for device, view, why in waiting:
+                render.echo(flat(f"{view.job_id}: {view.task} for {device}: {why}"))
 
 
 def _seconds(text: str) -> float:
@@ -384,6 +386,27 @@ def _package(name: str, extra: str = "hub") -> Any:
         return importlib.import_module(f"taskq_plugins.hub.{name}")
     except ImportError as error:
         raise Failure(missing("this command", error.name, extra)) from error
+
+
+@contextlib.contextmanager
+def _each_device() -> Iterator[Each]:
+    """Let work for one device fail, and name it; exits with 1 then, once the others are done."""
+    problems: list[str] = []
+
+    @contextlib.contextmanager
+    def each(device: str) -> Iterator[None]:
+        try:
+            yield
+        except (LogError, OSError) as error:
+            if getattr(error.__cause__ or error, "errno", None) in _FULL:
+                raise  # as it would for the others
+            problems.append(flat(f"taskq: {device} is not readable: {error}"))
+
+    yield each
+    for problem in problems:
+        render.echo(problem, err=True)
+    if problems:
+        raise Exit(1)
 
 
 @contextlib.contextmanager

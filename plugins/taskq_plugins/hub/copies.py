@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import random
 import re
 import threading
@@ -38,6 +39,7 @@ LOG_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 #: Has its own inode in it, so that a copy of it shows.
 _PLACE: Final = ".place"
 _READ_BYTES: Final = 1024 * 1024
+_log: Final = logging.getLogger("taskq")
 _LSN_MAX: Final = 2**63
 
 
@@ -116,14 +118,17 @@ class CopyFiles:
         return -1 if status is None else status[2]
 
 
-def kept(hub: str | Path, disk: engine.Disk | None = None, device: str = "") -> list[CopyFiles]:
-    disk, folder = disk or engine.PatientDisk(), f"{hub}/devices"
-    # A stray file such as .DS_Store is no device's.
-    names = [device] if device else [name for name in disk.names(folder) if name[0] != "."]
+def devices(hub: str | Path, disk: engine.Disk | None = None) -> list[str]:
+    """Return the devices that sent something."""
+    names = (disk or engine.PatientDisk()).names(f"{hub}/devices")
+    return [name for name in names if name[0] != "."]  # a stray .DS_Store is no device's
+
+
+def kept(hub: str | Path, device: str, disk: engine.Disk | None = None) -> list[CopyFiles]:
+    disk = disk or engine.PatientDisk()
     return [
-        CopyFiles(disk, hub, name, UUID(log_id))
-        for name in names
-        for log_id in disk.names(f"{folder}/{name}")
+        CopyFiles(disk, hub, device, UUID(log_id))
+        for log_id in disk.names(f"{hub}/devices/{device}")
         if LOG_ID.match(log_id)
     ]
 
@@ -136,7 +141,7 @@ def in_order(copies: list[CopyFiles]) -> list[CopyFiles]:
 
 
 def newest(hub: str | Path, device: str) -> CopyFiles:
-    copies = [copy for copy in kept(hub, device=device) if copy.is_there]
+    copies = [copy for copy in kept(hub, device) if copy.is_there]
     if not copies:
         raise LogError(f"{hub} has nothing of {device}: it has not synced yet")
     return max(copies, key=lambda copy: copy.arrived_ns)
@@ -145,7 +150,7 @@ def newest(hub: str | Path, device: str) -> CopyFiles:
 def described(hub: Path, device: str) -> list[dict[str, Any]]:
     """Return what there is of each log of a device, for people and programs."""
     logs = []
-    for copy in kept(hub, device=device):
+    for copy in kept(hub, device):
         with copy.files() as files:
             sizes = {lsn: files.size(lsn) for lsn in files.lsns}
         next_lsn, problem = 0, ""
@@ -261,11 +266,6 @@ class Fault(NamedTuple):
     copy: CopyFiles
     what: str
     name: str = ""
-
-
-def faults(hub: Path, *, deep: bool) -> Iterator[Fault]:
-    for copy in kept(hub):
-        yield from faults_of(copy, deep=deep)
 
 
 def faults_of(copy: CopyFiles, *, deep: bool) -> Iterator[Fault]:
@@ -879,7 +879,15 @@ class Copies:
         return models.CopyEnd(session, copy.at, has_end, copy.begins, safe, copy.lacks)
 
     def all(self) -> list[CopyFiles]:
-        return kept(self._path, self._make_disk())
+        """Return the copies of all devices that can be read."""
+        copies: list[CopyFiles] = []
+        disk = self._make_disk()
+        for device in devices(self._path, disk):
+            try:
+                copies += kept(self._path, device, disk)
+            except OSError as error:
+                _log.warning("hub: the copies of %s are left out: %s", device, error)
+        return copies
 
     def keep(self, copy: CopyFiles, before_ns: int) -> list[str]:
         """Remove what is due, see ``due``; return the names of these files."""
@@ -920,7 +928,7 @@ class Copies:
             above = above.rpartition("/")[0]
         named = asked.log_id, asked.created_ns, asked.incompat, asked.parents
         values = json.loads(engine.Identity.of_replica(*named).encode())
-        others = in_order(kept(self._path, disk, device))
+        others = in_order(kept(self._path, device, disk))
         values[CAME] = 1 + max((other.came for other in others), default=0)
         # The identity follows its directories to the disk.
         engine.replace_file(disk, f"{path}/{IDENTITY}", json.dumps(values).encode())

@@ -105,7 +105,7 @@ def ring(hub: str | Path) -> None:
 
 def begins(hub: str | Path, device: str, disk: Disk | None = None) -> str:
     """Return where the copies of a device end now, for the header of a new job."""
-    copies = kept(hub, disk, device)
+    copies = kept(hub, device, disk)
     ends = [(copy.log_id, segments(copy.disk, copy.path)) for copy in copies]
     return " ".join(f"{log_id.hex}:{lsns[-1]}" for log_id, lsns in ends if lsns)
 
@@ -204,7 +204,7 @@ class DeviceReader:
     def read(self, headers: Mapping[str, str]) -> None:
         """Read the records about a job of the outbox with these headers, and about later jobs."""
         begins = {UUID(log): int(lsn) for log, lsn in _SEGMENT.findall(headers.get(FROM, ""))}
-        for copy in in_order(kept(self._hub, self._disk, self._device)):
+        for copy in in_order(kept(self._hub, self._device, self._disk)):
             log, begin = self._logs.pop(copy.log_id, None), begins.get(copy.log_id, 0)
             if log is None or begin < log.begin:
                 log = CopyReader(self._disk, copy.path, copy.log_id, begin)
@@ -411,7 +411,7 @@ class OutboxServer:
         seen = end_of(path), asked.bytes_max, dict(asked.after)
         if seen[0] is None or self._quiet.get(device) == seen:
             return None
-        copies = in_order(kept(self._path, PatientDisk(), device))
+        copies = in_order(kept(self._path, device))
         takes = {copies[-1].log_id, *dict(copies[-1].identity.parents)} if copies else ()
         if copies and asked.log_id not in takes:
             return None

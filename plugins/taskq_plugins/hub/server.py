@@ -505,7 +505,7 @@ class Server:
 
     def _logs(self, device: Device) -> dict[str, Any]:
         logs = []
-        for copy in copies.kept(self._path, device=device):
+        for copy in copies.kept(self._path, device):
             identity = f"{copy.path}/{copies.IDENTITY}"
             with copy.files() as files:
                 segments = [[lsn, files.size(lsn)] for lsn in files.lsns]

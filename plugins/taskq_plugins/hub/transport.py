@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from taskq import engine
@@ -16,6 +19,7 @@ from taskq_plugins.hub.outbox import devices, folder
 from taskq_plugins.hub.registry import OUTBOX, Registry
 from taskq_plugins.hub.sync import Push
 
+Each: TypeAlias = Callable[[str], AbstractContextManager[Any]]
 _PART_BYTES: Final = 4 * 1024 * 1024
 #: Retries of a log's backup after a break or a removal interrupts it.
 _TRIES: Final = 8
@@ -53,7 +57,8 @@ def taken_in(hub: Path, device: str, source: Path) -> tuple[UUID, int]:
 # -- a backup beside the server --------------------------------------------------------------------
 
 
-def hub_backed_up(hub: Path, target: Path) -> int:
+def hub_backed_up(hub: Path, target: Path, each: Each = contextlib.nullcontext) -> int:
+    """Copy a hub, each device in a context of ``each``; return the number of copied logs."""
     if target.exists() and any(target.iterdir()):
         raise LogError(f"{target} is not empty: back up to a new directory")
     if target.resolve().is_relative_to(hub.resolve()):
@@ -61,20 +66,26 @@ def hub_backed_up(hub: Path, target: Path) -> int:
     part = target.with_name(f"{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
+    count, now = 0, part / f"{OUTBOX}.now"
     for device in devices(hub):  # before the copies: what ended meanwhile is read from them
-        source, now = folder(hub, device), f"{part}/{OUTBOX}/{device}.now"
-        engine.back_up(str(source), now)
-        engine.restore(now, str(folder(part, device)))
-        shutil.rmtree(now)
-    kept = copies.kept(hub)
+        with each(device):
+            engine.back_up(str(folder(hub, device)), str(now))
+            engine.restore(str(now), str(folder(part, device)))
+        shutil.rmtree(now, ignore_errors=True)
+    kept: list[copies.CopyFiles] = []
+    for device in copies.devices(hub):
+        with each(device):
+            kept += copies.kept(hub, device)
     Registry(hub).back_up(part)
     for copy in kept:
-        _back_up_copy(copy, part / Path(copy.path).relative_to(hub))
+        with each(copy.device):
+            _back_up_copy(copy, part / Path(copy.path).relative_to(hub))
+            count += 1
     if target.exists():
         target.rmdir()
     part.rename(target)
     engine.PatientDisk().sync_directory(str(target.absolute().parent))
-    return len(kept)
+    return count
 
 
 def _back_up_copy(copy: copies.CopyFiles, target: Path) -> None:
