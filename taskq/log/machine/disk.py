@@ -10,7 +10,7 @@ import time
 # The same as in hashlib, which would load OpenSSL: 4 MiB.
 from _blake2 import blake2b
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from taskq.log.machine import access, forks
 from taskq.log.machine.system import system
@@ -173,5 +173,5 @@ class PatientDisk(LocalDisk):
 class SystemClock:
     """The machine's clocks."""
 
-    wall_ns: Final = staticmethod(time.time_ns)
-    steady_ns: Final = staticmethod(system.steady_ns)
+    wall_ns: ClassVar[staticmethod[[], int]] = staticmethod(time.time_ns)
+    steady_ns: ClassVar[staticmethod[[], int]] = staticmethod(system.steady_ns)
