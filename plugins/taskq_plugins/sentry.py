@@ -9,7 +9,7 @@
     report_to_sentry(app)
 
 Arguments of jobs are not sent, since they may hold secrets. Jobs in child processes are reported by
-their worker. The SDK is imported with a worker's first job.
+their worker. The SDK is imported as a worker starts.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from taskq import DeadLetter, Discard, JobContext, Retry, Snooze, TaskQ
+from taskq.errors import UsageError
 
 #: Deaths that no attempt has reported: the process was killed, or did not extend its claim.
 _UNSEEN: Final = frozenset({"worker lost", "lease over"})
@@ -77,5 +78,14 @@ def report_to_sentry(app: TaskQ, *, retries: bool = True) -> None:
             first = letter.reason.partition("\n")[0]
             sentry_sdk.capture_message(f"{letter.task} is dead: {first}", level="error")
 
+    app.lifespan(_sdk)
     app.middleware(sentry)
     app.on_dead(lost)
+
+
+async def _sdk() -> AsyncIterator[None]:
+    try:
+        import sentry_sdk  # noqa: F401, PLC0415 - now, as each job would fail
+    except ImportError as error:
+        raise UsageError(f"Sentry needs its SDK ({error}): pip install sentry-sdk") from None
+    yield

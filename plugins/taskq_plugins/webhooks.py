@@ -131,6 +131,10 @@ class Webhooks:
         raise RuntimeError(said)
 
     async def _line(self) -> AsyncIterator[None]:
+        try:
+            import httpx  # noqa: F401, PLC0415 - now, as each message would fail for a day
+        except ImportError as error:
+            raise errors.UsageError(f"webhooks need httpx ({error}): pip install httpx") from None
         loop = asyncio.get_running_loop()
         line = self._lines.setdefault(loop, _Line())
         line.workers += 1

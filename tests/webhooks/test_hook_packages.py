@@ -1,13 +1,17 @@
 """Sentry and Django: packages of hooks."""
 
+import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from taskq import Discard, Retry, TaskQ, retry
+from taskq.errors import UsageError
 from taskq_plugins.sentry import report_to_sentry
+from taskq_plugins.webhooks import Webhooks
 from tests.programs import run_python
 
 
@@ -29,6 +33,22 @@ def sentry_events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     scope.set_client(client)
     monkeypatch.callback = lambda: scope.set_client(before)  # type: ignore[attr-defined]
     return events
+
+
+@pytest.mark.parametrize(
+    ("package", "use"),
+    [
+        ("sentry-sdk", report_to_sentry),
+        ("httpx", lambda app: Webhooks(app, "https://a.invalid", f"whsec_{'M' * 32}")),
+    ],
+)
+async def test_a_worker_does_not_start_without_a_package_that_each_job_needs(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch, package: str, use: Callable[[TaskQ], object]
+) -> None:
+    monkeypatch.setitem(sys.modules, package.replace("-", "_"), None)
+    use(app)
+    with pytest.raises(UsageError, match=f"pip install {package}"):
+        await app.worker(burst=True).run()
 
 
 @pytest.mark.parametrize("retries", [True, False])
