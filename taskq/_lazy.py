@@ -68,19 +68,6 @@ class _Types(_Later):
         return self.made.setdefault(name, type(name, (), {}))
 
 
-class _Functions(_Later):
-    """A postponed module of functions: each name is a function that calls the real one."""
-
-    def __getattr__(self, name: str) -> Any:
-        if not name.islower() or sys.modules.get(self.__name__) is not self:
-            return super().__getattr__(name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return getattr(importlib.import_module(self.__name__), name)(*args, **kwargs)
-
-        return call
-
-
 _TURN: Final = Lock()
 
 
@@ -117,16 +104,14 @@ def import_without_types(package: str, types: str) -> None:
 
 
 def import_without_tls() -> None:
-    """Import asyncio and anyio; their TLS follows at the first use, and OpenSSL with it: 4 MiB.
+    """Import asyncio; its TLS follows at the first use, and OpenSSL with it: 4 MiB.
 
-    So do anyio's sockets, of which a worker has none, and ``platform``, which ``uuid`` asks for the
-    system's name alone.
+    So does ``platform``, which ``uuid`` asks for the system's name alone.
     """
     if "asyncio" not in sys.modules:
         protocol = _Later("asyncio.sslproto")
-        with postponed(_Types("ssl"), protocol, _Functions("anyio._core._sockets")):
+        with postponed(_Types("ssl"), protocol):
             made = importlib.import_module("asyncio")
-            importlib.import_module("anyio._backends._asyncio")
         vars(made).setdefault("sslproto", protocol)
     system = _Later("platform")
     vars(system)["system"] = lambda: os.uname().sysname if hasattr(os, "uname") else "Windows"

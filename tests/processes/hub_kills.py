@@ -101,7 +101,7 @@ MOMENTS: Final = (
 )
 #: Late imports of processes, here once for all.
 _LATE: Final = (
-    "anyio._backends._asyncio", "taskq_workers.pool", "taskq_workers.slots.settling",
+    "taskq_workers.pool", "taskq_workers.slots.settling",
     "uvicorn.lifespan.on", "uvicorn.loops.auto",
 )  # fmt: skip
 
