@@ -420,6 +420,22 @@ async def test_jobs_of_an_outbox_that_was_set_back_in_place_come_once_its_device
     assert [version for _, version in place.ran] == ["1", "2", "3"]
 
 
+async def test_a_cancel_that_was_taken_stops_no_job_of_a_restored_outbox(place: Fleet) -> None:
+    folder = place.hub / "outbox/edge-7"
+    for version, is_taken in (("1", False), ("2", True), ("3", True)):
+        job = await place.put(version)
+        if is_taken:
+            await place.take()
+        if version != "3":
+            await job.cancel()
+            if is_taken:
+                await place.take()
+            await place.client.close()
+            await to_thread.run_sync(shutil.copytree, folder.rename(place.path / version), folder)
+    await place.round()
+    assert await job.result(timeout=1) == "edge-7 has 3"
+
+
 async def test_a_group_gets_one_job_a_member(place: Fleet) -> None:
     for number in range(3):
         place.enrol(f"edge-{number}")

@@ -302,7 +302,8 @@ def _read(journal: Any, first: int, after: dict[str, int]) -> _New:
         for record in Record.tracing(item, b"", range(_LSN_MAX)):
             job = record.job
             if job <= after.get(tag.of(job), 0):
-                cancelled += [record] if record.end is State.CANCELLED else []
+                is_new = record.lsn > after.get(tag.of(record.lsn), 0)
+                cancelled += [record] if is_new and record.end is State.CANCELLED else []
             elif record.end is None:
                 jobs[job] = record
             else:
