@@ -100,7 +100,10 @@ const synced = (await post('/sync',
   `"grace_seconds":172800,"machine":"","clock_ns":${clock}}`)).values
 const session = synced.session, at = read(synced.at)
 
-const known = (segment) => segment.frames.some((frame) => same(frame.at, at))
+const known = (segment, place = at) => segment.frames.some((frame) => same(frame.at, place))
+const kin = read(synced.kin)
+if (kin[0] >= (segments[0]?.first ?? kin[0] + 1n) && !segments.some((segment) => known(segment, kin)))
+  stop('the hub has other records of a parent: nothing was sent, let a person look')
 let from = segments.findIndex((segment) => segment.first === at[0])
 const stands = from >= 0 && (at[1] === 0 || known(segments[from]))
 const crc = Buffer.from(at[3].slice(104), 'hex')

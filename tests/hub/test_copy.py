@@ -135,8 +135,10 @@ def test_logs_stay_in_the_order_in_which_they_came_whatever_is_written_of_them_l
 _AT: Final = Border(7, 200, 100, bytes(56))
 
 
-def _synced(at: Border = _AT, *, has_end: bool = False, begins: int = 7) -> CopyEnd:
-    return CopyEnd(1, at, has_end=has_end, begins=begins)
+def _synced(
+    at: Border = _AT, *, has_end: bool = False, begins: int = 7, kin: Border = NOWHERE
+) -> CopyEnd:
+    return CopyEnd(1, at, has_end=has_end, begins=begins, kin=kin)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +159,8 @@ def test_each_finding_has_its_verdict(
     for name in ("stands", "follows", "is_moved", "begins_behind", "begins_before"):
         getattr(log, name).return_value = name in found
     assert compare(_synced(has_end=has_end), log) is verdict
+    in_kin = compare(_synced(NOWHERE, has_end=has_end, kin=_AT), log)
+    assert in_kin is (Verdict.NEW if found else verdict)
 
 
 @given(st.integers(1, 2**63 - 1), st.integers(8, 2**20), st.binary(min_size=56, max_size=56))

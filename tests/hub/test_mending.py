@@ -269,29 +269,41 @@ async def _ids(path: Path | str) -> dict[str, bytes]:
         return {view.job_id: view.payload for view in reader.jobs(None, None, None, 1_000)}
 
 
-@pytest.mark.parametrize("works", [False, True], ids=["before_contact", "after_contact"])
+@pytest.mark.parametrize("way", ["before_contact", "after_contact", "as_a_copy", "had_a_copy"])
 async def test_a_file_system_that_was_rolled_back_parts_where_the_hub_has_other_frames(
-    place: Place, works: bool
+    place: Place, way: str
 ) -> None:
+    """They are in the hub's copy of the log, of its parent or of its child."""
     await place.write(5)
     await place.sync()
-    before, old = _files(place.log), _identity(place.log)
+    before, old, original = _files(place.log), _identity(place.log), place.path / "original"
     await place.write(5, 20)
+    if way == "had_a_copy":
+        shutil.copytree(place.log.rename(original), place.log)
+        await place.write(1)
     await place.sync()
+    if way == "had_a_copy":
+        shutil.rmtree(place.log)
+        original.rename(place.log)
     _roll_back(place.log, before)
-    if works:
+    if way != "before_contact":
         await place.write(3, 50)
         assert _identity(place.log).log_id == old.log_id, "nothing of it shows"
-    verdict = Verdict.DIFFERS if works else Verdict.AHEAD
+    if way == "as_a_copy":
+        shutil.copytree(place.log.rename(original), place.log)
+        await place.write(1)
+    verdict = Verdict.AHEAD if way == "before_contact" else Verdict.DIFFERS
     assert await place.sync() == [verdict, Verdict.NEW]
     own = _identity(place.log)
     assert [tuple(parent) for parent in own.parents] == [(old.log_id, 6)]
     await place.write(1, 70)
     assert await place.sync() == [Verdict.BEHIND]
     assert is_copy(place.copies(), place.segments())
-    ours, lost = await _ids(place.copy), await _ids(f"{place.hub}/devices/{DEVICE}/{old.log_id}")
+    copies = [copy.path for copy in all_kept(place.hub)]
+    others = [await _ids(path) for path in copies if path != str(place.copy)]
+    ours, lost = await _ids(place.copy), max(others, key=len)
     both = ours.keys() & lost.keys()
-    assert (len(both), len(lost)) == (5, 10)
+    assert (len(both), len(lost)) == (5, 11 if way == "had_a_copy" else 10)
     assert {lost[job] for job in both} == {ours[job] for job in both}
     assert "goes on from log" in run("hub", "devices", place.hub, DEVICE).output
     assert not list(faults(place.hub, deep=True))

@@ -196,7 +196,7 @@ _ANSWERS: Final[list[tuple[Request, Answer]]] = [
     (_SYNC, CopyEnd(3, _AT, has_end=False, begins=1)),
     (_ASK, PlacesKnown((True, False))),
     (_APPEND, Stored(_AT)),
-    (_SYNC, CopyEnd(3, _AT, True, 1, 7, ((7, 900),))),
+    (_SYNC, CopyEnd(3, _AT, True, 1, 7, ((7, 900),), _AT)),
     (_APPEND, Stored(_AT, 7)),
     *((_APPEND, Refused(trouble, _AT)) for trouble in Trouble if trouble not in _ENDS),
 ]

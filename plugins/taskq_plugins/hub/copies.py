@@ -99,6 +99,27 @@ class CopyFiles:
                 return segment if last is None else last[1].next_lsn
         return 0
 
+    def last_of(self, log: engine.Identity) -> engine.Border:
+        """Return the end of the records here that are another log's, too: a parent's of both.
+
+        A recovery of the device writes some again in a new segment. Their first place counts.
+        """
+        own, end = self.identity, models.NOWHERE
+        with self.files() as files:
+            for segment in reversed(files.lsns):
+                name, last = own.owner(segment).log_id, models.NOWHERE
+                for frame in files.frames_of(segment):
+                    if log.owner(frame.header.first_lsn).log_id == name:
+                        last = engine.Border.behind(segment, frame)
+                if last.next_lsn < end.next_lsn:
+                    break
+                end = last if last.frame else end
+        return end
+
+    def has(self, at: engine.Border) -> bool:
+        with self.files() as files:
+            return files.stands(at)
+
     @property
     def arrived_ns(self) -> int:
         with self.files() as files:
@@ -509,6 +530,7 @@ class Copy:
         at: after its last durable frame. NOWHERE: empty; with offset 0: after a gap, which waits
             for that segment.
         gaps: declared gaps.
+        identity: of the log.
     """
 
     def __init__(
@@ -520,7 +542,8 @@ class Copy:
         self._incompat: frozenset[str] = frozenset()
         self.gaps = Gaps(disk, path, mark.remove)
         self._seals = Notes(disk, f"{path}/{SEALS}")
-        self._files = engine.Replica(disk, path, lineage(disk, path, log_id), writable=True)
+        self.identity = lineage(disk, path, log_id)
+        self._files = engine.Replica(disk, path, self.identity, writable=True)
         self.at = models.NOWHERE
         #: the end before a segment that begins, by its header
         self._ended = models.NOWHERE
@@ -746,7 +769,7 @@ class Copy:
                 has += len(asked.data)
             if has < size:
                 return has
-            again = engine.Replica(disk, f"{self._path}/{AGAIN}", self._files.identity)
+            again = engine.Replica(disk, f"{self._path}/{AGAIN}", self.identity)
             is_whole = again.is_whole(segment, has)
             again.forget()
             if not is_whole:
@@ -860,6 +883,10 @@ class Copies:
     def _answered(self, device: str, copy: Copy, asked: models.Request) -> models.Answer:
         if isinstance(asked, models.Sync):
             return self._begin(device, copy, asked)
+        if isinstance(asked, models.Ask):
+            kin = self._kin(device, copy)
+            has = (copy.has(at) or any(other.has(at) for other in kin) for at in asked.places)
+            return models.PlacesKnown(tuple(has))
         if isinstance(asked, models.Leave):
             self._registry.leave(device, asked.log_id)
         # A log that was left goes on nowhere but on another machine with this token.
@@ -874,9 +901,32 @@ class Copies:
         # Logs without a copy are not remembered.
         session = self._sessions[key] = self._sessions.get(key, self._first_session) + 1
         copy.learn(asked.incompat)
-        has_end = not asked.end.segment or copy.has(asked.end)
+        kin, end = self._kin(device, copy), asked.end
+        for other in kin:  # a late request of theirs may bring other records with the same lsns
+            if (named := (device, other.log_id)) in self._sessions:
+                self._sessions[named] += 1
+        ends = [copy.at, *(other.last_of(copy.identity) for other in kin)]
+        last = max(ends, key=lambda end: end.next_lsn)
+        has_end = not end.segment or copy.has(end) or any(other.has(end) for other in kin)
         safe = copy.safe(time.time_ns() - asked.grace_seconds * SECOND_NS)
-        return models.CopyEnd(session, copy.at, has_end, copy.begins, safe, copy.lacks)
+        return models.CopyEnd(
+            session, copy.at, has_end, copy.begins, safe, copy.lacks,
+            models.NOWHERE if last is copy.at else last,
+        )  # fmt: skip
+
+    def _kin(self, device: str, copy: Copy) -> list[CopyFiles]:
+        """Return the copies of parents and children with records that this copy still lacks.
+
+        A record has one log id and lsn in all copies, so it is the same in all of them.
+        """
+        kin, own, next_lsn = list[CopyFiles](), copy.identity, copy.at.next_lsn
+        for other in kept(self._path, device, self._make_disk()):
+            if other.log_id == own.log_id or not other.is_there:
+                continue
+            with contextlib.suppress(LogError):  # a damaged copy stops no other log
+                if other.identity.owner(next_lsn).log_id == own.owner(next_lsn).log_id:
+                    kin.append(other)
+        return kin
 
     def all(self) -> list[CopyFiles]:
         """Return the copies of all devices that can be read."""
@@ -941,6 +991,5 @@ class Copies:
 _ACTS: Final[dict[type, Callable[[Copy, Any], models.Answer]]] = {
     models.Append: lambda copy, asked: copy.append(asked),
     models.Leave: lambda copy, _asked: models.Stored(copy.at),
-    models.Ask: lambda copy, asked: models.PlacesKnown(tuple(map(copy.has, asked.places))),
     models.Declare: lambda copy, asked: copy.declare(asked),
 }

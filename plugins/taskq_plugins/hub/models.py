@@ -226,6 +226,7 @@ class CopyEnd:
     begins: Lsn
     safe: Lsn = 0
     lacks: Annotated[tuple[tuple[Lsn, Size], ...], Field(max_length=AGAIN_MAX)] = ()
+    kin: Place = NOWHERE
 
 
 @dataclass(frozen=True, slots=True)

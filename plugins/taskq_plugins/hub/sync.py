@@ -58,14 +58,19 @@ class Verdict(enum.Enum):
 
 def compare(synced: models.CopyEnd, log: engine.DurableLog) -> Verdict:
     """Return the verdict on the end of the copy."""
-    at = synced.at
-    if not at.segment:
+    at, kin = synced.at, synced.kin
+    is_kin = not kin.segment or _goes_on_from(log, kin) or log.begins_behind(kin)
+    if is_kin and not at.segment:
         return Verdict.NEW
-    if log.stands(at) or log.follows(at) or log.is_moved(at):
+    if is_kin and _goes_on_from(log, at):
         return Verdict.OLDER if log.begins_before(synced.begins) else Verdict.BEHIND
     if synced.has_end:
         return Verdict.AHEAD
-    return Verdict.GAP if log.begins_behind(at) else Verdict.DIFFERS
+    return Verdict.GAP if is_kin and log.begins_behind(at) else Verdict.DIFFERS
+
+
+def _goes_on_from(log: engine.DurableLog, at: engine.Border) -> bool:
+    return log.stands(at) or log.follows(at) or log.is_moved(at)
 
 
 def opening(log: engine.DurableLog) -> models.Sync:
