@@ -1,6 +1,6 @@
-"""Entry point of the ``taskq`` command: it checks that the package taskq is ours.
+"""Entry point of the ``taskq`` command: check that the package taskq is ours, then run it.
 
-It lies beside that package, so that it exists when another package of the name hides ours.
+The module is outside that package, so it can be imported even if another taskq hides ours.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _GARBAGE_THRESHOLD = 10_000
 
 
 def main() -> None:
-    """Run the command, or say in a line that another package is called taskq, too.
+    """Run the command, or print one line if another package is called taskq, too.
 
-    Until its code is imported, Ctrl-C ends the process at once and prints nothing.
+    While the command's code loads, Ctrl-C ends the process at once and prints nothing.
     """
     gc.set_threshold(_LOADING_THRESHOLD)
     is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if is_ours:  # a shell's background jobs ignore it
+    if is_ours:  # a shell's background jobs ignore Ctrl-C
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    import taskq  # noqa: PLC0415 - it may be anybody's
+    import taskq  # noqa: PLC0415 - it may be another package
 
     if "TaskQ" not in getattr(taskq, "__all__", ()):
         where = getattr(taskq, "__file__", None) or ", ".join(getattr(taskq, "__path__", ()))
@@ -50,8 +50,8 @@ def _program(words: list[str]) -> Callable[[], object]:
         from taskq._lazy import import_without_tls  # noqa: PLC0415 - as below
 
         import_without_tls()
-        # Here, as no garbage is looked for meanwhile.
+        # Imported here, while garbage collection is rare.
         import taskq_workers.command  # noqa: F401, PLC0415 - as below
-    from taskq.cli.main import main  # noqa: PLC0415 - only now is it known to be ours
+    from taskq.cli.main import main  # noqa: PLC0415 - after the check
 
     return partial(main, prog_name="taskq")

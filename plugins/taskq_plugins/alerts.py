@@ -1,10 +1,10 @@
 """Alerts: a condition of a log that begins and ends, sent to people by mail, HTTP or a function.
 
-Every worker of the app watches, and so does ``taskq alerts APP``, which also notices that no worker
-lives. The state of an alert is in the log. A process changes it only if it is as it was found, so
-one process sends the beginning, and one the end. If that process is killed meanwhile, or cannot
-reach the receiver, another sends after ``LEASE_SECONDS``: each message is sent at least once, and
-twice only if the sender was killed just after the receiver took it.
+Every worker of the app watches, and so does ``taskq alerts APP``, which also notices a log without
+workers. The state of an alert is in the log and changes by compare-and-set, so one process sends
+the beginning, and one the end. If the sender is killed or cannot reach the receiver, another
+process sends after ``LEASE_SECONDS``. Each message is sent at least once, and twice only if the
+sender was killed just after the receiver took it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ LOOK_SECONDS: Final = 10.0
 #: How long one process may take to send, before another sends.
 LEASE_SECONDS: Final = 60.0
 _SEND_SECONDS: Final = 15.0
-#: For all of a sending, which may be a function that hangs.
+#: For a whole send, since a target may be a function that hangs.
 _TELL_SECONDS: Final = 30.0
-#: Characters of a text, and its bytes as JSON: it is in the log while the alert stands.
+#: Characters of a text, and its bytes as JSON: the log holds the text while the alert lasts.
 _TEXT_MAX: Final = 500
 _TEXT_BYTES_MAX: Final = 3_000
-#: While a process sends.
+#: Phases in which a process sends.
 _SENDING: Final = ("begins", "ends")
 _FAILED: Final = "alerts were not looked at: %s"
 _log: Final = logging.getLogger("taskq.alerts")
@@ -50,10 +50,10 @@ class Alert:
     """A message to people.
 
     Attributes:
-        name: of the alert.
-        text: one sentence; at the end, what it said at the beginning.
-        is_over: whether the condition holds no more.
-        directory: of the log.
+        name: name of the alert.
+        text: one sentence; the message of the end repeats the sentence of the beginning.
+        is_over: whether the condition no longer holds.
+        directory: directory of the log.
         since: when the condition was first seen, in seconds since 1970.
     """
 
@@ -64,7 +64,7 @@ class Alert:
     since: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as a document of JSON."""
+        """Return the alert as a JSON document."""
         fields = ("name", "text", "is_over", "directory", "since")
         return {field: getattr(self, field) for field in fields}
 
@@ -73,7 +73,7 @@ class Alert:
 
 
 class Sight(values.NamedTuple):
-    """Facts for conditions: counts, live workers, how long ago each letter died, free bytes."""
+    """Facts for conditions: counts, live workers, age of each dead letter, free bytes."""
 
     stats: views.LogStats
     workers: int
@@ -89,15 +89,15 @@ class AlertCondition(Protocol):
     """Condition of an alert: a function with these attributes.
 
     Attributes:
-        name: of the alert, unless it is given another.
-        for_seconds: how long it must hold.
+        name: name of the alert, unless ``app.alert`` gets another.
+        for_seconds: how long the condition must hold before an alert begins.
     """
 
     name: str
     for_seconds: float
 
     def __call__(self, sight: Sight) -> str | bool | None:
-        """Return what is wrong, in a sentence, or True; "", False or None if nothing is."""
+        """Return the problem as a sentence, or True; "", False or None without a problem."""
 
 
 class _When:
@@ -109,13 +109,13 @@ class _When:
 
 
 def no_worker(span: values.Duration = "1m") -> AlertCondition:
-    """Hold once no worker has lived for this long; ``taskq alerts`` must watch then."""
+    """Hold once no worker has lived for this long; only ``taskq alerts`` can notice it."""
     seconds = values.seconds(span, "no_worker")
     return _When("no worker", lambda sight: "" if sight.workers else "no worker lives", seconds)
 
 
 def oldest_job(span: values.Duration, *, queue: str | None = None) -> AlertCondition:
-    """Hold while a ready job has waited for longer, in a queue or in any."""
+    """Hold while a ready job of the queue, or of any queue, has waited for longer."""
     most = values.seconds(span, "oldest_job")
 
     def holds(sight: Sight) -> str:
@@ -133,7 +133,7 @@ def oldest_job(span: values.Duration, *, queue: str | None = None) -> AlertCondi
 
 
 def dead_letters(count: int, within: values.Duration = "5m") -> AlertCondition:
-    """Hold while at least ``count`` jobs died within this time and are dead."""
+    """Hold while at least ``count`` jobs died within this time and are still dead."""
     most, seconds = values.whole(count, "dead_letters"), values.seconds(within, "within")
     if most < 1:
         raise errors.UsageError(f"dead_letters is {most}, it must be at least 1")
@@ -146,7 +146,7 @@ def dead_letters(count: int, within: values.Duration = "5m") -> AlertCondition:
 
 
 def disk_low(free: int | str) -> AlertCondition:
-    """Hold while less is free on the log's disk: bytes, or "2GB"."""
+    """Hold while the log's disk has less free space: bytes, or "2GB"."""
     least = values.size_bytes(free, "disk_low")
 
     def holds(sight: Sight) -> str:
@@ -156,7 +156,7 @@ def disk_low(free: int | str) -> AlertCondition:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Raises the answer: what follows a redirect has no body, and takes no alert."""
+    """Raises a redirect as an error: urllib would follow it without the alert in the body."""
 
     def redirect_request(self, *_: object) -> None:
         return None
@@ -169,8 +169,8 @@ def webhook(url: str, secret: str = "") -> Target:
     """Post alerts as JSON, signed by `Standard Webhooks <https://www.standardwebhooks.com>`_.
 
     Args:
-        url: https, or this machine.
-        secret: ``whsec_…`` as for ``Webhooks``; unsigned without.
+        url: an https address, or an address of this machine.
+        secret: ``whsec_…`` as for ``Webhooks``; alerts are unsigned without a secret.
     """
     url, key = _checked_url(url), key_of(secret) if secret else b""
 
@@ -199,9 +199,9 @@ def mail(
     """Mail alerts by SMTP.
 
     Args:
-        to: the address, or several with commas.
-        server: HOST:PORT; encrypted by STARTTLS if there is a login.
-        sender: the address that it comes from.
+        to: the address, or several addresses with commas between.
+        server: HOST:PORT; with a login the connection is encrypted by STARTTLS.
+        sender: the address in the From header.
         login: name and password.
     """
     host, _, port = server.rpartition(":")
@@ -260,11 +260,11 @@ class Watch:
             await anyio.sleep(self._look_seconds)
             try:
                 await self.look(store)
-            except Exception as error:  # noqa: BLE001 - a watch that fails may end no worker
+            except Exception as error:  # noqa: BLE001 - a failing watch must not end the worker
                 _log.warning(_FAILED, values.text_of(error) or type(error).__name__)
 
     async def look(self, store: engine.Store) -> list[Alert]:
-        """Look once, and send alerts that begin or are over; return the alerts sent here."""
+        """Look once, and send alerts that begin or end; return the alerts that this call sent."""
         port = store.port()
         now, deaths, known = await port.alerts()
         sight = Sight(
@@ -282,7 +282,7 @@ class Watch:
                     continue  # another process was faster
                 if after.get("phase") in _SENDING:
                     sent += await self._tell(port, rule, after)
-                    now, _, known = await port.alerts()  # it may have taken long
+                    now, _, known = await port.alerts()  # sending may have taken long
             except (asyncio.CancelledError, KeyboardInterrupt):
                 raise
             except BaseException:  # noqa: BLE001 - the condition may be the user's
@@ -300,7 +300,7 @@ class Watch:
                 await self._send(rule, alert)
         except (asyncio.CancelledError, KeyboardInterrupt):
             raise
-        except BaseException as error:  # noqa: BLE001 - it is the user's code, or their network
+        except BaseException as error:  # noqa: BLE001 - the target is user code or a network
             reason = values.text_of(error) or type(error).__name__
             _log.warning("alert %s was not sent, and is again in a minute: %s", rule.name, reason)
             return []
@@ -325,7 +325,7 @@ class Watch:
 
 
 def _text(rule: _Rule, sight: Sight) -> str:
-    """Return what the condition says, short enough for the log; "" if it does not hold."""
+    """Return the condition's sentence, short enough for the log; "" if it does not hold."""
     said: object = rule.when(sight)
     if not said:
         return ""
@@ -341,9 +341,10 @@ def _text(rule: _Rule, sight: Sight) -> str:
 def _step(
     for_seconds: float, text: str, state: dict[str, Any], now: float
 ) -> dict[str, Any] | None:
-    """Return the next state of an alert, empty for none; None if it stays as it is.
+    """Return an alert's next state, {} once it is over; None if the state stays the same.
 
-    "seen" lasts for ``for_seconds``, "begins" and "ends" while a process sends, "stands" between.
+    Phases: "seen" for ``for_seconds``, "begins" and "ends" while a process sends, and "stands"
+    between these two.
     """
     phase, since, until = state.get("phase"), state.get("since", now), now + LEASE_SECONDS
     if phase in _SENDING:

@@ -1,4 +1,4 @@
-"""Django: jobs that are enqueued once a transaction is committed, and a list of jobs in the admin.
+"""Django: enqueue jobs when a transaction commits, and list jobs in the admin.
 
 ::
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from taskq import JobHandle
 
-#: Jobs that the list shows at most, the newest first.
+#: The list shows at most this number of jobs, newest first.
 _JOBS_MAX: Final = 200
 _PAGE: Final = """{% extends "admin/base_site.html" %}{% block content %}<div class="module">
 <p><a href="?">all</a>
@@ -41,20 +41,20 @@ def enqueue_on_commit(
     using: str | None = None,
     then: Callable[[JobHandle[Any]], object] | None = None,
 ) -> None:
-    """Enqueue a call once the present transaction is committed; at once without one.
+    """Enqueue a call when the current transaction commits; at once without a transaction.
 
-    The arguments are checked now. A kill between the commit and the enqueue loses the job: where
-    that matters, a schedule looks for rows without one.
+    The arguments are checked now. A kill between the commit and the enqueue loses the job. If the
+    loss matters, let a schedule look for rows without a job.
 
     Args:
         call: such as ``send_receipt.call(order.pk)``.
         using: alias of the database.
-        then: gets the job's handle.
+        then: function that gets the job's handle.
 
     Raises:
-        UsageError: it is no call of a task of this program.
+        UsageError: ``call`` is not a call of a task of this program.
     """
-    from django.db import transaction  # noqa: PLC0415 - the settings are there by now
+    from django.db import transaction  # noqa: PLC0415 - needs Django's settings
 
     task = getattr(call, "task", None)
     if type(call) is not Call or task is None:
@@ -70,9 +70,9 @@ def enqueue_on_commit(
 
 
 def add_to_admin(app: TaskQ, site: AdminSite | None = None) -> None:
-    """Show the app's newest jobs at ``taskq/`` below the admin, to staff, read only.
+    """Show the app's newest jobs to staff, read-only, at ``taskq/`` below the admin's address.
 
-    Call it in ``urls.py``, before ``admin.site.urls`` is asked for.
+    Call it in ``urls.py``, before ``admin.site.urls`` is used.
     """
     from django.contrib import admin  # noqa: PLC0415 - as above
     from django.urls import path  # noqa: PLC0415 - as above

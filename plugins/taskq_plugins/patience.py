@@ -1,4 +1,4 @@
-"""Time limits for a stranger's requests, and which connection goes when the server is full."""
+"""Time limits for requests, and the choice of the connection to close on a full server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from taskq.errors import TaskqError
 
-#: For a request line and its headers, and for a body, from when it is waited for.
+#: For a request line with its headers, and for a body, from the beginning of the wait.
 HEAD_SECONDS: Final = 10.0
 BODY_SECONDS: Final = 60.0
 
@@ -25,13 +25,13 @@ BODY_SECONDS: Final = 60.0
 class Patient(H11Protocol):
     """HTTP/1.1 with time limits for heads and bodies; uvicorn has none.
 
-    When all connections are taken, the one with the longest wait is closed, so that idle strangers
-    shut nobody out.
+    When all connections are taken, the connection with the longest wait is closed, so idle
+    strangers cannot lock other clients out.
     """
 
-    #: of a body; a server that takes large ones has its own
+    #: limit for a body; None: ``BODY_SECONDS``
     body_seconds: float | None = None
-    #: connections without authentication; None: as many as of all
+    #: connections without authentication; None: no limit of their own
     strangers_max: int | None = None
     _deadline: TimerHandle | None = None
     _awaited: object = None
@@ -77,9 +77,9 @@ class Patient(H11Protocol):
         return False
 
     def _make_room(self) -> None:
-        """Close a line, when there is one too many: the one whose request is waited for longest.
+        """Close the connection with the longest wait for a request, when there is one too many.
 
-        Of strangers one of the address that has most of them.
+        If strangers have too many, choose from the address with most of their connections.
         """
         lines = [line for line in self.connections if isinstance(line, Patient)]
         strangers = [line for line in lines if not line.is_known]
@@ -105,13 +105,13 @@ def _close_longest(lines: Iterable[Patient]) -> None:
 def config_of(
     site: ASGIApp, tls: tuple[str | None, str | None], *, lines_max: int, **more: Any
 ) -> uvicorn.Config:
-    """Return how a site is served over HTTP.
+    """Return uvicorn's configuration for a site.
 
     Args:
-        site: what answers.
-        tls: files of certificate and key, None for none.
+        site: the ASGI application.
+        tls: files of certificate and key, or None.
         lines_max: connections at a time.
-        more: of ``uvicorn.Config``.
+        more: further arguments of ``uvicorn.Config``.
     """
     cert, key = tls
     config = uvicorn.Config(
@@ -138,14 +138,14 @@ def config_of(
 
 @contextlib.contextmanager
 def listen(address: str, port: int) -> Iterator[socket.socket]:
-    """Yield a socket that listens there, at a free port for 0.
+    """Yield a socket that listens at the address; port 0 takes a free port.
 
     Raises:
-        TaskqError: nobody may listen there, or somebody does.
+        TaskqError: this process may not listen there, or another one already does.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        # With its protocol named asyncio sends small answers at once (TCP_NODELAY).
+        # asyncio sets TCP_NODELAY, for small answers, only if the socket names its protocol.
         made = socket.create_server((address, port), family=family)
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, made.detach())
     except OSError as error:

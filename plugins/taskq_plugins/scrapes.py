@@ -1,4 +1,4 @@
-"""Answer Prometheus over HTTP, on a thread: the log's figures, and a hub's."""
+"""Answer Prometheus over HTTP, on a thread, with the metrics of a log or a hub."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from taskq.errors import TaskqError
 
-#: Names of a server that only this machine reaches.
+#: Host names of a server on a loopback address.
 _LOCAL: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 @contextlib.contextmanager
 def serve(registry: CollectorRegistry, host: str, port: int) -> Iterator[str]:
-    """Listen while the block runs; gives the address to scrape.
+    """Listen while the block runs; yield the address to scrape.
 
     A server on a loopback address answers by its own names only. Otherwise a web page whose name
     leads to this machine (DNS rebinding) could read the figures in the user's browser.
 
     Args:
-        registry: the figures.
+        registry: the metrics.
         host: the address to listen at.
-        port: 0 for a free one.
+        port: the port; 0 takes a free one.
 
     Raises:
-        TaskqError: the address is taken, or may not be listened at.
+        TaskqError: the address is in use, or this process may not listen there.
     """
     try:
         server, thread = start_http_server(port, host, registry)
@@ -46,7 +46,7 @@ def serve(registry: CollectorRegistry, host: str, port: int) -> Iterator[str]:
 
 
 def _guarded(inner: Any, names: set[str]) -> Callable[[dict[str, Any], Any], Any]:
-    """Return the WSGI app with a refusal of every other ``Host``; a tunnel may change the port."""
+    """Return the WSGI app with a check of ``Host``'s name; a tunnel may change the port."""
 
     def answer(environ: dict[str, Any], start: Any) -> Any:
         host = environ.get("HTTP_HOST", "").lower()

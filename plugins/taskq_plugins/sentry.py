@@ -1,4 +1,4 @@
-"""Sentry: each failed attempt of a job is an event, with the job's id, task and attempt.
+"""Sentry: report each failed attempt of a job as an event with the job's id, task and attempt.
 
 ::
 
@@ -8,8 +8,8 @@
     sentry_sdk.init(dsn="https://…")
     report_to_sentry(app)
 
-Arguments of jobs are not sent, since they may hold secrets. Jobs in child processes are reported by
-their worker. The SDK is imported as a worker starts.
+Arguments of jobs are not sent, since they may hold secrets. The worker reports the jobs of its
+child processes. The SDK is imported as a worker starts.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from typing import Final
 from taskq import DeadLetter, Discard, JobContext, Retry, Snooze, TaskQ
 from taskq.errors import UsageError
 
-#: Deaths that no attempt has reported: the process was killed, or did not extend its claim.
+#: Causes of death without a report by an attempt: a killed process, or a claim not extended.
 _UNSEEN: Final = frozenset({"worker lost", "lease over"})
-#: Latest errors kept until a death shows that no attempt follows. Each keeps its frames alive.
+#: Latest errors, kept until a job's death shows that its attempts are over. Each keeps its stack.
 _KEPT_MAX: Final = 100
 
 
 def report_to_sentry(app: TaskQ, *, retries: bool = True) -> None:
-    """Report what fails in workers of the app. Call it before they start.
+    """Report failed attempts in workers of the app. Call it before they start.
 
-    ``Retry``, ``Snooze`` and ``Discard`` are wishes of the task, and no failures.
+    ``Retry``, ``Snooze`` and ``Discard`` are choices of the task, not failures.
 
     Args:
-        app: whose jobs.
-        retries: whether attempts that others follow are reported; else only the last, whether the
-            attempts ran out or the retry policy gave up.
+        app: the app with the jobs.
+        retries: whether failures before a retry are reported, too. If not, only the last attempt
+            is, when the attempts ran out or the retry policy gave up.
     """
     kept: dict[str, Exception] = {}
 

@@ -1,11 +1,11 @@
 """Notify another service by HTTP of succeeded or dead jobs: signed, and retried like jobs.
 
-Bodies and headers are those defined by `Standard Webhooks <https://www.standardwebhooks.com>`_,
-which has libraries for receivers: ``webhook-id``, ``webhook-timestamp`` and ``webhook-signature``
-(HMAC-SHA256 of id, time and body). Each message is a job of its own, delivered at least once,
-through crashes and an hour without a network, always with the same id. The message and the success
-or death are written in one frame. A death in a process without webhooks, such as one that claims
-with ``TaskLog`` or a worker of another app on this log, sends no message.
+`Standard Webhooks <https://www.standardwebhooks.com>`_ defines bodies and headers and has libraries
+for receivers: ``webhook-id``, ``webhook-timestamp`` and ``webhook-signature`` (HMAC-SHA256 of id,
+time and body). Each message is a job of its own, delivered at least once, through crashes and an
+hour without a network, always with the same id. The message is written in one frame with the
+success or death. A death in a process without webhooks, such as a program with ``TaskLog`` or a
+worker of another app on this log, sends no message.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 Event = Literal["succeeded", "dead"]
 
-#: Before a digest of the address: messages to one receiver are jobs of one task.
+#: Prefix of a digest of the address: messages to one receiver are jobs of one task.
 _TASK_PREFIX: Final = "taskq.webhook."
 QUEUE_DEFAULT: Final = "webhooks"
 #: Time for a receiver to answer.
 TIMEOUT_SECONDS: Final = 15.0
-#: Most bytes of its answer.
+#: Bytes of an answer that are read at most.
 _BODY_BYTES_MAX: Final = 64 * 1024
 #: Eleven tries over about a day.
 _POLICY: Final = retry.exponential(attempts=11, base=5, cap=8 * 3600, factor=4, jitter="equal")
-#: A message older or newer than this may be a recorded one.
+#: An older or newer message may be a replay.
 TOLERANCE_SECONDS: Final = 300
 _DIGITS_MAX: Final = 15
 _MARK: Final = "whsec_"
@@ -52,20 +52,20 @@ _RETRY_AFTER_MAX: Final = 24 * 3600
 
 
 class Webhooks:
-    """Notifies one receiver of an app's jobs. Make it before workers start.
+    """Notifies one receiver of an app's jobs. Create it before workers start.
 
     ::
 
         Webhooks(app, "https://example.com/hook", os.environ["HOOK_SECRET"], events=["dead"])
 
     Args:
-        app: whose jobs.
-        url: target of the messages; https, or this machine.
+        app: the app with the jobs.
+        url: target of the messages: an https address, or an address of this machine.
         secret: ``whsec_`` and at least 24 bytes in base64, shared with the receiver.
         events: ends to report.
         tasks: names of the tasks to report; None for all.
         queue: queue of the messages.
-        transport: of httpx, for tests.
+        transport: a transport of httpx, for tests.
 
     Raises:
         UsageError: an argument is wrong; the message names it and the remedy.
@@ -89,7 +89,7 @@ class Webhooks:
             raise errors.UsageError(f"webhooks tell of succeeded and dead, not of {min(unknown)!r}")
         self._tasks = None if tasks is None else frozenset(tasks)
         self._transport = transport
-        #: for each event loop the workers that run there, and their client
+        #: for each event loop: its number of workers, and their client
         self._lines: dict[asyncio.AbstractEventLoop, _Line] = {}
         digest = hashlib.sha256(url.encode()).hexdigest()[:8]
 
@@ -114,7 +114,7 @@ class Webhooks:
         answer: httpx.Response | None = None
         send = self._client().stream("POST", self._url, content=body, headers=headers)
         try:
-            # httpx limits the time of each read alone.
+            # httpx limits only the time of a single read.
             async with asyncio.timeout(TIMEOUT_SECONDS), send as answer:
                 await _read_to_the_end(answer)
         except TimeoutError:
@@ -170,7 +170,7 @@ class Webhooks:
 
 
 async def _read_to_the_end(answer: httpx.Response) -> None:
-    """Read a body, so that its connection can be used again; a long one closes it."""
+    """Read a body so that its connection can be reused; a long body closes the connection."""
     size = 0
     async for piece in answer.stream:  # type: ignore[union-attr]
         size += len(piece)
@@ -210,7 +210,7 @@ def signed(key: bytes, message_id: str, seconds: int, body: bytes) -> dict[str, 
 
 
 def is_genuine(key: bytes, headers: Mapping[str, str], body: bytes, now: float) -> bool:
-    """Return whether a message was signed with the key within the last minutes; for receivers.
+    """For receivers: return whether a message was signed with the key in the last five minutes.
 
     ::
 
@@ -219,8 +219,8 @@ def is_genuine(key: bytes, headers: Mapping[str, str], body: bytes, now: float) 
 
     Args:
         key: see ``key_of``.
-        headers: with names in lower case.
-        body: as it came.
+        headers: the headers, with names in lower case.
+        body: the unchanged bytes.
         now: seconds since 1970.
     """
     seconds = headers.get("webhook-timestamp", "")
@@ -230,7 +230,7 @@ def is_genuine(key: bytes, headers: Mapping[str, str], body: bytes, now: float) 
         return False
     wanted = f"v1,{_signature(key, headers.get('webhook-id', ''), seconds, body)}".encode()
     given = headers.get("webhook-signature", "").encode(errors="replace")
-    # A sender that changes its secret signs with both.
+    # While a sender changes its secret, it signs with the old and the new one.
     return any(hmac.compare_digest(wanted, signature) for signature in given.split(b" "))
 
 
@@ -251,7 +251,7 @@ def _data_of(letter: DeadLetter) -> dict[str, Any]:
 
 
 def _delay(text: str | None) -> float | None:
-    """Return seconds until the next try, as the receiver asks; None leaves it to the policy."""
+    """Return the receiver's ``Retry-After`` in seconds; None leaves the delay to the policy."""
     if text is None:
         return None
     try:
