@@ -1,1 +1,1 @@
-"""Finding many task logs, their segments, and how far each may be read: needs taskq alone."""
+"""Find task logs, their segments and their durable ends; needs no package besides taskq."""

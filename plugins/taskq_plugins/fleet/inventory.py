@@ -1,4 +1,4 @@
-"""The segments of a log, and how far they may be read, by the headers of their frames."""
+"""Segments of a log and their durable end, from the headers of their frames."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ from taskq_plugins.fleet.places import (
     fail,
 )
 
-#: Frames to step back for a frame that is declared synced, before the segment is read from its
-#: start.
+#: Frames to step back in search of one declared synced; after that, read from the segment's start.
 _STEPS_BACK: Final = 64
 
 
 def durable_end(log: LogPlace, places: list[SegmentPlace]) -> Position:
-    """Return the durable end of a log with these segments: what was read up to there stays.
+    """Return the durable end of a log with these segments; no crash removes a record before it.
 
-    Hops over frame headers from the last frame that is declared synced; bodies are read only of
-    frames that nothing declares synced yet.
+    Hops over frame headers from the last frame that a later header declares synced. Only bodies of
+    frames after this one are read.
 
     Raises:
         SegmentUnreadable: the last segment cannot be read.
-        FormatError: a newer taskq wrote it.
+        FormatError: a newer taskq wrote the last segment.
     """
     usable = [place for place in places if place.epoch]
     if not usable:
@@ -51,7 +50,7 @@ def durable_end(log: LogPlace, places: list[SegmentPlace]) -> Position:
 
 
 def last_end(log: LogPlace, places: list[SegmentPlace]) -> Position:
-    """Return the end of a parent's segments in a child's directory: nobody writes to them."""
+    """Return the end of a parent's segments in a child's directory; no process writes to them."""
     for place in reversed(places):
         with SegmentFile(place.path, log.log_id, place.first_lsn) as file:
             start, last = _start(log, file), file.last_before(place.size_bytes)
@@ -67,7 +66,7 @@ def _end_of(log: LogPlace, place: SegmentPlace) -> Position:
     with SegmentFile(place.path, log.log_id, place.first_lsn) as file:
         declared, _ = _declared(file, _near_end(log, file), 0)
         end = _whole(file, declared)
-        # A process that sees a failed fsync notes it in the marker, perhaps just now.
+        # Another process may have seen a failed fsync just now and written the marker.
         if end != declared and (
             not file.sync() or Replica.failed_lsn(LocalDisk(), log.path) is not None
         ):
@@ -133,7 +132,7 @@ def _declared_end(log: LogPlace, usable: list[SegmentPlace], durable: int) -> Po
     return end
 
 
-#: The file, in the directory of a copy.
+#: File of declared breaks, in the directory of a copy.
 BREAKS: Final = "breaks.jsonl"
 _BYTES_MAX: Final = 64 * 1024 * 1024
 
@@ -142,9 +141,9 @@ class DeclaredBreak(NamedTuple):
     """A declared gap: the device lost its records before ``at``.
 
     Attributes:
-        left: end of the copy before.
-        at: where the device goes on.
-        end_lsn: after the device's last record when it declared the break.
+        left: end of the copy before the gap.
+        at: position of the device's next record.
+        end_lsn: lsn after the device's last record at the time of the declaration.
         cause: text for people.
         old: directory of the earlier segments.
     """
@@ -184,27 +183,26 @@ def breaks(log: LogPlace) -> list[DeclaredBreak]:
     return done
 
 
-#: Segments that one log may have: 128 TiB of the usual size.
+#: Segments of one log at most: 128 TiB at the usual size.
 SEGMENTS_MAX: Final = 2_000_000
-#: Epochs of segments, by path, inode and time: a header is written once, but a file that is brought
-#: back from a backup may get the number of the one before it.
+#: Epochs of segments, by path, inode and time. A header is written once, but a file restored from a
+#: backup may get the inode of the file before it.
 _epochs: Final[Memory[tuple[str, int, int], int]] = Memory()
 
 
 def segments(log: LogPlace, *, on_problem: OnSegment = fail) -> list[SegmentPlace]:
-    """Return the log's segments, oldest first; none when the log has none yet or is gone.
+    """Return the log's segments, oldest first; none if the log is new or was removed.
 
-    Of a hub's copy also those from before each gap, which it set aside.
-
-    A file that holds no more than a part of a header is none. Sizes are final but for the last's.
+    A hub's copy also has the segments from before each gap, which the hub set aside. A file with
+    less than a whole header is left out. All sizes but the last segment's are final.
 
     Args:
-        log: whose.
-        on_problem: hears of a segment that cannot be used, and of its first lsn; by default raises.
+        log: the log.
+        on_problem: gets the error and first lsn of each unusable segment; by default raises it.
 
     Raises:
         SegmentUnreadable: a file cannot be opened.
-        FormatError: a newer taskq wrote one.
+        FormatError: a newer taskq wrote a segment.
         FleetError: the directory cannot be read.
     """
     places: list[SegmentPlace] = []
@@ -212,7 +210,7 @@ def segments(log: LogPlace, *, on_problem: OnSegment = fail) -> list[SegmentPlac
         try:
             place = _look(log, lsn, path)
         except FileNotFoundError:
-            continue  # compaction took it meanwhile
+            continue  # compaction removed it meanwhile
         except LogError as error:
             on_problem(error, lsn)
             continue
@@ -230,9 +228,9 @@ def segment_paths(log: LogPlace) -> dict[int, str]:
 
 
 def _paths(directory: str) -> list[tuple[int, str]]:
-    # All names before any size: a segment that has a successor in the list has its final size.
+    # Read all names before any size: then each segment before the last has its final size.
     try:
-        names = os.listdir(directory)  # noqa: PTH208 - names are all that is wanted
+        names = os.listdir(directory)  # noqa: PTH208 - only names are needed
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -244,7 +242,7 @@ def _paths(directory: str) -> list[tuple[int, str]]:
 
 def _look(log: LogPlace, lsn: int, path: str) -> SegmentPlace | None:
     try:
-        facts = os.stat(path)  # noqa: PTH116 - text, maybe no UTF-8
+        facts = os.stat(path)  # noqa: PTH116 - a str, perhaps not UTF-8
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -265,9 +263,11 @@ def _look(log: LogPlace, lsn: int, path: str) -> SegmentPlace | None:
 class Edges(NamedTuple):
     """Begin and end of a segment.
 
-    ``created_ns`` is the time of the last frame before it, and ``link`` names that frame in the
-    segment before: its offset, below the first frame's if none is named, and its CRC. ``time_ns``
-    is the time of its own last frame (``created_ns`` without one), ``next_lsn`` the lsn after that.
+    Attributes:
+        created_ns: time of the last frame before the segment.
+        link: offset and CRC of this frame; an offset before the first frame's names no frame.
+        time_ns: time of the segment's own last frame; ``created_ns`` without frames.
+        next_lsn: lsn after the segment's last record.
     """
 
     created_ns: int
@@ -279,7 +279,7 @@ class Edges(NamedTuple):
 class SegmentRow(NamedTuple):
     """One segment of a log, by its first lsn; ``last_record_ns`` is None without a record.
 
-    ``gap_from``: the first lsn that is not there, if segments are missing before this one.
+    ``gap_from``: the first missing lsn, if segments are missing before this one.
     """
 
     segment: int
@@ -313,10 +313,10 @@ def _read_edges(file: SegmentFile, place: SegmentPlace) -> Edges:
 
 
 def follows(log: LogPlace, before: SegmentPlace, place: SegmentPlace) -> bool:
-    """Return whether nothing is missing between two segments.
+    """Return whether no segment is missing between two segments.
 
-    A segment names the last frame of the one before it: that frame stands there, or damage does.
-    A segment without a frame repeats the name in its own header.
+    A segment's header names the last frame of the segment before it; at this place is the frame, or
+    damage. If the earlier segment has no frame, both headers name the same one.
     """
     link, last = edges(log, place).link, edges(log, before)
     offset, crc = link
@@ -336,10 +336,10 @@ def segment_rows(
     *,
     on_problem: OnSegment = fail,
 ) -> Iterator[SegmentRow]:
-    """Yield a row for each segment of a log that ends there.
+    """Yield a row for each segment of a log up to its end.
 
     Raises:
-        SegmentUnreadable, FormatError: without ``on_problem``, what cannot be read.
+        SegmentUnreadable, FormatError: without ``on_problem``, a segment cannot be read.
     """
     before: SegmentPlace | None = None
     for place in places:

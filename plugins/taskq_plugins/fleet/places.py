@@ -1,4 +1,4 @@
-"""Find task logs: a directory may be one, or hold the logs of many devices."""
+"""Find task logs: a directory may be a log, or hold the logs of many devices."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 K = TypeVar("K")
 V = TypeVar("V")
-#: Files that are remembered at once.
+#: Entries of one ``Memory``.
 ENTRIES_MAX: Final = 200_000
 
 
 class Memory(OrderedDict[K, V]):
-    """Map keys to values, and forget what was put in longest ago."""
+    """Map keys to values; the oldest entries are dropped."""
 
     def __setitem__(self, key: K, value: V) -> None:
         super().__setitem__(key, value)
@@ -68,13 +68,13 @@ class LogTwice(FleetError):
         self.log_id = log_id
 
 
-#: Hears of a log or segment that cannot be used, and of which device or first lsn it is.
+#: Gets the error of an unusable log or segment, with the device or the first lsn.
 OnLog: TypeAlias = Callable[[LogError, str], None]
 OnSegment: TypeAlias = Callable[[LogError, int], None]
 
 
 def fail(error: LogError, _about: object) -> NoReturn:
-    """Raise a problem in place of leaving its log or segment out."""
+    """Raise the error instead of leaving the log or segment out."""
     raise error
 
 
@@ -83,26 +83,28 @@ def log_problem(error: LogError, about: object = None) -> None:
     _log.warning("left out: %s", error)
 
 
-#: Logs that one directory may hold.
+#: Logs in one directory at most.
 LOGS_MAX: Final = 100_000
-#: Names that are looked at below one directory.
+#: Names in one directory at most.
 NAMES_MAX: Final = 1_000_000
 #: File that marks a hub's directory.
 HUB_FILE: Final = "serve.lock"
 _HIDDEN: Final = (".", "_")
-#: Frames of a segment that is there twice, from its end on, that are looked for in the other one.
+#: Last frames of a segment with two copies that are looked up in the other copy.
 _COMPARED_MAX: Final = 64
-#: Size of a directory or device under a segment's name.
+#: Stands for the size of a directory or device with a segment's name.
 _NO_FILE: Final = -2
 #: Offset of the first frame.
 START: Final = Replica.START
 
 
 class LogPlace(NamedTuple):
-    """A task log: ``path`` is its directory, as the system spells it, also where that is no UTF-8.
+    """A task log.
 
-    ``device`` is the directory's name as text (of the device's directory, where a hub keeps several
-    logs of a device below it). ``copies`` are other directories with the beginning of the log.
+    Attributes:
+        path: its directory as the system spells it, even if the name is not UTF-8.
+        device: the directory's name as text; in a hub, the name of the device's directory.
+        copies: other directories with the beginning of the log.
     """
 
     device: str
@@ -128,7 +130,7 @@ class LogPlace(NamedTuple):
 class SegmentPlace(NamedTuple):
     """A segment's file.
 
-    ``epoch`` is the first frame's, 0 if neither frame nor header can be read.
+    ``epoch`` is the epoch of the first frame, 0 if neither frame nor header can be read.
     """
 
     first_lsn: int
@@ -142,12 +144,12 @@ _Number: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Position(NamedTuple):
-    """A place in a log where frames meet: before ``offset`` of a segment, all of which stands.
+    """A position between two frames of a log: all of the segment before ``offset`` is durable.
 
-    The next record has an lsn of ``lsn`` or above. ``frame`` is where the frame before that stands
-    (0: none, or not known) and ``time_ns`` its time, so that a reader sees whether it is still
-    there. ``held`` says why reading does not go on, "" if it does. A log without a segment ends in
-    segment 0.
+    The next record has an lsn of ``lsn`` or above. ``frame`` is the offset of the frame before
+    ``offset`` (0: none, or not known) and ``time_ns`` its time, so a reader sees whether the frame
+    is still there. ``held`` is the reason why reading stops here, or "". A log without segments
+    ends in segment 0.
     """
 
     device: str
@@ -173,12 +175,12 @@ class SegmentFile:
     """An open segment. Use ``with``.
 
     Attributes:
-        scanner: reads its frames, and their headers.
-        size_bytes: of the file when it was opened.
-        header: returns what its header says, or its name and first frame; None if neither reads.
-        frame_at: returns the header of the frame that starts at an offset, None if none does.
-        first_from: returns (offset, header) of the first frame from an offset to before another.
-        last_before: likewise of the last one before an offset, from ``start`` on.
+        scanner: reads frames and their headers.
+        size_bytes: size of the file when it was opened.
+        header: returns the segment's header, or one from its name and first frame; else None.
+        frame_at: returns the header of the frame at an offset, or None.
+        first_from: returns (offset, header) of the first frame between two offsets.
+        last_before: returns (offset, header) of the last frame before an offset.
     """
 
     def __init__(self, path: str, log_id: str, first_lsn: int) -> None:
@@ -230,7 +232,7 @@ class FileFacts(NamedTuple):
     changed_ns: int
 
 
-#: A file changed more recently may change again without a new time.
+#: A file with a more recent change may change again without a new time.
 SETTLED_NS: Final = 2 * SECOND_NS
 #: Logs by path, with the stat values of their directories, which change when the identity is
 #: replaced.
@@ -245,21 +247,19 @@ def find_logs(
 ) -> list[LogPlace]:
     """Return the logs in a directory, by device and age.
 
-    ``root`` is one log; or the directories in it are logs; or they are devices, and the directories
-    in those are logs, as a hub keeps them; or it is a hub's own directory. Other files and
-    directories are passed over, so are links (what they name is read where it stands) and names
-    that start with a dot or underscore. A
-    directory that vanishes meanwhile is none.
+    ``root`` is a log, a directory of logs, a directory of devices with logs in each (as in a hub),
+    or a hub's own directory. Skipped are other files and directories, links, and names that start
+    with a dot or underscore. A directory that vanishes meanwhile is left out.
 
     Args:
         root: where to look.
         devices: names of devices, or log ids; None for all.
-        on_problem: hears of a log that cannot be used, and of its device; by default raises.
+        on_problem: gets the error and device of each unusable log; by default raises it.
 
     Raises:
-        FleetError: there is no such directory, or it cannot be read or holds too many logs.
-        LogTwice: two of the directories hold the same log, and neither is the beginning of the
-            other, which gives way else: of a box that has a new name, or of a wrong token.
+        FleetError: the directory does not exist, cannot be read or holds too many logs.
+        LogTwice: two directories hold the same log, and neither is the beginning of the other. A
+            copy that is a beginning (the device was renamed or had a wrong token) is left out.
         FormatError: a log's ``taskq.json`` does not read, or a newer taskq wrote it.
     """
     top = os.path.abspath(root)  # noqa: PTH100 - Path has no way to drop ".." from a name
@@ -326,9 +326,9 @@ def _segment_sizes(path: str) -> dict[int, int]:
 
 
 def _begins(sizes: dict[str, dict[int, int]], short: LogPlace, long: LogPlace) -> bool:
-    """Return whether a log's segments are the beginning of another's, as far as both read.
+    """Return whether a log's segments are the beginning of another's, if both can be read.
 
-    Segments that compaction removed from the longer one are passed over.
+    Segments that compaction removed from the longer log are skipped.
     """
     others = sizes[long.path]
     for lsn, size in sizes[short.path].items():
@@ -340,10 +340,10 @@ def _begins(sizes: dict[str, dict[int, int]], short: LogPlace, long: LogPlace) -
 
 
 def _differ(lsn: int, size: int, short: LogPlace, long: LogPlace) -> bool:
-    """Return whether two files of a segment have different frames at the last place of both.
+    """Return whether the last frames that two files of a segment share differ.
 
-    A frame's header has its lsn, its time and a checksum of its body, so that the last ones are
-    equal only if all are. A frame that only one of them has is damaged in the other.
+    A frame's header has its lsn, its time and a checksum of its body, so the last ones are equal
+    only if all are. A frame in only one of the files is damaged in the other.
     """
     log_id, name = short.of_segment(lsn).log_id, segment_name(lsn)
     with (
@@ -402,7 +402,7 @@ def _facts_of_log(path: str) -> FileFacts | None:
 
 def facts_of(path: str) -> FileFacts | None:
     try:
-        at = os.stat(path)  # noqa: PTH116 - text, maybe no UTF-8
+        at = os.stat(path)  # noqa: PTH116 - a str, perhaps not UTF-8
     except OSError:
         return None
     return FileFacts(at.st_mode, at.st_ino, at.st_size, at.st_ctime_ns)
@@ -428,7 +428,7 @@ def _directories(path: str, on_problem: OnLog) -> list[str]:
 
 def _is_directory(path: str, *, follow: bool) -> bool:
     try:
-        mode = os.stat(path, follow_symlinks=follow).st_mode  # noqa: PTH116 - text, maybe no UTF-8
+        mode = os.stat(path, follow_symlinks=follow).st_mode  # noqa: PTH116 - a str, perhaps not UTF-8
     except OSError:
         return False
     return stat.S_ISDIR(mode)

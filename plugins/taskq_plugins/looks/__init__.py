@@ -1,1 +1,1 @@
-"""Look at a log for people: what the page and ``top`` show, and the pictures that they draw."""
+"""Views of a log for people: the values and charts of the page and of ``top``."""

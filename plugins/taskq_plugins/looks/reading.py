@@ -1,4 +1,4 @@
-"""Read the log in a directory for the pages and the API: no lock, no write, without the app."""
+"""Read the log in a directory for the pages and the API, without lock, write or the app's code."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ import anyio.to_thread
 
 from taskq import State, engine, errors, hooks, values, views
 
-#: From the bottom up, as colours name them; "enqueued" is drawn as a line.
+#: Outcomes, stacked from the bottom up; "enqueued" is drawn as a line.
 _STACKED: Final = ("succeeded", "retried", "cancelled", "expired", "dead")
 _BAR: Final = 16
 _HEIGHT: Final = 100
-#: A line so small that it stands in a row of text.
+#: Size of a small line within a row of text.
 _LINE_WIDTH, _LINE_HEIGHT = 120, 20
 #: Enqueued jobs are drawn up to this multiple of the ends.
 _CAME_TIMES: Final = 2
 #: Minutes between two marks of the hour's axis.
 _MARK: Final = 10
 _MINUTE_NS: Final = 60 * values.SECOND_NS
-#: Attempts and steps of a job that are drawn, in thousandths of its life; the least is seen, too.
+#: Attempts and steps of a job in its chart; widths are thousandths of its life, with a minimum.
 _BARS_MAX: Final = 30
 _STEPS_MAX: Final = 200
 _BAR_UNITS: Final = 1_000
 _BAR_LEAST: Final = 4
-#: Jobs of one flow that are drawn, and how far apart.
+#: Jobs of one flow in its chart, and their distance.
 NODES_MAX: Final = 40
 _BOX: Final = 200
 _COLUMN: Final = 250
@@ -42,7 +42,7 @@ _ROW: Final = 48
 
 
 class Column(NamedTuple):
-    """One minute of the picture: boxes as (kind, y, height), and what they stand for."""
+    """One minute of the chart: boxes as (kind, y, height), and their counts."""
 
     x: int
     boxes: tuple[tuple[str, float, float], ...]
@@ -57,11 +57,11 @@ class Chart:
     """The last hour, a column a minute.
 
     Attributes:
-        top: jobs at the upper edge: the highest minute of ends, or of enqueued jobs.
-        came: points of enqueued jobs, ``came_most`` at most. A large bulk is cut at the edge, or it
-            would flatten the rest.
-        waiting, running: points of these counts, ``most`` at most.
-        marks: (x, begin of the minute) where the axis is named.
+        top: value of the upper edge: the highest minute of ends, or of enqueued jobs.
+        came: points of enqueued jobs, whose maximum is ``came_most``. The edge cuts off a large
+            bulk, which would flatten the rest.
+        waiting, running: points of these counts, whose maximum is ``most``.
+        marks: (x, begin of the minute) of each label of the axis.
     """
 
     columns: tuple[Column, ...]
@@ -79,13 +79,13 @@ class Chart:
 def chart_of(
     minutes: list[views.Minute], waiting: int, running: int, mark: int = _MARK
 ) -> Chart | None:
-    """Return the picture of the last hour; None where nothing happened in it.
+    """Return the chart of the last hour; None without ends and enqueued jobs.
 
     Args:
-        minutes: what happened.
-        waiting: how many jobs wait at the end of it.
-        running: how many run then.
-        mark: minutes between two names of the axis.
+        minutes: counts by minute.
+        waiting: number of waiting jobs at the end of the hour.
+        running: number of running jobs then.
+        mark: minutes between two labels of the axis.
     """
     ended = [sum(minute.counts.get(kind, 0) for kind in _STACKED) for minute in minutes]
     came = [minute.counts.get("enqueued", 0) for minute in minutes]
@@ -136,7 +136,7 @@ def _points(values: Sequence[int], top: int, step: float = _BAR, height: int = _
 
 
 def line_of(values: Sequence[int]) -> str:
-    """Return the points of a small line; "" where there is nothing to draw."""
+    """Return the points of a small line; "" if all values are 0."""
     if not any(values):
         return ""
     pairs = [sum(values[at : at + 2]) for at in range(0, len(values), 2)]
@@ -146,7 +146,7 @@ def line_of(values: Sequence[int]) -> str:
 
 
 class Bar(NamedTuple):
-    """An attempt of a job: how long it waited before and ran, in thousandths of the job's life."""
+    """An attempt of a job: its wait and its run, in thousandths of the job's life."""
 
     kind: str
     wait: float
@@ -158,7 +158,7 @@ class Bar(NamedTuple):
 
 
 class Life(NamedTuple):
-    """The time that is drawn of a job: since it came, or since its latest attempts began."""
+    """Time span of a job's chart: since its enqueue, or since the first of its latest attempts."""
 
     first_ns: int
     end_ns: int
@@ -167,7 +167,7 @@ class Life(NamedTuple):
         return max(_BAR_UNITS * (moment_ns - self.first_ns) / (self.end_ns - self.first_ns), 0.0)
 
     def span(self, start_ns: int, end_ns: int) -> tuple[float, float]:
-        """Return where a span begins and how wide it is: the shortest is seen, too."""
+        """Return begin and width of a span; the width has a minimum, to stay visible."""
         start = min(self.place(start_ns), _BAR_UNITS - _BAR_LEAST)
         return round(start, 1), round(max(self.place(end_ns) - start, _BAR_LEAST), 1)
 
@@ -194,7 +194,7 @@ def bars_of(job: views.JobView, now_ns: int) -> list[Bar]:
 
 
 class StepBar(NamedTuple):
-    """A step that is done, and where it stands in the job's life, in thousandths."""
+    """A completed step and its place in the job's life, in thousandths."""
 
     step: engine.StepView
     start: float
@@ -212,7 +212,7 @@ def step_bars_of(
 
 
 class Node(NamedTuple):
-    """A job of a flow, and where it stands in the picture."""
+    """A job of a flow and its place in the chart."""
 
     job: views.JobView
     x: int
@@ -266,13 +266,13 @@ _Place: TypeAlias = tuple[int, int]
 def lay_out(
     inputs: Mapping[int, tuple[int, ...]],
 ) -> tuple[dict[int, _Place], list[tuple[_Place, _Place]]]:
-    """Return where each job stands, and the steps of the lines that lead to it from its inputs.
+    """Return each job's place, and the pieces of the lines to each job from its inputs.
 
-    A step leads from one column to the next, between their boxes, or across a column in a row of
-    its own: no line crosses a box.
+    A piece leads from one column to the next, between their boxes, or across a column in a row of
+    its own. So no line crosses a box.
     """
     columns: dict[int, int] = {}
-    for _ in inputs:  # as often as the longest way may be long
+    for _ in inputs:  # a path has at most this number of jobs
         for number, before in inputs.items():
             columns[number] = max(
                 (columns.get(first, 0) + 1 for first in before if first in inputs), default=0
@@ -300,37 +300,37 @@ def lay_out(
 
 T = TypeVar("T")
 
-#: Readers in memory: of now, and of the latest moments of the past.
+#: Readers in memory: one of the present, and some of the latest moments of the past.
 _READERS_MAX: Final = 3
-#: Tasks, running jobs, and lookups of a task's last failure, at most.
+#: Limits of the pages: tasks, and running jobs.
 TASKS_MAX: Final = 500
 _WORKING_MAX: Final = 200
 _FAILURES_MAX: Final = 50
 #: Dead letters that the first page groups, and seconds between two groupings.
 _CAUSES_MAX: Final = 60
 _CAUSES_SECONDS: Final = 10.0
-#: The latest minutes of the last hour: rates are their average.
+#: Rates are the average of this number of minutes.
 _RECENT: Final = 5
 
 
 class Looks:
-    """Reads on a thread, one question at a time, what the directory holds by then.
+    """Answer questions about the log's current state, on a thread, one at a time.
 
-    The reader is kept: to fold a million jobs anew for each page takes seconds, to fold what is new
-    of them a millisecond.
+    The reader is kept: folding a million jobs for each page takes seconds, folding the new records
+    a millisecond.
 
     Args:
         path: directory of the log.
-        begin: makes the log, where its own program has not yet.
+        begin: creates the log if its own program has not done so yet.
     """
 
     def __init__(self, path: str, begin: Callable[[], Awaitable[object]] | None = None) -> None:
         self.path = path
         self._begin = begin
-        #: of the first page
+        #: groups of failures on the first page
         self.causes = Causes(_CAUSES_MAX)
         self._turn = anyio.CapacityLimiter(1)
-        #: by moment, "" for now; the latest used is last
+        #: by moment, "" for now; the most recently used is last
         self._readers: dict[str, engine.LogReader] = {}
         # A mounted page may never run its lifespan, so ``close`` may never be called.
         weakref.finalize(self, _close, self._readers).atexit = False
@@ -340,7 +340,7 @@ class Looks:
 
         Raises:
             LogError: the log could not be read.
-            UsageError: ``at`` is no moment, or in the future.
+            UsageError: ``at`` is not a moment, or is in the future.
             MomentGone: compaction removed the records of that time.
         """
         if self._begin is not None:
@@ -363,7 +363,7 @@ class Looks:
                 readers.pop(oldest).close()
             return work(reader)
         except (errors.LogError, OSError):
-            self.close()  # it may have been moved or replaced: the next question begins anew
+            self.close()  # the log may have been moved or replaced: open it again next time
             raise
 
     def close(self) -> None:
@@ -376,7 +376,7 @@ def _close(readers: dict[str, engine.LogReader]) -> None:
 
 
 class Causes:
-    """Groups of failures, refreshed every ten seconds at most: that takes a quarter of a second."""
+    """Groups of failures, refreshed every ten seconds at most: grouping takes 0.25 seconds."""
 
     def __init__(self, count: int = hooks.LogStatus.dead_max) -> None:
         self._count = count
@@ -401,7 +401,7 @@ _NOW: Final = (
 
 
 def first_of(reader: engine.LogReader, causes: Causes) -> dict[str, Any]:
-    """Return the values of the first page: the status, the last hour, and why jobs died."""
+    """Return the values of the first page: the status, the last hour, and causes of deaths."""
     status, hour = hooks.LogStatus(reader), reader.last_hour()
     totals, minutes = status.totals, hour.minutes()
     fares = fares_of(reader.lanes(), hour.paces(), 0)
@@ -418,7 +418,7 @@ def first_of(reader: engine.LogReader, causes: Causes) -> dict[str, Any]:
 
 
 def job_page(reader: engine.LogReader, text: str) -> dict[str, Any]:
-    """Return the values of a job's page: its status, and the pictures of its life and its flow.
+    """Return the values of a job's page: its status, and the charts of its life and its flow.
 
     Raises:
         JobNotFound: the log has no such job.
@@ -434,17 +434,17 @@ def job_page(reader: engine.LogReader, text: str) -> dict[str, Any]:
 
 
 class Fare(NamedTuple):
-    """How the jobs of a queue, or of a task, fare.
+    """Figures of a queue or a task.
 
     Attributes:
-        name: of the queue, or the task.
-        queues: where they are.
-        counts: how many there are, by state.
-        line: points of the attempts that ended, by minute; ``rate``: a minute, of late.
-        p50_ns, p95_ns: how long attempts took; 0 where none was in the last hour.
-        success: what part of the attempts succeeded in that.
-        failed_ns, failed: when an attempt failed last, and of which job.
-        next_at: when a schedule brings the next.
+        name: the queue or the task.
+        queues: queues of its jobs.
+        counts: number of jobs by state.
+        line: points of ended attempts by minute; ``rate``: their current number per minute.
+        p50_ns, p95_ns: durations of attempts in the last hour; 0 without attempts.
+        success: share of these attempts that succeeded.
+        failed_ns, failed: time and job of the last failed attempt.
+        next_at: when a schedule enqueues the next job.
     """
 
     name: str
@@ -465,7 +465,7 @@ def fares_of(
     paces: Mapping[tuple[str, str], views.LanePace],
     which: int,
 ) -> list[Fare]:
-    """Return how each queue fares, or with ``which`` 1 each task, by name."""
+    """Return the figures of each queue, or with ``which`` 1 of each task, by name."""
     groups: dict[str, list[tuple[str, str]]] = {}
     for lane in sorted({*lanes, *paces}):
         groups.setdefault(lane[which], []).append(lane)
@@ -526,7 +526,7 @@ def tasks_of(reader: engine.LogReader) -> list[Fare]:
 
 
 class WorkerRow(NamedTuple):
-    """A process: what it runs with how far that is, attempts by minute, and bytes of memory."""
+    """A process: its jobs with their progress, attempts by minute, and bytes of memory."""
 
     owner: views.OwnerView
     jobs: list[tuple[views.JobView, views.ProgressView | None]]
@@ -555,7 +555,7 @@ def workers_of(reader: engine.LogReader) -> dict[str, Any]:
 
 
 def _memory_of(owner: views.OwnerView) -> int:
-    """Return the bytes that a process of this machine has in memory; 0 where that is not known."""
+    """Return the resident memory of a process of this machine, in bytes; 0 if not known."""
     if not owner.alive or owner.host != socket.gethostname():
         return 0
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -564,9 +564,9 @@ def _memory_of(owner: views.OwnerView) -> int:
     return 0
 
 
-#: Seconds that one look reads of a log that is not counted yet.
+#: Seconds of counting old records per look, until the whole log is counted.
 _HISTORY_SECONDS: Final = 0.05
-#: Spans of the history: length of a bar, their number, and minutes between two names of the axis.
+#: Spans of the history: length of a bar, number of bars, minutes between two labels of the axis.
 _SPANS: Final = {
     "day": (15 * _MINUTE_NS, 96, 180),
     "week": (120 * _MINUTE_NS, 84, 1_440),
@@ -574,20 +574,20 @@ _SPANS: Final = {
 }
 SPANS: Final = tuple(_SPANS)
 _HOUR_NS: Final = 60 * _MINUTE_NS
-#: Rows that the history shows of tasks and causes, jobs of one act, and shades of the week.
+#: Limits of the history: rows of tasks and of causes, jobs of one act; shades of the week.
 _ROWS_MAX: Final = 50
 _IDS_MAX: Final = 5
 _SHADES: Final = 4
 
 
 def history_of(reader: engine.LogReader, span: str, task: str) -> dict[str, Any]:
-    """Return the values of the page of a day, a week or a month: of the whole log, or of a task."""
+    """Return the values of the page of a day, a week or a month, for the log or one task."""
     known, is_whole = reader.history(_HISTORY_SECONDS)
     step_ns, count, mark = _SPANS[span]
     if task and span == "day":  # a task is counted by the hour
         step_ns, count = _HOUR_NS, 24
     first = reader.now_ns // step_ns - count + 1
-    # A task that was not counted has nothing to show.
+    # A task without counts has an empty history.
     own = known.tasks.get(task, _Empty()) if task else None
     cells = [_Bucket() for _ in range(count)]
     unit_ns, parts = _parts(known, span, own)
@@ -627,7 +627,7 @@ def history_of(reader: engine.LogReader, span: str, task: str) -> dict[str, Any]
 
 
 class _Empty(NamedTuple):
-    """The counts of a task that is not known."""
+    """Counts of an unknown task."""
 
     hours: Mapping[int, Any] = {}
     days: Mapping[int, Any] = {}
@@ -660,7 +660,7 @@ class _Bucket:
 def _parts(
     known: views.History, span: str, own: Any
 ) -> tuple[int, Mapping[int, tuple[Sequence[int], Mapping[int, int]]]]:
-    """Return the length of a unit, and the counts by unit; of a task if ``own`` is one."""
+    """Return the length of a unit, and the counts by unit: of ``own`` if given, else of all."""
     if own is not None:
         return (24 * _HOUR_NS, own.days) if span == "month" else (_HOUR_NS, own.hours)
     unit_ns, counts = {
@@ -672,7 +672,7 @@ def _parts(
 
 
 def _heat(known: views.History, now_ns: int) -> tuple[list[tuple[int, int, int, int, int]], int]:
-    """Return (begin, weekday, hour, ends, shade) of the last 168 hours in UTC, and the most."""
+    """Return (begin, weekday, hour, ends, shade) of the last 168 hours in UTC, and most ends."""
     last = now_ns // _HOUR_NS
     ends = {at: sum(known.hours.get(at, [0])[1:]) for at in range(last - 167, last + 1)}
     most = max(ends.values())

@@ -1,4 +1,4 @@
-"""``taskq metrics``: what a log comes to, as Prometheus reads it."""
+"""``taskq metrics``: the metrics of a log for Prometheus."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def metrics(data_dir: Path | None, address: str | None) -> None:
     """
     try:
         from taskq import Shards  # noqa: PLC0415 - help must not import the log
-        from taskq_plugins import scrapes  # noqa: PLC0415 - help needs no package for it
+        from taskq_plugins import scrapes  # noqa: PLC0415 - help must not need the extra
         from taskq_plugins.prometheus import serving  # noqa: PLC0415 - as above
     except ImportError as error:
         raise Failure(missing("taskq metrics", error.name, "metrics")) from error
     path = str(resolve(data_dir))
     if Shards.of(path) is None:
-        with open_reader(data_dir) as reader:  # fail here, not at a scrape
+        with open_reader(data_dir) as reader:  # fail now, not at a scrape
             path = reader.path
     if address is None:
         render.echo(serving.text_of(path), nl=False)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 #: Fields of ``QueueStats``.
 _STANDING: Final = ("scheduled", "ready", "running", "dead")
 _OVER: Final = ("succeeded", "cancelled", "expired")
-#: Upper ends of the classes of run times, in seconds: no-ops to long imports.
+#: Upper bounds of the histogram of run times, in seconds: from no-ops to long imports.
 _SECONDS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
 
 
@@ -42,7 +42,7 @@ class LogMetrics(Collector):
     """Collect logs at each scrape; with several logs each sample has a label ``log``.
 
     Args:
-        looks: by log, the function that reads it; if it raises a ``TaskqError``,
+        looks: for each log a function that reads it; if the function raises a ``TaskqError``,
             ``taskq_log_readable`` is 0.
     """
 
@@ -50,7 +50,7 @@ class LogMetrics(Collector):
         self._looks = looks
 
     def describe(self) -> list[Metric]:
-        """Return nothing: a registry need not look at the log before the first scrape."""
+        """Return [], so that a registry does not read the log before the first scrape."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -83,7 +83,7 @@ def _of(look: Look) -> Iterator[Metric]:
 
 
 class AttemptMetrics:
-    """Counts and times the attempts of one worker: its ``on_event``."""
+    """Count and time the attempts of one worker; an instance is its ``on_event``."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._seconds = Histogram(
@@ -167,7 +167,7 @@ def _of_engine(engine: views.EngineStats) -> Iterator[Metric]:
 
 
 def _summary(name: str, says: str, spread: views.Spread) -> Metric:
-    """Return the distribution since the process began: quantiles beside count and sum."""
+    """Return the distribution since the process began: quantiles, count and sum."""
     family = SummaryMetricFamily(name, says)
     family.add_metric((), spread.count, spread.mean * spread.count)
     for quantile, value in (("0.5", spread.p50), ("0.95", spread.p95), ("0.99", spread.p99)):
@@ -175,7 +175,7 @@ def _summary(name: str, says: str, spread: views.Spread) -> Metric:
     return family
 
 
-#: Nobody else can ask, unless a host is given.
+#: Other machines can scrape only if a host is given.
 HOST_DEFAULT: Final = "127.0.0.1"
 
 
@@ -197,12 +197,12 @@ def text_of(path: str) -> str:
 def worker_metrics(
     app: TaskQ, port: int, logs: Iterable[str] = ()
 ) -> Iterator[tuple[str, Callable[[JobFinished], None]]]:
-    """Answer for the logs and the worker of this process; gives the address and its ``on_event``.
+    """Serve metrics of the logs and the worker; yield the address and the worker's ``on_event``.
 
     Args:
-        app: whose worker.
-        port: 0 for a free one.
-        logs: the directories that it works, unless they are the app's own.
+        app: the worker's app.
+        port: the port; 0 takes a free one.
+        logs: directories of the worker's logs, unless they are the app's own.
 
     Raises:
         TaskqError: as ``serve``.
@@ -222,12 +222,12 @@ def worker_metrics(
 
 
 class _Onlooker:
-    """Reads a log for one scrape after the other: each folds only what is new."""
+    """Reads a log for successive scrapes; each scrape folds only new records."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._reader: engine.LogReader | None = None
-        # Two scrapes may come at once, and a reader belongs to one thread at a time.
+        # Two scrapes may arrive at once, but one thread at a time may use a reader.
         self._lock = Lock()
 
     def look(self) -> hooks.LogStatus:
@@ -238,9 +238,9 @@ class _Onlooker:
                 else:
                     self._reader.refresh()
                 status = hooks.LogStatus(self._reader)
-                status.take("stats", "owners")  # while nobody else uses the reader
+                status.take("stats", "owners")  # under the lock
             except errors.TaskqError:
-                # A log that comes back is looked at anew.
+                # The log may be replaced: open it again at the next scrape.
                 reader, self._reader = self._reader, None
                 if reader is not None:
                     reader.close()
@@ -249,7 +249,7 @@ class _Onlooker:
 
 
 class _OwnStatus(hooks.LogStatus):
-    """The status of the log that this process has open, as its engine knows it."""
+    """Status of a log that this process has open, from its engine's state."""
 
     def __init__(self, app: TaskQ) -> None:
         self.stats = app.stats_sync()

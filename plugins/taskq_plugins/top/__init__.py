@@ -1,1 +1,1 @@
-"""``taskq top``: what goes on in a log, on a terminal, and what may be done about it."""
+"""``taskq top``: show a log on a terminal, and change jobs and queues by keys."""

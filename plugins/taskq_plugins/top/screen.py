@@ -1,4 +1,4 @@
-"""``taskq top``: look at a log, draw it on a terminal, and do what a person asks for by keys."""
+"""``taskq top``: read a log, draw it on a terminal, and carry out commands typed as keys."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from taskq.hooks import LogStatus
 from taskq.text import flat, hidden
 from taskq_plugins.looks.reading import Causes
 
-#: Last ends that are shown.
+#: Rows of last ends.
 _ENDS_MAX: Final = 8
-#: Looks that a sparkline is made of.
+#: Looks in one sparkline.
 SPARKS_MAX: Final = 20
-#: Seconds between looks at a log without new records: ages and leases change all the same.
+#: Seconds between looks at a log without new records, whose ages and leases still change.
 _IDLE_SECONDS: Final = 5.0
 
 
@@ -41,10 +41,10 @@ class Picture:
     """One look at the log.
 
     Attributes:
-        status: of the log, read by then.
-        at: its moment, as a person typed it; "" for now.
-        time_ns: wall time of the look, or that moment.
-        free: bytes of the disk.
+        status: status of the log at this time.
+        at: moment of the past as typed; "" for now.
+        time_ns: wall time of the look, or of the moment.
+        free: free bytes of the disk.
         sparks: ends between two looks, by queue.
         ended: the latest ends, newest first.
         failures: groups of dead letters.
@@ -64,11 +64,11 @@ class Picture:
 
 
 class Watcher:
-    """Looks at a log again and again; what was read once is not read anew.
+    """Looks at a log repeatedly; each look reads only new records.
 
     Args:
-        reader: of the log, now or at a moment.
-        at: that moment, as it was given; "" for now.
+        reader: reader of the log, now or at a moment.
+        at: the moment as typed; "" for now.
     """
 
     def __init__(self, reader: engine.LogReader, at: str = "") -> None:
@@ -82,10 +82,10 @@ class Watcher:
         self._sparks: dict[str, deque[int]] = {}
 
     def look(self) -> Picture:
-        """Return the log as it stands, or stood then.
+        """Return the log's current picture, or its picture at the moment.
 
         Raises:
-            LogError: it was removed, or cannot be read.
+            LogError: the log was removed, or cannot be read.
         """
         reader, now = self._reader, time.monotonic()
         if self._at and self._last is not None:
@@ -125,7 +125,7 @@ class Watcher:
 Row: TypeAlias = "str | documents.JobView | documents.FailureGroup"
 Verb = Literal["cancel", "requeue", "run now", "pause", "resume"]
 
-#: Step of the arrows through the past.
+#: One press of an arrow key moves this far through the past.
 _STEP_NS: Final = 60 * values.SECOND_NS
 _VERBS: Final[dict[str, Verb]] = {"c": "cancel", "r": "requeue", "n": "run now", "p": "pause"}
 #: Keys of each screen, for its last line.
@@ -135,7 +135,7 @@ ACTS_HELP: Final = "c cancel  r requeue  n run now  p pause"
 
 @values.dataclass(frozen=True, slots=True)
 class Act:
-    """Something to be done: a verb, and the ids of jobs, or the name of a queue."""
+    """A change to make: a verb, and the ids of jobs, or the name of a queue."""
 
     verb: Verb
     names: tuple[str, ...]
@@ -152,14 +152,14 @@ class Screen:
     Attributes:
         read_only: whether acts are refused.
         is_open: False after "q".
-        chosen: number of the chosen row.
-        filter: text that a row must hold.
-        opened: id of the job that is shown alone; "" for none.
-        wants_why: whether to show why it does not run.
+        chosen: number of the selected row.
+        filter: text that a row must contain.
+        opened: id of the job shown in detail; "" for none.
+        wants_why: whether to show why this job does not run.
         typed, typed_for: text of the input line, and its key, "/" or "t"; None without a line.
-        asked: act that waits for a yes.
+        asked: act that needs confirmation.
         to_do: confirmed acts.
-        moment, moment_text: moment of the past, and as typed.
+        moment, moment_text: moment of the past, and its text as typed.
         said: message in the last line.
     """
 
@@ -229,7 +229,7 @@ class Screen:
             self.filter, self.chosen = row, 0
         elif row is not None:
             self.opened, self.wants_why = ids_of(row)[0], wants_why
-        elif self.filter:  # perhaps the id of a job that waits
+        elif self.filter:  # perhaps the id of a waiting job
             self.opened, self.wants_why = self.filter, wants_why
 
     def _type(self, key: str) -> None:
@@ -304,7 +304,7 @@ _NAMES: Final = {
     "\x1bOC": "right", "\x1b[D": "left", "\x1bOD": "left", "\x1b": "escape", "\r": "enter",
     "\n": "enter", "\x7f": "backspace", "\x08": "backspace", "\x03": "q", "\x04": "q",
 }  # fmt: skip
-#: A console of Windows gives such a key in two parts.
+#: A Windows console sends such a key in two parts.
 _PREFIXES: Final = ("\0", "\xe0")
 _SCANNED: Final = {"H": "up", "P": "down", "M": "right", "K": "left"}
 _LOOK_SECONDS: Final = 0.02
@@ -318,10 +318,10 @@ class Keyboard:
         self._descriptor = descriptor
 
     def wait(self, seconds: float) -> list[str]:
-        """Return pressed keys as soon as there are some; [] after ``seconds``.
+        """Wait for keys and return them; [] after ``seconds``.
 
-        Letters are themselves; other keys are "up", "enter", "escape", …; keys without a name are
-        left out. The end of the input is "q".
+        A letter is returned as typed, other keys as "up", "enter", "escape", …. Keys without a name
+        are left out. The end of the input is "q".
         """
         if not select.select([self._descriptor], [], [], seconds)[0]:
             return []
@@ -333,7 +333,7 @@ class Keyboard:
 
 
 class ConsoleKeyboard(Keyboard):
-    """Keys typed at the console of Windows, which no ``select`` waits for."""
+    """Keys typed at the Windows console, which ``select`` does not support."""
 
     def wait(self, seconds: float) -> list[str]:
         """Return pressed keys, as ``Keyboard`` does."""
@@ -344,7 +344,7 @@ class ConsoleKeyboard(Keyboard):
                 if time.monotonic() >= until:
                     return []
                 time.sleep(_LOOK_SECONDS)
-        except KeyboardInterrupt:  # Ctrl-C is a key, too, as elsewhere
+        except KeyboardInterrupt:  # Ctrl-C is a key, as on other systems
             return ["q"]
         keys = []
         while console.kbhit():
@@ -358,8 +358,8 @@ class ConsoleKeyboard(Keyboard):
 @contextlib.contextmanager
 def keys_of(descriptor: int) -> Iterator[Keyboard]:
     try:
-        import termios  # noqa: PLC0415 - not every system has them
-        import tty  # noqa: PLC0415 - likewise
+        import termios  # noqa: PLC0415 - Windows lacks termios
+        import tty  # noqa: PLC0415 - Windows lacks tty
     except ImportError:
         yield ConsoleKeyboard(descriptor)
         return
@@ -367,7 +367,7 @@ def keys_of(descriptor: int) -> Iterator[Keyboard]:
     try:
         tty.setcbreak(descriptor)
         changed = termios.tcgetattr(descriptor)
-        changed[3] &= ~termios.ISIG  # Ctrl-C is a key, too, so that the screen is left in order
+        changed[3] &= ~termios.ISIG  # Ctrl-C is a key, so the terminal is restored
         termios.tcsetattr(descriptor, termios.TCSANOW, changed)
         yield Keyboard(descriptor)
     finally:
@@ -378,7 +378,7 @@ _BARS: Final = " ▁▂▃▄▅▆▇█"
 #: A narrower terminal drops optional parts.
 WIDE: Final = 80
 _BAR: Final = 8
-#: The row under the cursor; its cells give up their own colours, or it would not be one bar.
+#: The selected row. Its cells lose their own colours, so the row is one bar.
 _CHOSEN: Final = "black on cyan"
 _COLOURS: Final = {
     State.SUCCEEDED: "green", State.DEAD: "red", State.CANCELLED: "dim", State.EXPIRED: "yellow",
@@ -447,7 +447,7 @@ def draw_job(
 
 
 def last_line(screen: Screen, width: int) -> Text:
-    """Return what is typed or asked; else what came of the last act, or what the keys do."""
+    """Return the input line or a question; else the result of the last act, or the keys."""
     if screen.typed is not None:
         what = "filter" if screen.typed_for == "/" else 'as it was ("2h" ago, a time; empty: now)'
         return _cut(_text(f"{what}: {screen.typed}▏", "bold"))
@@ -553,14 +553,14 @@ def _failure(failure: documents.FailureGroup, time_ns: int) -> tuple[Row, list[T
 
 
 def spark(counts: Sequence[int], width: int) -> str:
-    """Return the last counts as bars, the latest at the right; blanks while there are none."""
+    """Return the last counts as bars, the latest at the right, filled up with blanks."""
     shown = counts[-width:]
     most = max(shown, default=0) or 1
     return "".join(_BARS[-(-count * (len(_BARS) - 1) // most)] for count in shown).rjust(width)
 
 
 def _text(text: str = "", style: str = "") -> Text:
-    """Return a text in one line, which holds what strangers wrote, to be seen by others, too."""
+    """Return foreign text as one line: control characters escaped, secrets hidden."""
     return Text(flat(hidden(text)), style)
 
 
@@ -570,7 +570,7 @@ def _cut(text: Text) -> Text:
 
 
 class _Console(Console):
-    """Leaves a closed pipe to the command, where rich would exit with 1."""
+    """Raises the error of a closed pipe to the command; rich would exit with 1."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -582,14 +582,14 @@ def watch(
     """Show the log until a person quits, or once.
 
     Args:
-        reader: of the log.
-        path: its directory, for acts.
+        reader: reader of the log.
+        path: directory of the log, for acts.
         interval: seconds between two looks.
-        read_only: whether the keys that change the log are refused.
-        once: print one look.
+        read_only: whether to refuse keys that change the log.
+        once: whether to print one look and return.
 
     Raises:
-        WrongUsage: keys are needed, and stdin is no terminal.
+        WrongUsage: keys are needed, but stdin is not a terminal.
     """
     screen, console = Screen(read_only=read_only), _Console(highlight=False)
     with contextlib.ExitStack() as stack:
@@ -648,11 +648,11 @@ class _Views:
         if screen.moment is not None:
             reader = engine.LogReader.open(self._now[0].path, at=screen.moment)
             self._shown = reader, Watcher(reader, screen.moment_text)
-            self._stack.callback(reader.close)  # legal twice
+            self._stack.callback(reader.close)  # a second close does nothing
 
 
 class _Hand:
-    """Do what a person asks for; the log is opened for the first act."""
+    """Carry out acts; the log is opened for the first one."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -663,7 +663,7 @@ class _Hand:
             self._app.close_sync()
 
     def act(self, act: Act) -> str:
-        """Return in a line what came of it."""
+        """Carry out an act, and return its result as one line."""
         if self._app is None:
             self._app = TaskQ(self._path, upkeep=False, name="taskq top")
         try:
