@@ -1,7 +1,7 @@
 """Asyncio-native background jobs on a local log: no broker, no server, no daemon.
 
-Errors are in ``taskq.errors``, what reads return in ``taskq.views``, what a job may wait for in
-``taskq.conditions``, and help for your own tests in ``taskq.testing``.
+Errors are in ``taskq.errors``, views of jobs and logs in ``taskq.views``, conditions of jobs in
+``taskq.conditions``, and helpers for your own tests in ``taskq.testing``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from taskq.shards import Shards
     from taskq_workers import Worker
 
-#: The version of the distribution, too.
+#: The version of the package and of the distribution.
 __version__ = "0.1.0"
 
 __all__ = [
@@ -109,10 +109,10 @@ _HOMES: Final = {
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 
-if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+if not TYPE_CHECKING:  # a type checker would accept any name otherwise
 
     def __getattr__(name: str) -> Any:
-        """Import what is asked for when it is asked for: ``import taskq`` costs milliseconds."""
+        """Import a name at its first use: ``import taskq`` costs milliseconds."""
         if name in {"durable", "retry"}:
             return importlib.import_module(f"taskq.{name}")
         if name not in _HOME_OF:
@@ -122,10 +122,9 @@ if not TYPE_CHECKING:  # or the type checker would take every name for one of ou
         return value
 
     def _missing(name: str, asker: str) -> Exception:
-        # For an import statement Python hides an AttributeError and shows only "cannot import
-        # name".
+        # Python hides an AttributeError of an import statement and shows only "cannot import name".
         kind = ImportError if asker.startswith("<frozen importlib") else AttributeError
-        # A submodule in lower case is on its way, and must not wait for these.
+        # The import of a submodule, in lower case, must not wait for these modules.
         for home in ("errors", "views") if name[:1].isupper() else ():
             if name in importlib.import_module(f"taskq.{home}").__all__:
                 return kind(f"{name} is in taskq.{home}: from taskq.{home} import {name}")

@@ -1,4 +1,4 @@
-"""Names that a package looks up when somebody asks for them: an import costs what it uses."""
+"""Import names of a package at their first use: an import costs only the modules that it uses."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any, Final
 
 
 def lazily(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a face, as ``looking_up``; ``dir`` shows its ``__all__``."""
+    """Return a package's ``__getattr__``, as ``looking_up`` does, and set its ``__dir__``."""
     face = vars(sys.modules[module])
     face["__dir__"] = lambda: [*face["__all__"]]
     return looking_up(module, homes)
 
 
 def looking_up(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a module's ``__getattr__`` that imports each of its names from where it is defined.
+    """Return a module's ``__getattr__`` that imports each name from the module that defines it.
 
     Args:
         module: its ``__name__``.
-        homes: the module that defines them: their names, parted by spaces; modules stand
-            under the name of their package.
+        homes: defining module -> its names, separated by spaces; a submodule is listed as a name
+            of its package.
     """
     home_of = {name: home for home, names in homes.items() for name in names.split()}
 
@@ -44,7 +44,7 @@ def looking_up(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 class _Later(ModuleType):
-    """Stands for a module while others import it; later access goes to the real module."""
+    """Stand-in for a module while others import it; later access goes to the real module."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -56,7 +56,7 @@ class _Later(ModuleType):
 
 
 class _Types(_Later):
-    """A postponed module of types: an empty class stands for each name meanwhile."""
+    """A postponed module of types: an empty class stands in for each name meanwhile."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -85,7 +85,7 @@ def postponed(*modules: _Later) -> Iterator[None]:
 
 
 def import_without_types(package: str, types: str) -> None:
-    """Import a package; the module that it takes types from follows when somebody asks for one.
+    """Import a package; its module of types is imported when one of the types is used.
 
     Args:
         package: its full name.
@@ -104,9 +104,9 @@ def import_without_types(package: str, types: str) -> None:
 
 
 def import_without_tls() -> None:
-    """Import asyncio; its TLS follows at the first use, and OpenSSL with it: 4 MiB.
+    """Import asyncio without TLS: OpenSSL, 4 MiB, is imported at its first use.
 
-    So does ``platform``, which ``uuid`` asks for the system's name alone.
+    ``platform`` is postponed too: ``uuid`` imports it only for the name of the system.
     """
     if "asyncio" not in sys.modules:
         protocol = _Later("asyncio.sslproto")

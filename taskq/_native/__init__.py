@@ -1,8 +1,8 @@
-"""Run plain jobs in C where the extension was compiled; ``TASKQ_NATIVE=0`` leaves them to Python.
+"""Run plain jobs in C if the extension was compiled; with ``TASKQ_NATIVE=0`` Python runs them.
 
-Python is the reference: each function in C has a twin in Python, with the same results. The
-extension keeps no state between calls, and hands every case that is not plain to Python. A binary
-of another ``VERSION`` is not used.
+Python is the reference: each function in C has a twin in Python with the same results. The
+extension keeps no state between calls and passes every special case to Python. A binary of another
+``VERSION`` is not used.
 
 - ``Encoder`` and ``Decoder`` encode and decode for ``ArgumentCodec``
 - ``submit`` puts a job into the queue of ``LoopPort``, ``answer_all`` answers the jobs of a ``Run``
@@ -19,14 +19,14 @@ import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-#: Version of the C sources in this folder, which hold the same number; raised with each change.
+#: Version of the C sources in this folder, equal to the number in ``native.h``; raise it with them.
 VERSION: Final = 11
 #: Results of ``run_jobs`` without a job: no job is left, the loop must turn, the slot has ended.
 EMPTY, TURN, SPOILT = 0, 1, 2
 
 
 def _load() -> ModuleType | None:
-    """Return the extension; None if it is missing, of other sources or turned off."""
+    """Return the extension; None if it is missing, built from other sources or turned off."""
     if os.environ.get("TASKQ_NATIVE") == "0":
         return None
     try:
@@ -39,9 +39,9 @@ def _load() -> ModuleType | None:
 
 
 def _fits(extension: Any) -> bool:
-    """Return whether C writes attributes where this Python keeps them, also after a class changed.
+    """Return whether C writes attributes where this Python keeps them, even after a class changed.
 
-    It keeps the place of a slot for as long as the class's version stays the same.
+    C caches the offset of a slot until the version of the class changes.
     """
 
     class Probe:
@@ -69,7 +69,7 @@ is_on: bool = plain is not None
 
 
 def language() -> str:
-    """Return what runs plain jobs: C or Python."""
+    """Return the language that runs plain jobs: C or Python."""
     return "C" if is_on else "Python"
 
 
@@ -79,5 +79,5 @@ def build_id() -> str:
 
 
 def label() -> str:
-    """Return what runs plain jobs, with the build: ``C (build 9-db3b0b53, 12.2.0)``."""
+    """Return the language and build that run plain jobs: ``C (build 9-db3b0b53, 12.2.0)``."""
     return f"C (build {build_id()})" if is_on else "Python"

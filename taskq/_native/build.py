@@ -1,8 +1,8 @@
 """Compile the extension when taskq is built or installed: a hatchling hook.
 
-Without a C compiler or Python's headers, on a Python that the extension is not for, and with
-``TASKQ_NATIVE=0``, taskq is installed without it: nothing is missing but speed.
-``python -m taskq._native.build FLAGS`` compiles it beside the sources.
+taskq is installed without the extension, and only slower, if a C compiler or Python's headers are
+missing, on an unsupported Python, and with ``TASKQ_NATIVE=0``.
+``python -m taskq._native.build FLAGS`` compiles it into the folder of the sources.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any, Final
 
 FOLDER: Final = Path(__file__).parent
 SOURCES: Final = ("module.c", "slots.c", "calls.c", "codecs.c", "columns.c")
-#: Versions of CPython; others have another API.
+#: First and last supported version of CPython; other versions have another API.
 PYTHONS: Final = ((3, 11), (3, 14))
 COMPILE_SECONDS_MAX: Final = 120
 
 
 def is_for(version: tuple[int, int], implementation: str, *, has_gil: bool) -> bool:
-    """Return whether the extension is for such a Python."""
+    """Return whether the extension supports this version and implementation of Python."""
     return implementation == "cpython" and has_gil and PYTHONS[0] <= version <= PYTHONS[1]
 
 
@@ -46,12 +46,12 @@ def build_id() -> str:
 
 
 def place_in(folder: Path) -> Path:
-    """Return where the extension for this Python stands in a folder."""
+    """Return the path of the extension for this Python in a folder."""
     return folder / f"_plain{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
 def compiled(folder: Path, *flags: str) -> Path | None:
-    """Compile the extension for this Python into a folder; None where that cannot be."""
+    """Compile the extension for this Python into a folder; return None if it cannot be compiled."""
     has_gil = not sysconfig.get_config_var("Py_GIL_DISABLED")
     if not is_for(sys.version_info[:2], sys.implementation.name, has_gil=has_gil):
         return None
@@ -59,7 +59,7 @@ def compiled(folder: Path, *flags: str) -> Path | None:
     is_mac = sys.platform == "darwin"
     linked = ("-bundle", "-undefined", "dynamic_lookup") if is_mac else ("-shared",)
     target = place_in(folder)
-    # It is put in place as a whole: a program may run what stands there.
+    # The file is replaced as a whole, since a program may be running the old one.
     draft = folder / f".{os.getpid()}{target.name}"
     command = (
         *shlex.split(compiler), "-std=c11", "-O2", "-fPIC", "-fvisibility=hidden",
@@ -83,13 +83,13 @@ def compiled(folder: Path, *flags: str) -> Path | None:
 
 
 def get_build_hook() -> type[Any]:
-    """Return the hook, as hatchling asks for it; nobody else has hatchling."""
+    """Return the hook for hatchling, which is installed only while taskq is built."""
     from hatchling.builders.hooks.plugin.interface import (  # noqa: PLC0415 - see above
         BuildHookInterface,
     )
 
     class Compiling(BuildHookInterface):  # type: ignore[type-arg, misc, unused-ignore]
-        """Puts the extension beside the sources, and into the wheel: then it is of a platform."""
+        """Puts the extension into the source folder and the wheel, then platform-specific."""
 
         PLUGIN_NAME = "custom"
 

@@ -1,4 +1,4 @@
-"""TaskQ: the tasks of an application, and the directory that their jobs are in."""
+"""TaskQ: the tasks of an application, and the directory of their jobs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
     #: Names of queues, or the weight of each.
     Queues: TypeAlias = Iterable[str] | Mapping[str, int]
-    #: A function of a dead letter, or a task of one.
+    #: A function or a task to call with a dead letter.
     DeathCall: TypeAlias = Callable[[DeadLetter], Any]
 
 
@@ -98,22 +98,22 @@ class AppWorker(Protocol):
 
     @property
     def running(self) -> int:
-        """Return how many jobs run now."""
+        """Return how many jobs are running."""
 
     async def start(self) -> None:
-        """Open the log and claim; returns once it runs."""
+        """Open the log and start claiming; return once the worker runs."""
 
     async def run(self) -> None:
-        """Start, and return once stopped."""
+        """Start, and return once the worker has stopped."""
 
     async def stop(self) -> None:
         """Drain: claim no more, let running jobs finish, cancel them after ``drain_timeout``."""
 
     def request_stop(self) -> None:
-        """Begin to drain, and return at once."""
+        """Begin to drain, and return immediately."""
 
     def request_cancel(self) -> None:
-        """Stop without waiting for running jobs. Returns at once."""
+        """Stop without waiting for running jobs, and return immediately."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -129,7 +129,7 @@ def find_workers(method: str, options: WorkerOptions) -> Any:
     """Import the package of the workers.
 
     Raises:
-        UsageError: it is not installed, or is somebody else's; or an option is unknown.
+        UsageError: the package is missing, or another project's; or an option is unknown.
     """
     import taskq.extras as extras  # noqa: PLC0415 - many programs only enqueue
 
@@ -158,21 +158,21 @@ OneAround = TypeVar("OneAround", bound="hooks.AroundFunction")
 
 
 class TaskQ(holder.LogHolder):
-    """An application's tasks and the directory of their jobs. Opens at first use.
+    """An application's tasks and the directory of their jobs. The directory is opened at first use.
 
     Other options come from the settings: ``TASKQ_…`` in the environment, then files. Files of the
-    working directory count only if nobody names the log's directory.
+    working directory count only if neither code nor settings name the log's directory.
 
     Args:
-        data_dir: the directory; made when it is missing.
+        data_dir: the directory; created if it is missing.
         include: full names of the modules that hold the app's tasks. Workers import them after the
-            app's own module, so they may import it.
+            app's own module, so these modules may import it.
         settings: used instead of the environment and the files.
         shards: several logs in place of one, below their root if ``data_dir`` is None.
         options: see ``LogOptions``.
 
     Attributes:
-        hooks: its declarations for workers: tasks, lifespans, middleware, schedules.
+        hooks: the app's declarations for workers: tasks, lifespans, middleware, schedules.
 
     Raises:
         UsageError: a setting is wrong.
@@ -201,7 +201,7 @@ class TaskQ(holder.LogHolder):
         self._directory, config = self._configure(data_dir)
         super().__init__(Connection(os.fspath(self._directory), config))
         self.hooks: hooks.Hooks = hooks.Hooks(include)
-        #: of an app over another log: the app itself
+        #: for a view over another log: the app itself
         self._origin: TaskQ | None = None
         self._router: logs.ByJob | ByKey | None = None
         if shards is not None:
@@ -211,14 +211,15 @@ class TaskQ(holder.LogHolder):
 
     @classmethod
     def user_data(cls, app: str, **arguments: Any) -> Self:
-        """Return the app of a desktop program: its log is where this user's system keeps such data.
+        """Return the app of a desktop program, with its log in the user's data directory.
 
-        ``~/.local/share/My App/taskq`` on Linux, ``~/Library/Application Support/My App/taskq`` on
-        macOS. A setting, such as ``TASKQ_DATA_DIR``, comes after it.
+        The log is ``~/.local/share/My App/taskq`` on Linux and
+        ``~/Library/Application Support/My App/taskq`` on macOS. A setting, such as
+        ``TASKQ_DATA_DIR``, has lower priority.
 
         Args:
-            app: the program's name, as people know it.
-            arguments: as of ``TaskQ`` itself, but for ``data_dir``.
+            app: the program's name, as its users know it.
+            arguments: as of ``TaskQ``, except ``data_dir``.
 
         Raises:
             UsageError: the name is empty or a path, or as ``TaskQ``.
@@ -230,7 +231,7 @@ class TaskQ(holder.LogHolder):
         return cls(logoptions.user_data_dir(app), **arguments)
 
     def _configure(self, data_dir: str | os.PathLike[str] | None) -> tuple[Path, LogConfig]:
-        """Return directory and configuration by code, the environment and files of that place."""
+        """Return directory and configuration from code, environment and the directory's files."""
         is_plain = self._base is None and data_dir != "" and isinstance(data_dir, str | Path | None)
         if is_plain and logoptions.has_no_settings(data_dir):
             config = logoptions.config_if_plain(self._given)
@@ -249,14 +250,14 @@ class TaskQ(holder.LogHolder):
 
     @functools.cached_property
     def settings(self) -> Settings:
-        """Return what the app was made with."""
+        """Return the settings of the app."""
         from taskq.connection.settings import silent_settings  # noqa: PLC0415 - as above
 
         return silent_settings(self._directory, self._given)
 
     @property
     def name(self) -> str:
-        """Return what ``taskq workers`` shows."""
+        """Return the name that ``taskq workers`` shows."""
         return self._connection.config.name
 
     @property
@@ -266,12 +267,12 @@ class TaskQ(holder.LogHolder):
 
     @property
     def data_dir(self) -> Path:
-        """The directory, as an absolute path. May be set until the app is opened.
+        """The directory, as an absolute path. It may be set until the app is opened.
 
-        From then on the settings of the new directory hold.
+        The settings of the new directory then apply.
 
         Raises:
-            UsageError: set while the app is open, or a setting there is wrong.
+            UsageError: the app is open, or a setting of the new directory is wrong.
         """
         return Path(self._connection.path)
 
@@ -281,7 +282,7 @@ class TaskQ(holder.LogHolder):
         self._directory, config = self._configure_again(path)
         self._connection.move(os.fspath(path), config)
 
-    # The overloads overlap on purpose: the first that fits is the closer one.
+    # The overloads overlap on purpose: the first match is the more exact type.
     @overload
     def task(  # type: ignore[overload-overlap]
         self, fn: Callable[P, Coroutine[Any, Any, R]], /
@@ -302,7 +303,7 @@ class TaskQ(holder.LogHolder):
         Raises:
             UsageError: the function or an option is wrong, or the name is taken.
         """
-        if not isinstance(self, TaskQ):  # written at the class, as @TaskQ.task
+        if not isinstance(self, TaskQ):  # called on the class, as @TaskQ.task
             raise habits.no_app()
         given: Any = choices
         add = functools.partial(self._add_task, choices=given)
@@ -320,17 +321,17 @@ class TaskQ(holder.LogHolder):
         kwargs: Mapping[str, Any] | None = None,
         **choices: Unpack[schedules.ScheduleChoices],
     ) -> TaskDecorator:
-        """Enqueue a task by a cron expression; above ``@app.task``, or on a plain function.
+        """Enqueue a task by a cron expression; put it above ``@app.task`` or on a plain function.
 
         ``@app.cron("*/5 * * * *", tz="Europe/Berlin", catch_up="last", jitter="30s")``
 
-        Each tick is written once, by one of the workers. A worker ticks all schedules of its app,
-        also for queues that it does not serve; a burst worker ticks none.
+        One of the workers writes each tick, once. A worker ticks all schedules of its app, also for
+        queues that it does not serve; a burst worker ticks none.
 
         Args:
             expression: five fields, or six with the seconds first.
             tz: name of its time zone, such as "Europe/Berlin".
-            name: of the schedule in the log; its task's name if None.
+            name: the schedule's name in the log; its task's name if None.
             args: positional arguments of the call.
             kwargs: its keyword arguments.
             choices: see ``ScheduleChoices``.
@@ -350,7 +351,7 @@ class TaskQ(holder.LogHolder):
         kwargs: Mapping[str, Any] | None = None,
         **choices: Unpack[schedules.ScheduleChoices],
     ) -> TaskDecorator:
-        """Enqueue a task at multiples of an interval since 1970 in UTC; else as ``cron``: "10m".
+        """Enqueue a task at multiples of an interval since 1970 in UTC: "10m"; else as ``cron``.
 
         Raises:
             UsageError: the interval or a choice is wrong, or the name is taken.
@@ -370,8 +371,9 @@ class TaskQ(holder.LogHolder):
     ) -> schedules.Schedule:
         """Enqueue a call by the clock: ``app.schedule("sync", sync.call("eu"), every="10m")``.
 
-        Workers of the app tick, so declare it where they import it: a process that only enqueues
-        ticks nothing, and logs a warning if it is declared while the app is open there.
+        Workers of the app tick, so declare the schedule in a module that they import. A process
+        that only enqueues ticks nothing, and logs a warning if it declares one while the app is
+        open.
 
         Raises:
             UsageError: neither or both of cron and every are given, one is wrong, or the name is
@@ -402,10 +404,10 @@ class TaskQ(holder.LogHolder):
         probe: base.Condition | base.Check | None = None,
         is_failure: Callable[[BaseException], bool] = breakers.is_network_failure,
     ) -> None:
-        """Let a queue back off as a whole after several network failures in a row.
+        """Make a whole queue back off after several network failures in a row.
 
-        Meanwhile its jobs wait and burn no attempt. One job is tried after each pause, or at once
-        when the network comes back; the pauses grow. Each worker process counts for itself. Call it
+        Meanwhile its jobs wait and use no attempt. One job is tried after each pause, or as soon as
+        the network comes back; the pauses grow. Each worker process counts separately. Call this
         before workers start.
 
         Args:
@@ -426,15 +428,15 @@ class TaskQ(holder.LogHolder):
     def lifespan(self, function: OneAround) -> OneAround:
         """Open shared resources when a worker starts, and close them when it ends; a decorator.
 
-        ``async def database(app: TaskQ) -> AsyncIterator[Database]`` yields once, what is open.
+        ``async def database(app: TaskQ) -> AsyncIterator[Database]`` yields the open resource once.
 
         It is entered before the worker's first claim, and left after its last job. Each worker and
-        each child process of ``runs_in="process"`` enters it for itself. What it yields is found by
-        type: ``db: Inject[Database] = injected()``; a tuple yields several. Several lifespans are
-        entered in the order of their declaration, and left in the opposite one.
+        each child process of ``runs_in="process"`` enters its own. Jobs get the yielded object by
+        its type: ``db: Inject[Database] = injected()``; a tuple yields several. Several lifespans
+        are entered in the order of their declaration, and left in the opposite order.
 
         Raises:
-            UsageError: the function is no async generator function, or takes something unknown.
+            UsageError: the function is no async generator function, or has an unknown parameter.
         """
         self.hooks.lifespans.add(
             hooks.Around("lifespan", "app", function), naming.origin_of(function)
@@ -442,31 +444,31 @@ class TaskQ(holder.LogHolder):
         return function
 
     def middleware(self, function: OneAround) -> OneAround:
-        """Stand around each attempt of a job, on the worker's loop; a decorator like ``lifespan``.
+        """Wrap each attempt of a job, on the worker's loop; a decorator like ``lifespan``.
 
         ``async def session(job: JobContext) -> AsyncIterator[None]`` yields once. A job's error is
         raised at the ``yield``; if the middleware swallows it, the job succeeds with None. The
         first declaration is the outermost. A worker reads the list at its start.
 
         Raises:
-            UsageError: the function is no async generator function, or takes something unknown.
+            UsageError: the function is no async generator function, or has an unknown parameter.
         """
         self.hooks.middleware.add(
             hooks.Around("middleware", "job", function), naming.origin_of(function)
         )
         return function
 
-    if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+    if not TYPE_CHECKING:  # a type checker would accept any name otherwise
 
         def __getattr__(self, name: str) -> Any:
-            """Name our counterpart of another library's attribute."""
+            """Raise an error that names taskq's counterpart of another library's attribute."""
             raise habits.no_attribute(self, "an app", name, habits.APPS, "app")
 
     async def enqueue(self, call: Call[R], *rest: Never, **more: Never) -> JobHandle[R]:
-        """Put one call into the log; it is as durable as the app says when this returns.
+        """Put one call into the log; on return it is as durable as the app's settings ask for.
 
         Raises:
-            UsageError: it is no call, or something is given beside it.
+            UsageError: it is no call, or other arguments are given too.
             LogError: the log could not be opened or written.
         """
         if rest or more or type(call) is not Call:
@@ -482,7 +484,7 @@ class TaskQ(holder.LogHolder):
         return make_handle(self, call.task, connection.tag, answer)
 
     def enqueue_sync(self, call: Call[R], *rest: Never, **more: Never) -> JobHandle[R]:
-        """Do as ``enqueue``, blocking this thread: for code without an event loop."""
+        """Like ``enqueue``, blocking this thread: for code without an event loop."""
         refuse_in_loop("enqueue_sync()", "await enqueue()")
         if rest or more or type(call) is not Call:
             raise no_call(call, rest, "app.enqueue_sync")
@@ -499,7 +501,7 @@ class TaskQ(holder.LogHolder):
     ) -> list[JobHandle[R]]:
         """Put all calls into the log, or none: they are one transaction.
 
-        With ``atomic=False`` they are one for each shard that they belong to.
+        With ``atomic=False`` the calls of each shard are a transaction of their own.
 
         Raises:
             PayloadTooLarge: together they are over TRANSACTION_BYTES_MAX; nothing was written.
@@ -512,10 +514,10 @@ class TaskQ(holder.LogHolder):
     async def ingest(
         self, source: str, calls: Iterable[Call[R]], position: Any, *, after: Any = sources.ANYWHERE
     ) -> list[JobHandle[R]]:
-        """Put calls into the log, and where their source stands with them: one transaction.
+        """Put calls and the new position of their source into the log, in one transaction.
 
         A program that begins at ``position(source)`` enqueues each line, message or row of a source
-        once, whenever it is killed::
+        exactly once, even if it is killed at any moment::
 
             done = await app.position("orders.csv")
             file.seek(done or 0)
@@ -524,21 +526,21 @@ class TaskQ(holder.LogHolder):
                 await app.ingest("orders.csv", calls, file.tell(), after=done)
                 done = file.tell()
 
-        Without calls the source is moved alone. With shards, a source and its jobs are in the shard
-        of its name.
+        Without calls only the position moves. With shards, the source's name decides the shard of
+        the position and the jobs.
 
         Args:
-            source: its name, of your choice, 1 to 255 bytes.
+            source: a name of your choice, 1 to 255 bytes.
             calls: such as ``task.call(...)``, with their options.
             position: any JSON value but None, at most 4 KiB; keys of dicts come back as text.
-            after: where the source must stand before, None for an unknown one; anywhere if left
+            after: the expected current position, None for an unknown source; not checked if left
                 out. Give it if two programs could ingest one source at a time.
 
         Returns:
-            A handle for each call; of the holder where a key was taken.
+            A handle for each call; if its key was taken, the handle of the key's holder.
 
         Raises:
-            SourceMoved: the source stands elsewhere than ``after``; nothing was written.
+            SourceMoved: the source's position is not ``after``; nothing was written.
             PayloadTooLarge: the calls are over TRANSACTION_BYTES_MAX together, or the position over
                 its limit; nothing was written.
             UsageError: an argument is wrong, a call belongs to another shard, or the log knows
@@ -571,7 +573,7 @@ class TaskQ(holder.LogHolder):
             return sending.sent(jobs)
 
     def transaction(self) -> AppTransaction:
-        """Calls enqueued and jobs cancelled together, or not at all.
+        """Return a transaction: calls enqueued and jobs cancelled together, or not at all.
 
         ``async with app.transaction() as tx: job = tx.enqueue(send.call("a@b.c"))``
         """
@@ -580,12 +582,12 @@ class TaskQ(holder.LogHolder):
         return AppTransaction(self if self._router is None else self._router.here())
 
     def call_by_name(self, task: str, /, *args: Any, **kwargs: Any) -> Call[Any]:
-        """Return a call of a task that may be unknown here; then a worker checks its arguments.
+        """Return a call of a task that may be unknown here; a worker then checks its arguments.
 
-        Choose queue, priority and so on with the call's ``options``.
+        Choose queue, priority and other options with the call's ``options``.
 
         Raises:
-            InvalidCall: the arguments do not fit a task that is known here, or JSON.
+            InvalidCall: the arguments fit neither JSON nor the signature of a task known here.
         """
         known = self.tasks.get(task)
         if known is not None:
@@ -595,7 +597,7 @@ class TaskQ(holder.LogHolder):
         )
 
     async def enqueue_by_name(self, task: str, /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
-        """Enqueue a task that this process may not know, with its task's or default options.
+        """Enqueue a task that this process may not know, with the task's options or the defaults.
 
         Raises:
             InvalidCall: as ``call_by_name``.
@@ -609,7 +611,7 @@ class TaskQ(holder.LogHolder):
         """Put all of a flow into the log: one transaction.
 
         Raises:
-            UsageError: its jobs cannot wait for one another as asked; nothing was written.
+            UsageError: its jobs cannot wait for one another as declared; nothing was written.
             PayloadTooLarge: they are over TRANSACTION_BYTES_MAX together; nothing was written.
             LogError: the log could not be opened or written.
         """
@@ -623,7 +625,7 @@ class TaskQ(holder.LogHolder):
     enqueue_flow_sync: Final = blocking(enqueue_flow)
 
     async def flow(self, flow_id: str) -> FlowHandle[Any]:
-        """Return the handle of a flow enqueued earlier, or elsewhere.
+        """Return the handle of a flow that was enqueued earlier or by another process.
 
         Raises:
             UsageError: the text is no flow's id.
@@ -636,13 +638,13 @@ class TaskQ(holder.LogHolder):
     flow_sync: Final = blocking(flow)
 
     def job(self, job: JobId) -> JobHandle[Any]:
-        """Return the handle of a job that is in the log, by its id or the number at its end.
+        """Return the handle of a job in the log, by its id or the number at the id's end.
 
         ``task.job(id)`` returns a handle with the type of the result. A number opens the log.
 
         Raises:
             InvalidJobId: the text is no job id.
-            WrongLog: the id is of another log; raised at first use if the app is not open yet.
+            WrongLog: the id belongs to another log; raised at first use if the app is not open yet.
         """
         return self._handle(job, None)
 
@@ -666,24 +668,24 @@ class TaskQ(holder.LogHolder):
         return [self._connection] if self._router is None else self._router.connections()
 
     def logs(self) -> list[TaskQ]:
-        """Return the app over each of its logs: itself, unless it has shards."""
+        """Return the app over each of its logs: only itself if it has no shards."""
         return [self] if self._router is None else self._router.logs()
 
     def over(self, path: str | os.PathLike[str]) -> TaskQ:
-        """Return the same app over the log of another directory: same tasks, hooks, schedules.
+        """Return the same app over the log in another directory: same tasks, hooks, schedules.
 
-        Its enqueues go there, and so do enqueues of jobs that its workers run.
+        Its enqueues go into that log, and so do the enqueues of jobs that its workers run.
         """
         from taskq.app.logs import over  # noqa: PLC0415 - few apps have several logs
 
         return over(self, path)
 
     def store(self) -> Store:
-        """Return the open log of this app; opens it, which may block on the disk."""
+        """Return the open log of this app; opening it may block on the disk."""
         return self._connection.store()
 
     async def open(self) -> Self:
-        """Open the directory now instead of at first use; also again after ``close``.
+        """Open the directory now instead of at first use, or reopen it after ``close``.
 
         Raises:
             LogError: the directory cannot be used.
@@ -695,7 +697,7 @@ class TaskQ(holder.LogHolder):
         return self
 
     def open_sync(self) -> Self:
-        """Do as ``open``, blocking this thread."""
+        """Like ``open``, blocking this thread."""
         refuse_in_loop("open_sync()", "await open()")
         for log in self.logs():
             log._connection.reopen()
@@ -722,7 +724,7 @@ class TaskQ(holder.LogHolder):
 
     @contextlib.contextmanager
     def _block(self) -> Iterator[None]:
-        """Count a ``with`` block, unless the log cannot be opened; the last one closes it."""
+        """Count an open ``with`` block of this app; the last block closes the log."""
         connections = self._connections()
         for connection in connections:
             connection.enter()
@@ -750,12 +752,12 @@ class TaskQ(holder.LogHolder):
     ) -> None:
         """Run a ``worker`` and block until it has stopped: for programs without an event loop.
 
-        In the main thread SIGTERM and SIGINT stop it as they stop ``taskq worker``: the first one
-        drains, a second cancels what runs, a third ends the process. In another thread it runs
-        until it stops by itself (``burst=True``); ``worker_thread`` is for the others.
+        In the main thread SIGTERM and SIGINT stop it as they stop ``taskq worker``: the first
+        drains, a second cancels running jobs, a third ends the process. In another thread it runs
+        until it stops by itself (``burst=True``); otherwise use ``worker_thread``.
 
         Raises:
-            UsageError: called in an event loop's thread, which it would stop; or as ``worker``.
+            UsageError: called in an event loop's thread, which it would block; or as ``worker``.
             LogError: the directory cannot be used, or failed under the worker.
         """
         workers = find_workers("run_worker", options)
@@ -766,8 +768,8 @@ class TaskQ(holder.LogHolder):
     ) -> AbstractContextManager[Any]:
         """Return a ``worker`` on a thread of its own: ``with app.worker_thread(): ...``.
 
-        It claims once the block is entered, and has drained once the block is left. It takes no
-        signals. What made it stop early is raised when the block is left.
+        It claims once the block is entered, and has drained once the block is left. It handles no
+        signals. An error that stopped it early is raised when the block is left.
 
         Raises:
             UsageError: as ``worker``.
@@ -782,11 +784,11 @@ class TaskQ(holder.LogHolder):
     def on_dead(self, hook: DeathHook, *, tasks: Iterable[str] | None = None) -> DeathHook:
         """Call a function or a task with each ``DeadLetter`` that a worker of this app makes.
 
-        A decorator. A task's job is on disk together with the death, or neither is; the death of
-        such a job makes none. A function runs in the worker's loop once the death is on disk; its
-        errors are logged, and a kill in between loses the call. It gets jobs that died in this
-        worker or that this worker took back from killed ones; with ``tasks``, only jobs of these
-        tasks.
+        It is a decorator. A task's job is written in one frame with the death, and its own death
+        makes no further job. A function runs in the worker's loop once the death is on disk; its
+        errors are logged, and a kill in between loses the call. The hook gets jobs that died in
+        this worker and jobs that this worker took back from killed workers; with ``tasks``, only
+        jobs of these tasks.
         """
         self._own_task(hook) if isinstance(hook, Task) else None
         self.hooks.add_death_hook(hook, tasks)
@@ -799,30 +801,31 @@ class TaskQ(holder.LogHolder):
         to: Callable[..., object],
         name: str | None = None,
     ) -> None:
-        """Tell people once when a condition begins, and once when it is over.
+        """Send one alert when a condition begins, and one when it is over.
 
         ``app.alert(when=alerts.no_worker("1m"), to=alerts.mail("ops@example.com"))``
 
         Conditions and targets are in ``taskq_plugins.alerts``, or functions of your own. Workers of
-        the app watch every ten seconds, and so does ``taskq alerts MODULE:APP``. Of all these
-        processes one tells.
+        the app check every ten seconds, and so does ``taskq alerts MODULE:APP``. Only one of these
+        processes sends each alert.
 
         Args:
-            when: returns what is wrong, in a sentence, or "".
+            when: returns a sentence about the problem, or "".
             to: gets an ``Alert``; may be async.
-            name: of the alert, its condition's unless given.
+            name: the alert's name; by default its condition's name.
 
         Raises:
-            UsageError: one of them is wrong, or the name is taken.
+            UsageError: an argument is wrong, or the name is taken.
         """
         import importlib  # noqa: PLC0415 - few apps have alerts
 
         importlib.import_module("taskq_plugins.alerts").declare(self, when, to, name)
 
     def on_step(self, hook: StepHook) -> StepHook:
-        """Call ``def note(done)`` with each ``durable.StepDone`` of jobs that workers here run.
+        """Call ``def note(done)`` with each ``durable.StepDone`` of jobs that run in this process.
 
-        The job waits for it; what it raises is logged. An async function is a ``UsageError``.
+        The job waits for the call; errors of the hook are logged. An async function is a
+        ``UsageError``.
         """
         self.hooks.add_step_hook(hook)
         return hook
@@ -846,7 +849,7 @@ class TaskQ(holder.LogHolder):
 
 @functools.cache
 def default_app() -> TaskQ:
-    """Return the app of tasks that name none, configured by the settings alone."""
+    """Return the app of tasks that name no app, configured by the settings alone."""
     return TaskQ()
 
 

@@ -1,4 +1,4 @@
-"""The context of a running job: ``current_job()``, its progress, and signals to it."""
+"""The context of a running job: ``current_job()``, its progress, and signals to jobs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from taskq.flows.flow import Flow
     from taskq.flows.handle import PendingFlow
 
-    #: A job that waits for its parent's success.
+    #: A job that is enqueued with its parent's success.
     Child: TypeAlias = tuple[PendingJob[Any], EnqueueSpec, bytes, model.Extras | None]
 
 #: Characters of a message.
@@ -41,21 +41,21 @@ class _Relay:
 def relay_to(send: Callable[[float, str], None]) -> None:
     """Send progress of all jobs of this process to ``send``: a child process has no log open.
 
-    Its worker passes it to ``tell`` with the job's own context.
+    The child's worker passes the progress to ``tell`` with the job's own context.
     """
     _Relay.send = send
 
 
 def is_remote() -> bool:
-    """Return whether jobs run here whose log another process has open."""
+    """Return whether this process runs jobs of a log that another process has open."""
     return _Relay.send is not None
 
 
 def tell(job: JobContext, fraction: float, message: object = "") -> None:
     """Publish a job's progress, from any thread; the storage thread writes it.
 
-    Odd values do not fail the job: a fraction is clipped to 0 to 1, NaN counts as 0 (0 of 0 things
-    are done), and a long message is cut.
+    Odd values do not fail the job: a fraction is clipped to 0 to 1, NaN counts as 0 (0 of 0
+    things are done), and a long message is cut.
 
     Raises:
         UsageError: the fraction is no number at all.
@@ -78,7 +78,7 @@ def _clipped(fraction: Any) -> float:
         )
     if fraction != fraction:  # noqa: PLR0124 - only NaN differs from itself, whatever its type
         return 0.0
-    # Compared before it is a float, which not every number fits.
+    # Compare before converting: not every number fits into a float.
     return 0.0 if fraction < 0 else 1.0 if fraction > 1 else float(fraction)
 
 
@@ -90,14 +90,14 @@ def _shortened(message: str) -> str:
 
 R = TypeVar("R")
 
-#: The job that code runs for; set by its worker.
+#: The job of the running code; set by its worker.
 running_job: Final[ContextVar[JobContext]] = ContextVar("taskq_current_job")
 _here: Final[ContextVar[TaskQ]] = ContextVar("taskq_app_here")
 
 
 @contextmanager
 def within(app: TaskQ) -> Iterator[None]:
-    """Let code that runs for no job use the log of ``app``, as a job of it does."""
+    """Make code outside jobs use the log of ``app``, as a job of the app does."""
     before = _here.set(app)
     try:
         yield
@@ -109,21 +109,21 @@ class Lines(Protocol):
     """Takes the lines that a job logs."""
 
     def add(self, line: str) -> None:
-        """Keep one; from any thread."""
+        """Keep a line; may be called from any thread."""
 
 
 class JobContext:
-    """The job that this code runs for. Made by workers, once for each attempt.
+    """The job that this code runs for. Workers make one for each attempt.
 
     Attributes:
         children: jobs to enqueue together with its success; None while there are none.
-        durable: its steps; set only where ``taskq.durable`` is used.
-        ends_at: the deadline by the clock that only goes on; set only where there is one.
-        lines: what keeps the lines that it logs; set only if its task keeps them.
-        packs: payloads of its calls are to be compressed, or to go to files.
-        printed: what it printed of a line that is not complete; set only if that is logged.
-        spent_seconds: what middleware took before the function; set only where there is some.
-        until_seconds: the deadline by the wall clock; set only where there is one.
+        durable: its steps; set only if ``taskq.durable`` is used.
+        ends_at: the deadline by the monotonic clock; set only if there is a deadline.
+        lines: collects the lines that the job logs; set only if its task keeps them.
+        packs: payloads of its calls are to be compressed or written to files.
+        printed: the incomplete last line of its output; set only if output is logged.
+        spent_seconds: the time of middleware before the function; set only if there is some.
+        until_seconds: the deadline by the wall clock; set only if there is a deadline.
     """
 
     __slots__ = (
@@ -162,7 +162,7 @@ class JobContext:
 
     @property
     def task(self) -> str:
-        """Name that the job was enqueued under."""
+        """Name under which the job was enqueued."""
         return self.delivery.task
 
     @property
@@ -177,15 +177,16 @@ class JobContext:
 
     @property
     def deadline(self) -> datetime | None:
-        """Return when the task's ``timeout`` ends this attempt, in UTC; None if it has none."""
+        """Return when the task's ``timeout`` ends this attempt, in UTC; None without a timeout."""
         seconds: float | None = getattr(self, "until_seconds", None)
         return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
     @property
     def scheduled_at(self) -> datetime | None:
-        """The moment that a schedule enqueued the job for, None if none did.
+        """The schedule's moment that the job was enqueued for; None without a schedule.
 
-        It stays the same when the job runs late, or was made up for; its zone is the schedule's.
+        The moment does not change when the job runs late or the tick was missed; its time zone is
+        the schedule's.
         """
         text = self.headers.get(schedules.MOMENT_HEADER)
         return None if text is None else datetime.fromisoformat(text)
@@ -194,21 +195,21 @@ class JobContext:
     def cancel_asked(self) -> bool:
         """Return whether this job was cancelled: for functions in threads, which cannot be stopped.
 
-        The rest of such a function counts for nothing, so it may return at once.
+        The result of a cancelled function is ignored, so the function may return at once.
         """
-        # Set only where it is asked: most jobs are not cancelled, and should not pay for it.
+        # The attribute is set only by ask_cancel: most jobs are not cancelled and should not pay.
         return getattr(self, "_cancel_asked", False)
 
     def ask_cancel(self) -> None:
-        """Let ``cancel_asked`` be true from now on."""
+        """Make ``cancel_asked`` true from now on."""
         self._cancel_asked = True
 
     def progress(self, fraction: float, message: str = "") -> None:
-        """Report how far this job is; ``job.progress()`` returns it in any process.
+        """Report the progress of this job; ``job.progress()`` returns it in any process.
 
         A call takes some microseconds: another thread writes the latest report, ten times a second
-        at most, and nothing is kept after the job's end. A fraction is clipped to 0 to 1, a message
-        to 500 characters.
+        at most, and reports are not kept after the job's end. A fraction is clipped to 0 to 1, a
+        message to 500 characters.
 
         Raises:
             UsageError: the fraction is no number.
@@ -224,11 +225,11 @@ class JobContext:
     def enqueue(self, call: Call[R] | Flow[R], *rest: Never) -> PendingJob[R] | PendingFlow[R]:
         """Enqueue a call or a flow together with this job's success: both are on disk, or neither.
 
-        When this attempt fails, the call is forgotten; the next attempt makes its own.
+        When this attempt fails, the call is dropped; the next attempt makes its own.
 
         Raises:
             PayloadTooLarge: this job's calls are over TRANSACTION_BYTES_MAX together, or the
-                payload of this one is over its limit.
+                payload of this call is over its limit.
         """
         if rest:
             raise no_call(call, rest, "current_job().enqueue")
@@ -253,7 +254,7 @@ class JobContext:
         item = (call.spec, call.body, call.extras)
         packer = self.app._connection.packer
         if packer.plain_item(call) is None:
-            packer.loose(call)  # refuses it here and now, if it is too large
+            packer.loose(call)  # refuses a call that is too large
             self.packs = True
         size = self._children_size + transaction_bytes((item,))
         if size > model.TRANSACTION_BYTES_MAX:
@@ -271,9 +272,9 @@ class JobContext:
         return pending
 
     def resolve(self, answers: list[int | Duplicate]) -> None:
-        """Give the pending jobs their ids, in the order they were asked for.
+        """Give the pending jobs their ids, in the order of their enqueueing.
 
-        More answers may follow, of jobs that a child process asked for: nobody waits for them.
+        Further answers belong to jobs of a child process and are ignored: no caller waits for them.
         """
         for (pending, *_), answer in zip(self.children or (), answers, strict=False):
             task = pending.call.task
@@ -284,9 +285,9 @@ class JobContext:
 
 
 class _Elsewhere:
-    """Names our counterpart of another library's attribute.
+    """An attribute of another library; its access raises an error with taskq's counterpart.
 
-    A descriptor for each name: ``__getattr__`` would make every access to an attribute slower.
+    A descriptor for each name, since ``__getattr__`` would slow every access to an attribute.
     """
 
     def __init__(self, name: str) -> None:
@@ -330,7 +331,7 @@ async def progress(fraction: float, message: str = "") -> None:
 
 
 def progress_sync(fraction: float, message: str = "") -> None:
-    """Do as ``progress``, in functions that run in threads or child processes.
+    """Like ``progress``, for functions that run in threads or child processes.
 
     Raises:
         UsageError: as ``progress``.
@@ -347,11 +348,11 @@ def progress_sync(fraction: float, message: str = "") -> None:
 class SoftTimeout(TimeoutError, CancelledError):
     """Raised inside a task once its ``soft_timeout`` is over, so that it can clean up and end.
 
-    An error of the task then counts as any failure does, and a returned value is its result. The
-    hard ``timeout`` still holds.
+    An error of the task then counts as any failure, and a returned value is its result. The hard
+    ``timeout`` still applies.
 
-    It is a ``CancelledError`` too, because ``asyncio.TaskGroup`` and ``asyncio.wait_for`` end their
-    children only for that; for any other error they would leave them running.
+    It is a ``CancelledError`` too, because ``asyncio.TaskGroup`` and ``asyncio.wait_for`` end
+    their children only for that error; after any other error the children would keep running.
     """
 
     def __init__(self, message: str = "the task's soft_timeout is over") -> None:
@@ -359,17 +360,16 @@ class SoftTimeout(TimeoutError, CancelledError):
 
 
 class ChildDied(RuntimeError):
-    """The child process of a job ended under it: a crash, ``os._exit``, or no memory left.
+    """The child process of a job ended during the job: a crash, ``os._exit``, or no memory left.
 
-    It costs the job one attempt, and no other job anything.
+    It costs the job one attempt; other jobs are not affected.
     """
 
 
 _log: Final = logging.getLogger("taskq")
-#: Event name -> task name -> type of the value -> its reader, as far as runs in this process met
-#: them.
+#: Event name -> task name -> type of the value -> its reader, for events met in this process.
 event_readers: Final[dict[str, dict[str, dict[Any, Callable[[bytes], object]]]]] = {}
-#: The wrapping of a single value by ``encode_loose``.
+#: The prefix and suffix of a single value encoded by ``encode_loose``.
 _HEAD, _TAIL = b'{"value":', b"}"
 
 
@@ -408,7 +408,7 @@ async def send_signal(connection: Connection, job: JobId, name: str, value: Any,
 
 
 def _unfit(readers: dict[Any, Callable[[bytes], object]] | None, body: bytes) -> ValueError | None:
-    """Return why no event of a task takes a signal of this value; None if one does, or may."""
+    """Return why no event of a task accepts a signal of this value; None if one does, or may."""
     problem = None
     for read in (readers or {}).values():
         try:

@@ -1,8 +1,8 @@
 """The methods that TaskLog and TaskQ share: reading, editing and upkeep of a log.
 
-A read of the past may take seconds, so a thread of its own reads the files. These may hold records
-that are not synced yet: the answer waits for one look of the storage thread, which sees durable
-records only. Rare needs are imported inside their methods.
+A read of the past may take seconds, so a separate thread reads the files. The files may hold
+records that are not fsynced yet, so the answer waits for one look of the storage thread, which
+sees durable records only. Modules of rare methods are imported inside the methods.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ T = TypeVar("T")
 
 
 class LogHolder:
-    """Holds a log: the dead letters and schedules in it, whole queues, its past, its upkeep."""
+    """Access to a log: its dead letters, schedules, queues, history and upkeep."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     @property
     def connection(self) -> Connection:
-        """Return its hold on the log, with port, packer and tag; for workers and plugins."""
+        """Return the log's connection, with port, packer and tag; for workers and plugins."""
         return self._connection
 
     async def close(self) -> None:
-        """Finish what was asked for and close the directory. Legal twice, and before any use."""
+        """Finish pending requests and close the directory. Legal twice, and before any use."""
         for connection in self._connections():
             await connection.aclose()
 
     def close_sync(self) -> None:
-        """Do as ``close``, blocking this thread."""
+        """Like ``close``, blocking this thread."""
         refuse_in_loop("close_sync()", "await close()")
         for connection in self._connections():
             connection.close()
@@ -62,7 +62,7 @@ class LogHolder:
         return [self._connection]
 
     def logs(self) -> Sequence[LogHolder]:
-        """Return the holder of each of its logs: itself, where it has one."""
+        """Return the holder of each log: only itself if there is one log."""
         return [self]
 
     async def __aexit__(self, *_exc: object) -> None:
@@ -80,13 +80,13 @@ class LogHolder:
 
     @property
     def schedules(self) -> AppSchedules:
-        """The schedules that the log knows of: list, add, remove, pause, resume, reset, forget."""
+        """The schedules known to the log: list, add, remove, pause, resume, reset, forget."""
         from taskq.app.steering import AppSchedules  # noqa: PLC0415 - few ask
 
         return AppSchedules(self._connection)
 
     async def pause(self, queue: str | None = None, *, task: TaskName | None = None) -> bool:
-        """Let no worker, of any process, claim from a queue or of a task until it is resumed.
+        """Stop all claims, in every process, from a queue or of a task until ``resume``.
 
         Jobs can still be enqueued, and running jobs go on. A pause survives restarts, and a queue
         or task may be paused before its first job: ``await app.pause(task="mail.send")``.
@@ -95,7 +95,7 @@ class LogHolder:
             False if it was paused already.
 
         Raises:
-            UsageError: none or both are given, or it is no name.
+            UsageError: none or both are given, or the name is not valid.
             LogError: the log could not be opened or written.
         """
         return await self._set_paused(queue, task, paused=True)
@@ -103,10 +103,10 @@ class LogHolder:
     pause_sync: Final = blocking(pause)
 
     async def resume(self, queue: str | None = None, *, task: TaskName | None = None) -> bool:
-        """Let workers claim from a queue or of a task again; False if it was not paused.
+        """Allow claims from a queue or of a task again; return False if it was not paused.
 
         Raises:
-            UsageError: none or both are given, or it is no name.
+            UsageError: none or both are given, or the name is not valid.
             LogError: the log could not be opened or written.
         """
         return await self._set_paused(queue, task, paused=False)
@@ -116,19 +116,19 @@ class LogHolder:
     async def limit(
         self, task: TaskName, *, concurrency: int | None = None, rate: str | None = None
     ) -> bool:
-        """Limit a task at run time, in all processes at once, in place of what its code says.
+        """Limit a task at run time, in all processes at once, overriding the limits in its code.
 
         ``await app.limit("mail.send", rate="10/s")`` holds until the next call, across restarts;
-        ``await app.limit("mail.send")`` lets the limits of the code hold again.
+        ``await app.limit("mail.send")`` restores the limits in the code.
 
         Args:
             task: a task or its name.
-            concurrency: how many of its jobs run at a time; 0 for no limit; None: as the code says.
-            rate: how many start in a time: "10/s", "100/min"; "none" for no limit; None: as the
-                code says.
+            concurrency: how many of its jobs run at a time; 0 for no limit; None: as in the code.
+            rate: how many start in a time: "10/s", "100/min"; "none" for no limit; None: as in the
+                code.
 
         Returns:
-            False if that held already.
+            False if these limits were set already.
 
         Raises:
             UsageError: a limit or the name is wrong.
@@ -141,17 +141,17 @@ class LogHolder:
     limit_sync: Final = blocking(limit)
 
     async def set_slots(self, count: int | None, *, worker: int | None = None) -> bool:
-        """Let each worker run ``count`` jobs at a time from now on; None: as they were started.
+        """Make each worker run ``count`` jobs at a time from now on; None: as at their start.
 
-        Fewer slots end no job: a slot leaves once its job is over. The number holds for workers
-        that start later, too, until it is changed again; a number of one worker while that runs.
+        Fewer slots end no job: a slot is removed once its job is over. A number for all workers
+        holds for later workers, too, until it changes; a number for one worker while it runs.
 
         Args:
             count: 1 to 10 000.
             worker: process id of one worker; None for all.
 
         Returns:
-            False if that held already.
+            False if that number was set already.
 
         Raises:
             UsageError: the count is wrong, or no such worker runs.
@@ -164,9 +164,9 @@ class LogHolder:
     set_slots_sync: Final = blocking(set_slots)
 
     async def controls(self) -> dict[str, dict[str, Any]]:
-        """Return what was changed at run time by name, such as ``{"task:mail.send": {...}}``.
+        """Return changes made at run time, by name, such as ``{"task:mail.send": {...}}``.
 
-        Pauses and limits of tasks, slots of workers, and alerts that stand; no paused queues.
+        They are pauses and limits of tasks, slots of workers, and active alerts; no paused queues.
         """
         from taskq.app import steering  # noqa: PLC0415 - as above
 
@@ -184,20 +184,20 @@ class LogHolder:
         limit: int | None = None,
         dry_run: bool = False,
     ) -> Swept:
-        """Cancel the waiting jobs that match; running jobs are left and counted.
+        """Cancel the matching waiting jobs; running jobs are left and counted.
 
-        It works in slices of some hundred jobs, each all or none. Jobs enqueued meanwhile stay.
+        It works in slices of some hundred jobs, each all or none. Jobs enqueued meanwhile are kept.
 
         Args:
             queue: name of their queue.
             task: name of their task.
-            before: enqueued before a datetime with a time zone, or longer ago than a duration.
+            before: only jobs enqueued before this datetime (with a time zone), or this long ago.
             state: "scheduled" or "ready"; None for both.
-            limit: most jobs, the oldest first; None for all.
+            limit: most jobs to cancel, the oldest first; None for all.
             dry_run: change nothing, and count.
 
         Raises:
-            UsageError: an argument is wrong, or no filter is given: that would cancel everything.
+            UsageError: an argument is wrong, or no filter is given, which would cancel every job.
             LogError: the log could not be opened or written.
         """
         from taskq.log.read.jobs import JobFilter  # noqa: PLC0415 - few ask
@@ -233,10 +233,10 @@ class LogHolder:
 
     @contextlib.contextmanager
     def acting(self, by: str) -> Iterator[None]:
-        """Write into the log who asks for what is done in this block: ``by`` is that name.
+        """Record ``by`` in the log as the author of all changes in this block.
 
-        Cancelling, editing, signalling, requeuing, purging, pausing and resuming leave a record
-        each, which ``app.timeline(job)`` shows as "acted", as long as the job is kept.
+        Cancelling, editing, signalling, requeuing, purging, pausing and resuming write a record
+        each. ``app.timeline(job)`` shows it as "acted" until the job is removed.
 
         Example:
             >>> with app.acting("ana"):
@@ -266,18 +266,18 @@ class LogHolder:
         priority: int | None = None,
         queue: str | None = None,
     ) -> bool:
-        """Change when, where and with which priority a waiting job is due; all or nothing.
+        """Change due time, priority and queue of a waiting job; all or nothing.
 
         ``await app.edit(job, delay="2h", priority=9)``
 
-        Its payload, key, expiry and attempts stay as they are. In its new queue it is ordered by
-        its age, as if it had been enqueued there.
+        Its payload, key, expiry and attempts do not change. In its new queue it is ordered by its
+        age, as if it had been enqueued there.
 
         Args:
             job: a handle, an id, or the number at its end.
             run_now: make it ready at once, despite its delay, eta or backoff.
             delay: make it due after this duration.
-            eta: make it due then; a datetime with a time zone.
+            eta: make it due at this datetime, with a time zone.
             priority: 0 to 9.
             queue: name of the queue that it moves to, with its key.
 
@@ -288,9 +288,9 @@ class LogHolder:
             UsageError: an argument is wrong or none is given; or the job waits for other jobs of
                 its flow, so its time cannot be changed.
             JobNotFound: the log has no such job.
-            WrongLog: the id is of another log.
-            NotWaiting: it is settled, or a worker claimed it meanwhile.
-            KeyHeld: in that queue another job holds its key.
+            WrongLog: the id belongs to another log.
+            NotWaiting: the job is settled, or a worker has claimed it.
+            KeyHeld: another job of that queue holds its key.
         """
         from taskq.reading.dead import edit_job, edit_of  # noqa: PLC0415 - few ask
 
@@ -301,15 +301,15 @@ class LogHolder:
     edit_sync: Final = blocking(edit)
 
     async def signal(self, job: JobId, name: str, value: Any = None, *, once: str = "") -> bool:
-        """Send a value to a job: ``durable.event(name)`` in it returns the value, now or later.
+        """Send a value to a job; ``durable.event(name)`` in the job returns it, now or later.
 
         The value is at most 64 KiB of JSON. Returns False if the job already got a signal with the
         same text ``once``.
 
         Raises:
-            JobSettled: it never runs again.
+            JobSettled: the job has ended for good.
             JobNotFound: the log has no such job.
-            UsageError: it has 1 000 signals that it did not ask for yet.
+            UsageError: the job has 1 000 unread signals.
         """
         from taskq.app.context import send_signal  # noqa: PLC0415 - few ask
 
@@ -321,7 +321,7 @@ class LogHolder:
     # -- questions ---------------------------------------------------------------------------------
 
     async def stats(self, at: datetime | int | None = None) -> views.LogStats:
-        """Count the jobs of the log and of each of its queues; with shards the sums over all.
+        """Count the jobs of the log and of each queue; with shards, the sums over all shards.
 
         Args:
             at: the moment to count at: a datetime with a time zone, an lsn (the end of its frame),
@@ -329,7 +329,7 @@ class LogHolder:
 
         Raises:
             UsageError: the moment is no datetime or lsn, or lies in the future.
-            MomentGone: compaction removed the records of that moment.
+            MomentGone: compaction removed the records from that moment.
         """
         logs = self.logs()
         if len(logs) > 1 and isinstance(at, int):
@@ -347,7 +347,7 @@ class LogHolder:
     async def peek(self, count: int = 10, *, queue: str | None = None) -> list[views.JobView]:
         """Return the next ready jobs in the order of their claims, without claiming them.
 
-        Payloads over 1 MiB are left out, and damaged ones; the view's ``problem`` names the cause.
+        Payloads over 1 MiB and damaged payloads are left out; ``problem`` of the view says why.
         """
         from taskq.reading.dead import checked_limit  # noqa: PLC0415 - few ask
 
@@ -361,13 +361,13 @@ class LogHolder:
     async def why(self, job: JobId) -> Reason:
         """Return the one reason why a job is not running, as a code and a sentence.
 
-        ``job`` is a handle, an id, or the number at its end; the beginning of a number will do
-        where only one of the newest thousand jobs begins so. A job that ended and went from a full
-        disk before its time is ``Why.DROPPED``.
+        ``job`` is a handle, an id, or the number at its end. The beginning of the number is enough
+        if only one of the newest thousand jobs begins with it. ``Why.DROPPED`` is a finished job
+        that was removed early because the disk was full.
 
         Raises:
             JobNotFound: the log has no such job.
-            WrongLog: the id is of another log.
+            WrongLog: the id belongs to another log.
         """
         from taskq.core.why import Reason, Why  # noqa: PLC0415 - few ask
         from taskq.log.read.diagnosis import decide, facts_of, live_workers  # noqa: PLC0415 - few ask
@@ -389,11 +389,11 @@ class LogHolder:
     why_sync: Final = blocking(why)
 
     async def timeline(self, job: JobId) -> tuple[JobEvent, ...]:
-        """Return everything that happened to a job, oldest first, and which process did it.
+        """Return all events of a job, oldest first, and the process of each event.
 
         Raises:
             JobNotFound: the log has no such job.
-            WrongLog: the id is of another log.
+            WrongLog: the id belongs to another log.
         """
         from taskq.log.read.timeline import events_of, name_workers  # noqa: PLC0415 - as above
         from taskq.log.state.job_history import read_job  # noqa: PLC0415 - as above
@@ -411,14 +411,14 @@ class LogHolder:
     timeline_sync: Final = blocking(timeline)
 
     async def attempts(self, job: JobId) -> tuple[views.AttemptView, ...]:
-        """Return the attempts of a job, oldest first: when, by which process, and what went wrong.
+        """Return the attempts of a job, oldest first, with time, process and error.
 
-        Of more than a hundred the latest; of a job that compaction wrote again the latest twenty
-        before that.
+        At most the latest hundred are returned; if compaction rewrote the job, at most the latest
+        twenty from before that.
 
         Raises:
             JobNotFound: the log has no such job.
-            WrongLog: the id is of another log.
+            WrongLog: the id belongs to another log.
         """
         from taskq.log.read.timeline import name_attempts  # noqa: PLC0415 - as above
 
@@ -431,7 +431,7 @@ class LogHolder:
 
     attempts_sync: Final = blocking(attempts)
 
-    # -- the log as a log --------------------------------------------------------------------------
+    # -- the records of the log --------------------------------------------------------------------
 
     def stream(
         self,
@@ -446,34 +446,34 @@ class LogHolder:
         name_all: bool = False,
         on_damage: OnDamage = "raise",
     ) -> Stream:
-        """Read the log's records in order, from the oldest that is kept; then as they are written.
+        """Read the log's records in order, from the oldest kept record on; then follow new ones.
 
-        ``async for record in log.stream(reader="billing")`` goes on where "billing" stopped: its
-        position is kept in the directory, saved every 1 000 records or 50 ms and synced every
-        second. Records handled since then come once more after a kill or a power loss.
+        ``async for record in log.stream(reader="billing")`` continues where "billing" stopped. Its
+        position is stored in the directory, saved every 1 000 records or 50 ms and fsynced every
+        second. Records handled since the last save come again after a kill or a power loss.
 
-        A record wakes the stream within milliseconds, from any process; with durability
-        "interval" it comes once it is on disk.
+        A new record of any process wakes the stream within milliseconds; with durability
+        "interval" it is read once it is on disk.
 
         Args:
-            reader: name to go on under; one process at a time. A new one begins at the start.
+            reader: name of the stored position, for one process at a time.
             from_lsn: begin at this record, or the next after it.
             from_time: begin at the first record of this time (with a time zone) or later, by the
                 log's clock.
-            follow: wait for more at the end, instead of ending there.
-            kinds: only these, for example ["succeeded", "dead"]; None for all.
+            follow: wait for new records at the end, instead of stopping there.
+            kinds: only these kinds, for example ["succeeded", "dead"]; None for all.
             queues: only records of jobs in these queues.
             tasks: only records of jobs of these tasks.
-            name_all: look up queue and task of every job; without it, records of jobs that were
-                enqueued long before may not name them.
-            on_damage: "raise", or "skip" to log a warning and pass over what does not read back.
+            name_all: look up queue and task of every job; otherwise records of jobs enqueued long
+                before may lack them.
+            on_damage: "raise", or "skip" to log a warning and skip damaged bytes.
 
         Raises:
             UsageError: an argument is wrong. The errors below are raised while reading the stream.
-            ReaderBusy: somebody else reads under that name.
-            ReaderFellBehind: compaction removed what would come next.
+            ReaderBusy: another process or stream uses that name.
+            ReaderFellBehind: compaction removed the next records.
             ReaderMismatch: the log was cut or replaced since the reader stopped.
-            LogDamaged: bytes do not read back.
+            LogDamaged: bytes of the log are damaged.
         """
         from taskq.log.read.readers import check_reader_name  # noqa: PLC0415
         from taskq.reading.record import Choice  # noqa: PLC0415
@@ -495,7 +495,7 @@ class LogHolder:
         return Stream(self._connection, start, choice, follow=follow, on_damage=on_damage)
 
     async def readers(self) -> list[ReaderView]:
-        """Return the named readers with their lag, in the order of their names."""
+        """Return the named readers with their lag, sorted by name."""
         from taskq.reading.stream import reader_views  # noqa: PLC0415
 
         port = await self._connection.port()
@@ -513,17 +513,17 @@ class LogHolder:
         lsn: int | None = None,
         time: datetime | None = None,
     ) -> int:
-        """Let a named reader, or a new one, go on elsewhere; returns the lsn that it goes on at.
+        """Move a named reader, existing or new, to another position; return the lsn there.
 
         Args:
             reader: its name.
-            where: "start" is the oldest record that is kept, "end" only what is still to come.
-            lsn: at this record, or the next after it.
-            time: at the first record of this time (with a time zone) or later.
+            where: "start" is the oldest record that is kept, "end" skips all existing records.
+            lsn: continue at this record, or the next after it.
+            time: continue at the first record of this time (with a time zone) or later.
 
         Raises:
-            UsageError: not one place is given, or it is still to come.
-            ReaderBusy: somebody reads under the name now.
+            UsageError: no place or more than one is given, or it lies in the future.
+            ReaderBusy: another process or stream uses the name.
             ReaderFellBehind: compaction removed the records there.
         """
         from taskq.reading.stream import sought  # noqa: PLC0415 - few ask
@@ -536,11 +536,11 @@ class LogHolder:
     seek_sync: Final = blocking(seek)
 
     async def forget_reader(self, reader: str) -> None:
-        """Remove a named reader: compaction keeps nothing for it any more.
+        """Remove a named reader: compaction no longer keeps records for it.
 
         Raises:
             UsageError: no reader has that name.
-            ReaderBusy: somebody reads under the name now.
+            ReaderBusy: another process or stream uses the name.
         """
         from taskq.log.read.readers import check_reader_name  # noqa: PLC0415
         from taskq.reading.stream import forget_reader  # noqa: PLC0415
@@ -566,21 +566,21 @@ class LogHolder:
     ) -> ReplayReport:
         """Enqueue finished jobs once more, in the order of their first enqueue.
 
-        A copy has payload, queue, task, priority, attempts and headers of the original, and its id
-        in the header ``replay_of``. It is due at once, never expires and holds no key. The
-        originals stay as they are, so replaying twice enqueues twice. A transaction holds some
-        hundred jobs: if one fails, the earlier ones stay enqueued.
+        A copy has payload, queue, task, priority, attempts and headers of the original, and the
+        original's id in the header ``replay_of``. It is due at once, never expires, holds no key.
+        The originals do not change, so replaying twice enqueues twice. A transaction holds some
+        hundred jobs: if one fails, the earlier ones are kept.
 
         Args:
-            since: only jobs enqueued then or later: a datetime, or a span back from now ("2h").
-            before: only jobs enqueued before then.
+            since: only jobs enqueued at this datetime or later; or a span back from now ("2h").
+            before: only jobs enqueued before this moment.
             task: only jobs of this task; "" for jobs of a ``TaskLog``, which have no task.
             queue: only jobs of this queue.
             state: their final state: "succeeded", "dead", "cancelled", "expired", or a list.
-            limit: most jobs, the oldest first; None for all.
+            limit: most jobs to replay, the oldest first; None for all.
             dry_run: report the jobs, and enqueue nothing.
             everything: allow a call without any filter.
-            on_job: called with each job once it is enqueued, or cannot be.
+            on_job: called with each job once it is enqueued, or refused.
 
         Raises:
             UsageError: a filter is wrong, or none is given.
@@ -596,7 +596,7 @@ class LogHolder:
 
     replay_sync: Final = blocking(replay)
 
-    # -- upkeep, which workers do by themselves ----------------------------------------------------
+    # -- upkeep, also done by workers --------------------------------------------------------------
 
     async def compact(
         self, *, keep: durations.Duration | None = None, dry_run: bool = False
