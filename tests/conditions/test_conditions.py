@@ -39,10 +39,7 @@ def test_conditions_are_equal_and_hash_by_what_they_say(app: TaskQ) -> None:
     made = condition(always, every="5s", timeout=0.001)
     assert (made.interval_seconds, made.timeout_seconds) == (5, 0.001)
     requires: list[Any] = [online("a:1"), online("a:1"), always, always]
-    assert app.task(requires=requires)(needs_a_host).requires == (
-        online("a:1"),
-        condition(always),
-    )
+    assert app.task(requires=requires)(needs_a_host).requires == (online("a:1"), condition(always))
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["refused first", "answered first"])

@@ -18,10 +18,7 @@ from taskq import Flow, FlowHandle, JobHandle, Stream, Task, TaskLog, TaskQ, cha
 from taskq.connection.blocking import blocking
 from taskq.connection.connection import end_at_caller
 from taskq.core.rates import rate_of
-from taskq.errors import (
-    ResultTimeout,
-    UsageError,
-)
+from taskq.errors import ResultTimeout, UsageError
 from taskq.log.read import reader
 from taskq.log.read.reader import LogReader
 from taskq.reading.dead import DeadLetters

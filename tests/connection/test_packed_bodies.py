@@ -12,10 +12,7 @@ import pytest
 from taskq import JobHandle, Put, QueuePolicy, TaskLog, TaskQ
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
-from taskq.errors import (
-    CompressionUnavailable,
-    PayloadTooLarge,
-)
+from taskq.errors import CompressionUnavailable, PayloadTooLarge
 from taskq.extras import install_line
 from taskq.log.read.reader import LogReader
 from taskq.views import JobView

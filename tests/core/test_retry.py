@@ -34,13 +34,7 @@ def test_delays_follow_their_shape(policy: RetryPolicy, delays: list[float]) -> 
 
 @pytest.mark.parametrize(
     ("jitter", "draw", "delay"),
-    [
-        ("none", 0.25, 8),
-        ("equal", 0.0, 4),
-        ("equal", 0.25, 5),
-        ("full", 0.0, 0),
-        ("full", 0.25, 2),
-    ],
+    [("none", 0.25, 8), ("equal", 0.0, 4), ("equal", 0.25, 5), ("full", 0.0, 0), ("full", 0.25, 2)],
 )
 def test_jitter_draws_none_half_or_all_of_a_delay(jitter: Any, draw: float, delay: float) -> None:
     policy = retry.exponential(base=1, cap=300, jitter=jitter)
@@ -107,9 +101,7 @@ def test_a_job_is_too_old_when_its_next_attempt_would_begin_after_its_longest_ag
 
 
 @pytest.mark.parametrize("wish", [Retry(delay=3), Snooze(5), Discard("no"), None])
-def test_decide_gets_error_and_attempt_and_may_return_or_raise_a_decision(
-    wish: Any,
-) -> None:
+def test_decide_gets_error_and_attempt_and_may_return_or_raise_a_decision(wish: Any) -> None:
     asked: list[tuple[BaseException, int]] = []
 
     def returns(error: BaseException, attempt: int) -> Any:

@@ -20,12 +20,7 @@ from hypothesis import strategies as st
 from taskq.core import rates, values
 from taskq.core.durations import moment_ns, nanoseconds
 from taskq.core.errors import FormatError
-from taskq.core.fingerprints import (
-    NO_REASON,
-    PATTERN_CHARACTERS_MAX,
-    fingerprint,
-    pattern_of,
-)
+from taskq.core.fingerprints import NO_REASON, PATTERN_CHARACTERS_MAX, fingerprint, pattern_of
 from taskq.core.flows import DEPTH_MAX, ONE, depth, list_of, nested, skipping
 from taskq.core.model import SECOND_NS
 from taskq.core.parsing import size_bytes, split_id, whole
@@ -346,8 +341,7 @@ def test_a_size_is_its_number_times_its_unit(count: int, unit: str, space: bool)
 
 
 @pytest.mark.parametrize(
-    ("value", "size"),
-    [(1, 1), (LARGEST, LARGEST), ("1.5kB", 1_500), ("0.5 KiB", 512)],
+    ("value", "size"), [(1, 1), (LARGEST, LARGEST), ("1.5kB", 1_500), ("0.5 KiB", 512)]
 )
 def test_a_size_may_have_a_fraction_of_its_unit(value: Any, size: int) -> None:
     assert size_bytes(value) == size

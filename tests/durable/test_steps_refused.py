@@ -165,10 +165,7 @@ async def test_what_the_log_refuses_for_now_waits_and_burns_no_attempt(
 @pytest.mark.parametrize("gone", [False, True])
 @pytest.mark.parametrize("operation", [*OPERATIONS][:5])
 async def test_a_log_that_failed_ends_the_run_before_the_effect(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    operation: str,
-    gone: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str, gone: bool
 ) -> None:
     """No effect, and no failure of the task: the job is taken up again by the next process."""
     app = TaskQ(tmp_path / "log", durability="os")

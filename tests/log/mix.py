@@ -101,10 +101,7 @@ class Mix(Simulation):
                 view = self.world.job(job)
                 state = State.DEAD if table is agenda.dead else State(chunk.metas[at] & STATE_MASK)
                 # The clock decides which.
-                assert view.state is state or {view.state, state} <= {
-                    State.READY,
-                    State.SCHEDULED,
-                }
+                assert view.state is state or {view.state, state} <= {State.READY, State.SCHEDULED}
                 assert view.reason or state is not State.DEAD
                 assert view.state is not state or view.due_ns == dues.get(job, view.due_ns)
                 assert view.expires_ns == expiries.get(job, view.expires_ns)

@@ -11,13 +11,7 @@ import pytest
 from taskq import State, TaskQ, chain, chord, current_job, retry
 from taskq.app.tasks import Task
 from taskq.errors import JobFailed, UsageError
-from taskq.testing import (
-    Sandbox,
-    assert_enqueued,
-    assert_not_enqueued,
-    drain,
-    enqueued,
-)
+from taskq.testing import Sandbox, assert_enqueued, assert_not_enqueued, drain, enqueued
 from taskq.testing import sandbox as sandboxes
 from taskq.testing.sandbox import TravelClock, use_clock
 

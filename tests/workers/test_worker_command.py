@@ -454,7 +454,7 @@ def test_check_reports_every_passed_item_and_creates_nothing(tmp_path: Path) -> 
     code, result = check(module(SHOP))
     assert code == 0
     assert list(result) == [
-        *("versions", "app", "tasks", "schedules", "jobs", "settings", "directory", "clock"),
+        *("versions", "app", "tasks", "schedules", "jobs", "settings", "directory", "clock")
     ]
     assert result["tasks"] == (True, "1 task")
     assert not (tmp_path / "data").exists()

@@ -295,9 +295,7 @@ async def test_a_thread_that_the_system_refuses_once_is_started_with_the_next_re
     assert refused
 
 
-async def test_a_sync_job_that_waits_for_a_thread_when_cancelled_never_runs(
-    fake: FakeApp,
-) -> None:
+async def test_a_sync_job_that_waits_for_a_thread_when_cancelled_never_runs(fake: FakeApp) -> None:
     runs, end = threading.Event(), threading.Event()
     ran = []
 

@@ -364,11 +364,7 @@ class AgendaMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(0, 15), queues=SOME_QUEUES, tasks=SOME_TASKS, beside=st.booleans())
     def take(
-        self,
-        count: int,
-        queues: frozenset[str] | None,
-        tasks: frozenset[str] | None,
-        beside: bool,
+        self, count: int, queues: frozenset[str] | None, tasks: frozenset[str] | None, beside: bool
     ) -> None:
         """Claim jobs; beside expired ones, if those are found, which then end."""
         late: set[int] = set()

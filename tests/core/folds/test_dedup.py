@@ -314,9 +314,7 @@ def test_a_key_below_zero_or_above_64_bits_is_looked_up_without_an_error() -> No
 
 
 @given(pairs=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=60))
-def test_sorted_blocks_find_their_pairs_in_any_order(
-    pairs: list[tuple[int, int]],
-) -> None:
+def test_sorted_blocks_find_their_pairs_in_any_order(pairs: list[tuple[int, int]]) -> None:
     held = SortedBlocks()
     for key, value in pairs:
         held.add(key, value)

@@ -356,10 +356,7 @@ def test_letters_go_when_they_are_dead_for_too_long() -> None:
 
 
 def test_a_queue_may_keep_more_or_less_than_its_log() -> None:
-    policies = {
-        "mail": QueuePolicy(dead_max=1),
-        "sync": QueuePolicy(keep_dead_seconds=10 * HOUR),
-    }
+    policies = {"mail": QueuePolicy(dead_max=1), "sync": QueuePolicy(keep_dead_seconds=10 * HOUR)}
     world, process = world_with(keep_dead_seconds=HOUR, queues=policies)
     mail = dead_letters(process, 3, "mail")
     sync = dead_letters(process, 2, "sync")

@@ -15,16 +15,7 @@ from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.log.format.notes import decode_ticked, encode_ticked
 from taskq.log.read.jobs import JobFilter, each_job, tell_jobs
 from taskq.log.read.selection import waiting_page
-from taskq.log.requests import (
-    ClaimRequest,
-    EnqueueSpec,
-    Enrolment,
-    Ingest,
-    Item,
-    Op,
-    Steer,
-    Turn,
-)
+from taskq.log.requests import ClaimRequest, EnqueueSpec, Enrolment, Ingest, Item, Op, Steer, Turn
 from tests.effort import grows, some
 from tests.log.world import FILLER, Process, World, fill_segment, keeping, tend
 

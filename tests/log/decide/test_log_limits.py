@@ -27,15 +27,7 @@ from tests.core.folds.test_freeze import Columns
 from tests.effort import grows, some
 from tests.log.mix import ACTS, CONFIGS, Mix
 from tests.log.simulation import KEYS, Made
-from tests.log.world import (
-    Meaning,
-    Process,
-    World,
-    fill_segment,
-    keeping,
-    meaning,
-    tend,
-)
+from tests.log.world import Meaning, Process, World, fill_segment, keeping, meaning, tend
 
 POST: Final = EnqueueSpec(task="post", attempts=3)
 LIMITS: Final = {

@@ -16,13 +16,7 @@ from taskq.log.format.notes import decode_moved, encode_moved
 from taskq.log.read.selection import letters
 from taskq.log.requests import Delivery, EnqueueSpec, Op, Settlement
 from tests.effort import grows, some
-from tests.log.world import (
-    PATH,
-    PLAIN,
-    Process,
-    World,
-    cuts,
-)
+from tests.log.world import PATH, PLAIN, Process, World, cuts
 
 pytestmark = grows
 

@@ -13,12 +13,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskq.core.errors import (
-    CompressionUnavailable,
-    FormatError,
-    LogDamaged,
-    PayloadTooLarge,
-)
+from taskq.core.errors import CompressionUnavailable, FormatError, LogDamaged, PayloadTooLarge
 from taskq.core.flows import ONE, FlowPart, Policy, list_of, needs_of
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.dedup import Dedup

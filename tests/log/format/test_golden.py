@@ -41,18 +41,8 @@ from taskq.log.format.carried import (
     find_moment,
 )
 from taskq.log.format.flows import Stepped, awaits_option, encode_signal, encode_step
-from taskq.log.format.notes import (
-    decode_rated,
-    encode_moved,
-    encode_rated,
-    encode_ticked,
-)
-from taskq.log.format.options import (
-    encode_extras,
-    encode_key_hash,
-    encode_replaces,
-    rerouted,
-)
+from taskq.log.format.notes import decode_rated, encode_moved, encode_rated, encode_ticked
+from taskq.log.format.options import encode_extras, encode_key_hash, encode_replaces, rerouted
 from taskq.log.format.record import Record
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import EnqueueSpec

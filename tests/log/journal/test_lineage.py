@@ -383,9 +383,7 @@ def test_an_id_names_a_job_of_the_log_that_enqueued_it() -> None:
     assert not any(tag.takes(*Tag.of_id(f"{prefix}-15")) for prefix in ("aaaaaaaa", "cccccccc"))
 
 
-def test_a_readers_position_counts_in_a_child_as_far_as_the_parents_records(
-    tmp_path: Path,
-) -> None:
+def test_a_readers_position_counts_in_a_child_as_far_as_the_parents_records(tmp_path: Path) -> None:
     parent, disk = Identity(UUID(int=1), 1), LocalDisk()
     reader = NamedReader.take(disk, str(tmp_path), parent, "billing")
     reader.save(ReaderPosition(1, 50, 64, 9, 5))

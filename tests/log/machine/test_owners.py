@@ -136,10 +136,7 @@ def test_a_log_with_a_file_for_a_folder_or_without_its_identity_is_named_in_full
     (log / name).rename(tmp_path / "away")
     if name != "taskq.json":
         (log / name).touch()
-    with (
-        pytest.raises(LogError) as refused,
-        TaskLog.open(log),
-    ):
+    with pytest.raises(LogError) as refused, TaskLog.open(log):
         pass
     assert str(refused.value).startswith((f"{log}: {name} is missing", f"{log / name}: "))
     done = CliRunner().invoke(main, ["ls", "-d", str(log)])

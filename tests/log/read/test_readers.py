@@ -19,12 +19,7 @@ from taskq.log.journal.journal import Journal
 from taskq.log.machine.disk import LocalDisk
 from taskq.log.read.follow import Onlooker
 from taskq.log.read.reader import LogReader
-from taskq.log.read.readers import (
-    NamedReader,
-    ReaderPosition,
-    read_position,
-    reader_positions,
-)
+from taskq.log.read.readers import NamedReader, ReaderPosition, read_position, reader_positions
 from taskq.log.read.timetravel import Moment
 from taskq.log.requests import Answer, ClaimRequest, EnqueueSpec, Op, Settlement
 from taskq.log.segments.identity import Identity, LockMark, read_or_create_identity
@@ -49,11 +44,7 @@ def found(path: Path, name: str = "billing", log_id: uuid.UUID = LOG_ID) -> Read
     return read_position(LocalDisk(), str(path), Identity(log_id, 1), name)
 
 
-@given(
-    steps=st.integers(1, 40),
-    seed=st.integers(0, 2**32),
-    power=st.booleans(),
-)
+@given(steps=st.integers(1, 40), seed=st.integers(0, 2**32), power=st.booleans())
 def test_a_crash_at_any_step_leaves_a_position_that_was_saved(
     steps: int, seed: int, power: bool
 ) -> None:

@@ -142,10 +142,7 @@ ERRORS: Final = {
 }  # fmt: skip
 #: These have done what they were to do when they fail: a full disk refuses a pipe its new time,
 #: after the byte is in it, and a network its close.
-_DONE: Final = {
-    "close": (errno.EIO, errno.ENOSPC),
-    "ring": _WRITING,
-}
+_DONE: Final = {"close": (errno.EIO, errno.ENOSPC), "ring": _WRITING}
 #: System calls of peers, besides their bells.
 _PEERS_CALLS: Final = (
     "write_at", "pread", "pwrite", "rename", "remove", "lock_owner", "is_owned",

@@ -32,17 +32,7 @@ from taskq.log.upkeep import upkeep as errand
 from taskq.log.upkeep.upkeep import LOOK_NS, Upkeep
 from tests.effort import every, grows, some
 from tests.log.mix import ACTS, CONFIGS, Mix
-from tests.log.world import (
-    FILLER,
-    PATH,
-    Process,
-    World,
-    edit,
-    fill_segment,
-    keeping,
-    meaning,
-    tend,
-)
+from tests.log.world import FILLER, PATH, Process, World, edit, fill_segment, keeping, meaning, tend
 from tests.machine.crashable import PowerLost, ProcessKilled
 
 HOUR, DAY = 3_600, 86_400

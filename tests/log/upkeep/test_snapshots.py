@@ -16,13 +16,7 @@ from taskq.log.format.frames import Cursor, segment_lsn, segment_name
 from taskq.log.requests import ClaimRequest, Op
 from taskq.log.state import snapshot as snapshotfile
 from taskq.log.state.facets import Facets
-from taskq.log.state.snapshot import (
-    AGENDA,
-    DEDUP,
-    HEADER,
-    load_newest,
-    snapshot_names,
-)
+from taskq.log.state.snapshot import AGENDA, DEDUP, HEADER, load_newest, snapshot_names
 from taskq.log.upkeep import snapshots
 from taskq.log.upkeep.snapshots import Snapshots
 from tests.effort import every, grows

@@ -18,11 +18,7 @@ from taskq import TaskQ
 from taskq.cli.main import main
 from taskq_workers import pool
 from taskq_workers.events import JobEnd, JobFinished
-from taskq_workers.process.reporting import (
-    LINES_PER_SECOND_MAX,
-    LineReporter,
-    Style,
-)
+from taskq_workers.process.reporting import LINES_PER_SECOND_MAX, LineReporter, Style
 from taskq_workers.process.supervisor import Notifier
 from tests.processes.harness import SCRIPTS, Child
 from tests.programs import run_python, run_taskq

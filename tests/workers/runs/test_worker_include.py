@@ -222,9 +222,7 @@ def test_a_worker_without_a_task_ends_at_once_and_names_the_modules_that_have_so
     assert not Path("data").exists()
 
 
-def test_a_worker_without_a_task_anywhere_says_how_one_is_made(
-    write: Callable[..., None],
-) -> None:
+def test_a_worker_without_a_task_anywhere_says_how_one_is_made(write: Callable[..., None]) -> None:
     write(app="from taskq import TaskQ\napp = TaskQ('data')\n")
     done = worker("proj.app:app", "--burst")
     assert done.exit_code == 2

@@ -14,16 +14,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, field_validator
 
-from taskq import (
-    JobContext,
-    Snooze,
-    SoftTimeout,
-    State,
-    TaskLog,
-    TaskQ,
-    current_job,
-    durable,
-)
+from taskq import JobContext, Snooze, SoftTimeout, State, TaskLog, TaskQ, current_job, durable
 from taskq.conditions import condition
 from taskq.core.records import Cause, Kind
 from taskq.errors import JobCancelled

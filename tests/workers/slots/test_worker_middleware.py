@@ -104,9 +104,7 @@ async def test_it_takes_what_lifespans_yield_and_a_missing_one_stops_the_start(a
         await app.worker().start()
 
 
-async def test_its_own_error_fails_the_attempt_and_one_it_forgets_is_no_failure(
-    app: TaskQ,
-) -> None:
+async def test_its_own_error_fails_the_attempt_and_one_it_forgets_is_no_failure(app: TaskQ) -> None:
     @app.middleware
     async def strict(job: JobContext) -> AsyncIterator[None]:
         if job.task == "never":

@@ -9,16 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from taskq import (
-    DeadLetter,
-    Discard,
-    QueuePolicy,
-    Retry,
-    Snooze,
-    TaskQ,
-    current_job,
-    retry,
-)
+from taskq import DeadLetter, Discard, QueuePolicy, Retry, Snooze, TaskQ, current_job, retry
 from taskq.core.errors import ResultGone
 from taskq.core.model import PAYLOAD_BYTES_MAX, SECOND_NS, State
 from taskq.core.records import Flag

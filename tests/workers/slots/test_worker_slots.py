@@ -123,10 +123,7 @@ ENDS: dict[str, tuple[Callable[..., Any], dict[str, Any], int, tuple[Any, ...]]]
         (Kind.RETRIED, Cause.CALLER, 7, "MemoryError: x"),
     ),
     "too large": (returns("x" * 17_000_000), {}, 1, (Kind.DEAD, Cause.REJECTED, 0, "")),
-    "no await": (
-        *(forgot, {"store_result": False}, 1),
-        (Kind.DEAD, Cause.REJECTED, 0, ""),
-    ),
+    "no await": (*(forgot, {"store_result": False}, 1), (Kind.DEAD, Cause.REJECTED, 0, "")),
 }
 #: Further words of a body.
 WORDS = {
