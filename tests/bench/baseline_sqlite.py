@@ -46,8 +46,6 @@ Request = tuple["Op", Any, "asyncio.Future[Any] | None"]
 
 
 class Op(enum.IntEnum):
-    """A request in the mailbox."""
-
     #: a body -> its id
     ENQUEUE = 0
     #: bodies -> their first id
@@ -61,8 +59,6 @@ class Op(enum.IntEnum):
 
 
 class Plain:
-    """Statements as one writes them first."""
-
     index = "CREATE INDEX IF NOT EXISTS ready ON jobs(state, priority DESC, id)"
     checkpoint_pages = 1_000
 
@@ -78,8 +74,6 @@ class Plain:
 
 
 class Tuned(Plain):
-    """One statement for a whole batch."""
-
     index = "CREATE INDEX IF NOT EXISTS ready ON jobs(priority DESC, id) WHERE state=0"
     checkpoint_pages = 10_000
 
@@ -228,7 +222,6 @@ class SqliteContender:
         self.enqueue: Enqueue = self._enqueue
 
     async def open(self) -> None:
-        """Start the storage thread, and wait until it has opened the file."""
         self.queue = SqliteQueue(self.path, self.statements, full=self.full)
         await self.queue.send(Op.SETTLE, [])
 

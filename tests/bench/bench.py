@@ -89,37 +89,30 @@ class TaskqContender:
         return lambda i, subject: (self.enqueue if i % 10 else odd[i // 10 % 4])(i, subject)
 
     async def open(self) -> None:
-        """Open the log."""
         await self.app.open()
 
     async def close(self) -> None:
-        """Close it."""
         await self.app.close()
 
     async def enqueue_many(self, numbers: range) -> None:
-        """One transaction."""
         await self.task.enqueue_many([(i, SUBJECT) for i in numbers])
 
     def worker(self) -> AbstractAsyncContextManager[object]:
-        """Return a worker of this process."""
         return self.app.worker(concurrency=WORKER_CONCURRENCY)
 
     async def counts(self) -> tuple[int, int]:
-        """From the log's statistics."""
         (queue,) = (await self.app.stats()).queues
         assert queue.running + queue.dead + queue.cancelled + queue.expired == 0, queue
         return queue.succeeded, queue.ready + queue.scheduled
 
 
 async def enqueue_64(contender: Contender, jobs: int) -> Sample:
-    """Measure 64 callers, no worker."""
     clock = Clock()
     await produce(contender.enqueue, jobs, 64)
     return await taken(contender, clock, (0, jobs))
 
 
 async def enqueue_many(contender: Contender, jobs: int) -> Sample:
-    """Measure one caller, transactions of 1 000."""
     clock = Clock()
     await fill(contender, jobs)
     return await taken(contender, clock, (0, jobs))
@@ -148,13 +141,11 @@ async def cycle(
 
 
 async def mixed(contender: Contender, jobs: int) -> Sample:
-    """Measure a cycle of which a tenth is not plain."""
     assert isinstance(contender, TaskqContender), "the others know neither keys nor retries"
     return await cycle(contender, jobs, 1_000, contender.mix())
 
 
 async def busy(contender: Contender, jobs: int) -> Sample:
-    """Measure a cycle beside a thread that computes all the time."""
     over = threading.Event()
 
     def compute() -> None:
@@ -220,7 +211,6 @@ def serve(scenario: str, name: str, mode: str, place: str) -> None:
 
 
 def take(process: subprocess.Popen[str], jobs: int) -> Sample:
-    """Let a warm process take one sample."""
     assert process.stdout is not None
     late = threading.Timer(SAMPLE_SECONDS_MAX, process.kill)
     late.start()
@@ -252,7 +242,6 @@ def samples_of(
 
 
 def rates_of(samples: list[Sample]) -> list[float]:
-    """Return jobs per second of each."""
     return [sample["jobs"] / sample["seconds"] for sample in samples]
 
 
@@ -265,7 +254,6 @@ def beside(samples: list[Sample], base: list[Sample] | None) -> str:
 
 
 def summary(samples: dict[str, list[Sample]]) -> dict[str, dict[str, str]]:
-    """Return medians, spread and ratios of each contender."""
     rows: dict[str, dict[str, str]] = {}
     for name, taken_ in samples.items():
         rates = rates_of(taken_)
@@ -283,7 +271,6 @@ def summary(samples: dict[str, list[Sample]]) -> dict[str, dict[str, str]]:
 
 
 def main() -> None:
-    """Print a row for each contender of each scenario, or be one of them."""
     if sys.argv[1:2] == ["sample"]:
         serve(*sys.argv[2:])
         return

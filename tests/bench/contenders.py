@@ -74,7 +74,6 @@ def stamp(i: int, subject: str) -> None:
 
 
 def hold(i: int, subject: str) -> None:
-    """Last longer than any sample."""
     tell("held")
     time.sleep(3_600)
 
@@ -93,7 +92,6 @@ class Caller:
     worker: tuple[str, ...]
 
     def call(self, task: str, number: int) -> object:
-        """Enqueue one job, durable as the framework promises it when this returns."""
         return self.tasks[task](number, SUBJECT)
 
     def fill(self, task: str, jobs: int) -> None:
@@ -107,7 +105,6 @@ class Caller:
         raise NotImplementedError
 
     def enqueue_at_once(self, jobs: int) -> None:
-        """Enqueue no-ops from ``CALLERS`` callers."""
 
         def call(first: int) -> None:
             for number in range(first, jobs, CALLERS):
@@ -117,7 +114,6 @@ class Caller:
             list(threads.map(call, range(CALLERS)))
 
     def await_each(self, jobs: int) -> bool:
-        """Enqueue no-ops one by one on an event loop, if the framework can."""
         return jobs < 0
 
 

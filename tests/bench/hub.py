@@ -24,7 +24,6 @@ from tests.bench.harness import MIB, Table, cpu_seconds, options, scratch
 
 
 def fill(path: Path, size: int, frame_bytes: int) -> None:
-    """Make a log of ``size`` bytes with one job a frame."""
     store = open_store(str(path), LogConfig(durability=Durability.OS, keep_seconds=None))
     payload = os.urandom(max(frame_bytes - 120, 1))
     try:
@@ -47,7 +46,6 @@ def served(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def plain_copy(log: Path, target: Path) -> tuple[float, float]:
-    """Copy, hash and sync a log's files; return the seconds and the CPU seconds."""
     target.mkdir()
     start, cpu = time.perf_counter(), time.process_time()
     for file in sorted((log / "log").glob("*.log")):
@@ -62,7 +60,6 @@ def plain_copy(log: Path, target: Path) -> tuple[float, float]:
 
 
 def copy(given: Any) -> None:
-    """Measure a backlog over loopback, at several sizes of frames."""
     table = Table(
         "a backlog over loopback, beside copy + SHA-256 + fsync of its files",
         *("frame", "MiB", "plain MiB/s", "sync MiB/s", "of plain"),

@@ -29,7 +29,6 @@ APP: Final = "tests.bench.contenders:queue"
 def program(
     *words: object, output: int = subprocess.DEVNULL, terminal: int | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run ``taskq`` with these words until the block is left."""
     child = subprocess.Popen(
         (sys.executable, "-m", "taskq", *map(str, words)),
         cwd=ROOT,
@@ -56,7 +55,6 @@ def shares(seconds: float, *children: subprocess.Popen[str]) -> list[float]:
 
 
 def idle_worker(table: Table, directory: Path, seconds: float) -> None:
-    """Measure a worker with an empty log, alone."""
     with program("worker", APP, "-d", directory) as worker:
         (share,) = shares(seconds, worker)
         rss = rss_bytes(worker.pid) / MIB
@@ -114,7 +112,6 @@ def drain(descriptor: int) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
     given = options(__doc__, seconds=5.0)
     table = Table("at rest", "what", "value", "unit", "target")
     with scratch(given.dir) as directory:

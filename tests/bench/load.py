@@ -23,7 +23,6 @@ class Clock:
         self._began, self._cpu = time.perf_counter(), time.process_time()
 
     def taken(self) -> tuple[float, float]:
-        """Return wall and processor seconds so far."""
         return time.perf_counter() - self._began, time.process_time() - self._cpu
 
 
@@ -98,6 +97,5 @@ async def produce(enqueue: Enqueue, count: int, producers: int) -> None:
 
 
 async def fill(contender: Contender, count: int) -> None:
-    """Enqueue ``count`` jobs in transactions of ``MANY_COUNT``."""
     for start in range(0, count, MANY_COUNT):
         await contender.enqueue_many(range(start, min(start + MANY_COUNT, count)))

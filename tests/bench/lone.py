@@ -29,7 +29,6 @@ sync = getattr(os, "fdatasync", os.fsync)
 
 
 def opened(directory: Path, mode: str) -> tuple[TaskQ, Task[[int, str], None]]:
-    """Return an app and its no-op."""
     app = TaskQ(directory, durability=mode)
 
     @app.task
@@ -77,7 +76,6 @@ async def in_turn(place: Path, mode: str, pause_seconds: float, count: int) -> l
 
 
 def main() -> None:
-    """Measure and print."""
     given = options(__doc__, count=1_000)
     table = Table("a lone enqueue", "", "apart", "", "p50 µs", "p99 µs", "p50 / bare write's")
     for mode in MODES:

@@ -44,7 +44,6 @@ Item = tuple[EnqueueSpec, bytes, Extras | None]
 
 
 def items(kind: str, count: int) -> Iterator[Item]:
-    """Yield jobs: ready, scheduled over an hour that is an hour away, or ready with a key."""
     for number in range(count):
         extras = None
         if kind == "scheduled":
@@ -55,7 +54,6 @@ def items(kind: str, count: int) -> Iterator[Item]:
 
 
 def add(store: Store, kind: str, count: int) -> float:
-    """Enqueue ``count`` jobs in transactions; return the seconds of a job."""
     source = items(kind, count)
     begin = time.perf_counter()
     for first in range(0, count, TRANSACTION_COUNT):
@@ -65,14 +63,12 @@ def add(store: Store, kind: str, count: int) -> float:
 
 
 def claim(store: Store, count: int) -> list[Delivery]:
-    """Claim ready jobs, at most ``count``, without waiting."""
     request = ClaimRequest(count=count, wait_until_ns=store.steady_ns())
     deliveries: list[Delivery] = store.thread_port.claim(request).result()
     return deliveries
 
 
 def finish(store: Store, deliveries: list[Delivery]) -> None:
-    """Let them succeed; every other one has a result."""
     ends = [
         Settlement(Kind.SUCCEEDED, delivery, b"result" if delivery.job % 2 else None)
         for delivery in deliveries
@@ -81,14 +77,12 @@ def finish(store: Store, deliveries: list[Delivery]) -> None:
 
 
 def counts(store: Store) -> tuple[int, int]:
-    """Return how many jobs succeeded, and how many wait or run."""
     queues = store.thread_port.stats().result().queues
     waiting = sum(queue.ready + queue.scheduled + queue.running for queue in queues)
     return sum(queue.succeeded for queue in queues), waiting
 
 
 def fill(directory: str, kind: str, waiting: str, finished: str = "0") -> dict[str, Any]:
-    """Run some jobs to their end, and leave others."""
     store = open_store(directory, LogConfig(durability=Durability.OS))
     for first in range(0, int(finished), TRANSACTION_COUNT):
         add(store, kind, min(TRANSACTION_COUNT, int(finished) - first))
@@ -128,7 +122,6 @@ def reopen(directory: str, kind: str, waiting: str, finished: str = "0") -> dict
 
 
 def claim_many(store: Store, directory: str, held: list[Delivery]) -> float:
-    """Claim and settle 1 000 jobs beside the held ones; return the seconds of the claim."""
     begin = time.perf_counter()
     deliveries = claim(store, CLAIM_COUNT - len(held))
     seconds = time.perf_counter() - begin
@@ -144,7 +137,6 @@ def claim_many(store: Store, directory: str, held: list[Delivery]) -> float:
 
 
 def live(directory: str, kind: str, count: str) -> dict[str, Any]:
-    """Take in the jobs one transaction after the other, as a claimer."""
     store = open_store(directory, LogConfig())
     assert not claim(store, 1)
     add(store, "ready", CLAIM_COUNT)
@@ -184,7 +176,6 @@ def first_call(directory: str) -> dict[str, Any]:
 
 
 def compact(directory: str) -> dict[str, Any]:
-    """Let every finished job go."""
     store = open_store(directory, LogConfig())
     begin = time.perf_counter()
     store.thread_port.compact(0.0, dry_run=False).result()
@@ -194,7 +185,6 @@ def compact(directory: str) -> dict[str, Any]:
 
 
 def index(directory: str) -> dict[str, Any]:
-    """Write every index that is missing, and the first one anew."""
     journal = open_journal(directory)
     for _ in journal.indexes.upkeep_steps():
         pass
@@ -212,7 +202,6 @@ def index(directory: str) -> dict[str, Any]:
 
 
 def look_up(directory: str) -> dict[str, Any]:
-    """Look up random finished jobs by ``get()``."""
     return asyncio.run(_look_up(directory))
 
 
@@ -247,7 +236,6 @@ PARTS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
 
 
 def measure_waiting(table: Table, place: Path, jobs: int) -> None:
-    """Measure a claimer with many jobs of each kind against one with 1 000."""
     for kind, limit in KINDS.items():
         few, many, alive = (place / f"{kind}-{name}" for name in ("few", "many", "live"))
         ask(MODULE, "fill", few, kind, CLAIM_COUNT)
@@ -269,7 +257,6 @@ def measure_waiting(table: Table, place: Path, jobs: int) -> None:
 
 
 def measure_first(table: Table, place: Path, jobs: int) -> None:
-    """Measure the first enqueue of a fresh process on a full directory, median of five."""
     ask(MODULE, "fill", place / "full", "ready", jobs)
     for part, what in (("first_bytes", "bytes, at the log"), ("first_call", "call, enqueue_sync")):
         taken = [ask(MODULE, part, place / "full") for _ in range(5)]
@@ -281,7 +268,6 @@ def measure_first(table: Table, place: Path, jobs: int) -> None:
 
 
 def measure_past(table: Table, place: Path, jobs: int) -> None:
-    """Open a log with five times as many finished jobs, with and without a snapshot."""
     directory, small, finished = place / "large", place / "small", 5 * jobs
     ask(MODULE, "fill", small, "ready", 1)
     base = ask(MODULE, "reopen", small, "ready", 1)["growth"]
@@ -300,7 +286,6 @@ def measure_past(table: Table, place: Path, jobs: int) -> None:
 
 
 def measure_lookup(table: Table, place: Path, jobs: int) -> None:
-    """Look up finished jobs among as many, and make the index of a segment."""
     ask(MODULE, "fill", place / "past", "ready", 0, jobs)
     indexed, looked = (ask(MODULE, part, place / "past") for part in ("index", "look_up"))
     table.figure("get(), median", looked["median"] * 1e3, "ms", 1)
@@ -319,7 +304,6 @@ MEASURES: Final = {
 
 
 def main() -> None:
-    """Measure and print, or be one of the processes that are measured."""
     serve(PARTS)
     given = options(__doc__, jobs=1_000_000, only=tuple(MEASURES))
     table = Table(f"{given.jobs:,} jobs", "what", "value", "unit", "target")

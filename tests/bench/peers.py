@@ -174,7 +174,6 @@ def prepare(place: Path, given: Any) -> dict[str, str]:
 
 
 def main() -> None:
-    """Measure in turn (A B C A B C …), and print the medians."""
     given = harness.options(
         __doc__, jobs=int, rounds=5, venvs=harness.kept_for(sys.executable),
         only=tuple(SCENARIOS), contender=tuple(CONTENDERS),

@@ -63,7 +63,6 @@ ROOMS = find_rooms()
 
 
 def module_of(code: CodeType) -> str | None:
-    """Return the module of ours that code stands in; ``None`` for everybody else's."""
     file = code.co_filename
     for home, name in HOMES.items():
         if file.startswith(home):
@@ -72,7 +71,6 @@ def module_of(code: CodeType) -> str | None:
 
 
 def room_of(module: str) -> str:
-    """Return the innermost room that a module is in."""
     return next((room for room in ROOMS if module == room or module.startswith(f"{room}.")), module)
 
 
@@ -84,16 +82,13 @@ class Route:
         self.codes: dict[CodeType, None] = {code: None for part in parts for code in part.codes}
 
     def functions(self) -> list[tuple[str, str]]:
-        """Return module and name of each."""
         named = ((module_of(code), code.co_qualname) for code in self.codes)
         return [(module, name) for module, name in named if module is not None]
 
     def files(self) -> list[str]:
-        """Return the modules, in the order in which they are entered first."""
         return list(dict.fromkeys(module for module, _ in self.functions()))
 
     def counts(self) -> dict[str, int]:
-        """Return the output."""
         rooms = {*map(room_of, self.files())}
         return {
             "rooms": len(rooms), "files": len(self.files()), "functions": len(self.functions()),
@@ -159,7 +154,6 @@ async def jobs(path: Path) -> None:
 
 
 def listed(path: Path) -> None:
-    """Do what ``taskq ls`` does."""
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
         for _ in range(2):
             with traced("taskq ls"):
@@ -167,7 +161,6 @@ def listed(path: Path) -> None:
 
 
 async def dead(path: Path) -> None:
-    """A job that fails for good: from its enqueue to the error that its caller gets."""
     app = TaskQ(path / "dead")
 
     @app.task(retry=1)
@@ -222,7 +215,6 @@ WAYS: dict[str, Callable[[Path], Any]] = {
 
 
 def main() -> None:
-    """Go the ways that are named, and print what they came to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("ways", nargs="*", default=[], help=" ".join(WAYS))
     parser.add_argument("--json", action="store_true", help="one object")

@@ -38,7 +38,6 @@ QUICK: Final = {
 
 
 def main() -> None:
-    """Run each command, and print it above what it prints."""
     given = options(__doc__, quick=False, write=False)
     parts = []
     for python in filter(lambda path: Path(path).exists(), PYTHONS):
