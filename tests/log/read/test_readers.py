@@ -108,7 +108,7 @@ def test_checking_whether_a_reader_lives_does_not_lock_one_out(tmp_path: Path) -
     class Impatient(LocalDisk):
         tries = 0
 
-        def try_lock(self, descriptor: int) -> bool:
+        def try_lock(self, descriptor: int) -> bool:  # type: ignore[misc]
             Impatient.tries += 1
             if Impatient.tries == 3:
                 disk.unlock(asked)
@@ -125,7 +125,7 @@ def test_a_lock_file_that_was_forgotten_meanwhile_is_no_lock(tmp_path: Path) -> 
     class Slow(LocalDisk):
         waited = False
 
-        def try_lock(self, descriptor: int) -> bool:
+        def try_lock(self, descriptor: int) -> bool:  # type: ignore[misc]
             if not Slow.waited:
                 Slow.waited = True
                 first.forget()
