@@ -1,4 +1,4 @@
-"""Controls: what people change of a log while it runs, a fold of the log.
+"""Controls: settings that people change while a log is in use, as a fold of the log.
 
 A control is a small JSON object with a name: pause and limits of a task, slots of workers, state of
 an alert. The whole object is written with each change, so the latest record counts.
@@ -16,30 +16,30 @@ from taskq.core.parsing import parse_json, whole
 from taskq.core.sources import SourceState
 from taskq.core.values import NamedTuple
 
-#: Controls that a log has at a time, and the bytes of all their names and values.
+#: Limits of a log: the number of controls, and the total bytes of their names and values.
 CONTROLS_MAX: Final = 10_000
 CONTROLS_BYTES_MAX: Final = 1024 * 1024
-#: The longest control, as JSON.
+#: Longest control in JSON.
 VALUE_BYTES_MAX: Final = 4_096
-#: In a stream's records: the name of the control.
+#: Header with the name of the control, in a stream's records.
 CONTROL_HEADER: Final = "taskq-control"
-#: Before the name of a task.
+#: Prefix of a control's name, before the name of a task.
 TASK: Final = "task:"
-#: Before the name of an alert.
+#: Prefix of a control's name, before the name of an alert.
 ALERT: Final = "alert:"
-#: Room for a name of full length after each of these.
+#: Longest name of a control: either prefix and a name of full length.
 CONTROL_NAME_BYTES_MAX: Final = NAME_BYTES_MAX + 16
-#: Slots by worker: number of its owner in hexadecimal, "" for all other workers.
+#: Control with the slots of workers, by the owner's number in hexadecimal; "" for other workers.
 SLOTS: Final = "slots"
 SLOTS_MAX: Final = 10_000
-#: Stands for no limit, against the task's own code.
+#: Value of a wish that removes the limit in the task's own code.
 NO_LIMIT: Final = "none"
 
 
 class Change(NamedTuple):
-    """Changes of a control by field; None takes a field away, and the last one the control.
+    """Changes of a control by field; None removes a field, and the last field removes the control.
 
-    ``expected`` is what the control must be before; None: anything.
+    ``expected`` is the control that must be there before; None: any.
     """
 
     name: str
@@ -48,11 +48,11 @@ class Change(NamedTuple):
 
 
 class TaskWish(NamedTuple):
-    """Wishes of operators for a task; None leaves a limit to the task's own code."""
+    """Operators' wishes for a task; None leaves a limit to the task's own code."""
 
     paused: bool = False
     concurrency: int | None = None
-    #: a rate without count is no limit
+    #: a rate without a count is no limit
     rate: rates.Rate | str | None = None
 
     @property
@@ -60,7 +60,7 @@ class TaskWish(NamedTuple):
         return self.concurrency is not None or self.rate is not None
 
     def over(self, declared: rates.Limit) -> rates.Limit:
-        """Return a limit with the wishes in place of the code's."""
+        """Return a task's limit, with operators' wishes before the limits in its code."""
         return rates.Limit(
             concurrency=declared.concurrency if self.concurrency is None else self.concurrency,
             rate=declared.rate if self.rate is None else _rate(self.rate),
@@ -73,7 +73,7 @@ def _rate(rate: rates.Rate | str) -> rates.Rate | None:
 
 
 def value_of(controls: Mapping[str, SourceState], name: str) -> dict[str, Any]:
-    """Return a control's fields; none if there is no such control, or it does not read back."""
+    """Return a control's fields; {} if the control is missing or cannot be parsed."""
     state = controls.get(name)
     try:
         value = parse_json(state.position) if state is not None else {}
@@ -88,14 +88,14 @@ def values_of(controls: Mapping[str, SourceState]) -> dict[str, dict[str, Any]]:
 
 
 def encode(value: Mapping[str, Any]) -> bytes:
-    """Return a control as the log has it; b"" for none."""
+    """Return a control's bytes in the log; b"" for an empty one."""
     import json  # noqa: PLC0415 - few logs have a control
 
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode() if value else b""
 
 
 def task_wish(value: Mapping[str, Any]) -> TaskWish:
-    """Return a task's control; a field that is none of ours counts for nothing."""
+    """Return the wishes in a task's control; unknown and invalid fields are ignored."""
     concurrency, rate = value.get("concurrency"), value.get("rate")
     read: rates.Rate | str | None = None
     try:
@@ -125,10 +125,10 @@ def checked_slots(given: object) -> int:
 
 
 def checked_limits(concurrency: object, rate: object) -> dict[str, Any]:
-    """Return the fields of a task's limits; both None: its code's own hold again.
+    """Return the fields of a task's limits; both None restores the limits in its code.
 
     Raises:
-        UsageError: one is wrong.
+        UsageError: a limit is invalid.
     """
     if rate is not None and rate != NO_LIMIT:
         rate = str(rates.rate_of(rate))
@@ -137,7 +137,7 @@ def checked_limits(concurrency: object, rate: object) -> dict[str, Any]:
 
 
 def slots_wished(value: Mapping[str, Any], owner: int) -> int | None:
-    """Return how many slots a worker's process is to have; None: as it was started."""
+    """Return the slots that operators set for a worker; None if they set none."""
     given = value.get(f"{owner:x}", value.get(""))
     try:
         return None if given is None else checked_slots(given)

@@ -1,4 +1,4 @@
-"""Spans and moments of time as people write them, turned into whole nanoseconds."""
+"""Parse durations and moments as people write them, into whole nanoseconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, SupportsFloat, TypeAlias
 from taskq.core.errors import UsageError
 from taskq.core.model import SECOND_NS, TIME_NS_MAX
 
-#: Value of a time limit that never ends.
+#: Word for a limit that never ends.
 NEVER: Final = "never"
 #: Seconds, a timedelta, or text such as "30s", "5m", "2h", "1d", "250ms".
 Duration: TypeAlias = float | timedelta | str
@@ -28,14 +28,14 @@ _FORMS: Final = 'give seconds, a timedelta, or text such as "250ms", "30s", "5m"
 
 
 def nanoseconds(value: Duration, what: str = "duration") -> int:
-    """Return the span in nanoseconds, 0 or more.
+    """Return the duration in nanoseconds, 0 or more.
 
     Args:
         value: seconds, a timedelta or text with a unit.
         what: how an error names the value.
 
     Raises:
-        UsageError: not a span, negative, or longer than 146 years.
+        UsageError: the value is no duration, negative, or longer than 146 years.
     """
     if isinstance(value, str):
         exact = _text_ns(value, what)
@@ -55,7 +55,7 @@ def nanoseconds(value: Duration, what: str = "duration") -> int:
 
 
 def positive_nanoseconds(value: Duration, what: str = "duration") -> int:
-    """Return the span in nanoseconds, above 0."""
+    """Return the duration in nanoseconds; refuse 0."""
     span = nanoseconds(value, what)
     if not span:
         raise UsageError(f"{what} is {_shown(value)}: it must be longer than nothing")
@@ -63,7 +63,7 @@ def positive_nanoseconds(value: Duration, what: str = "duration") -> int:
 
 
 def seconds(value: Duration, what: str = "duration") -> float:
-    """Return the span in seconds, 0 or more.
+    """Return the duration in seconds, 0 or more.
 
     Raises:
         UsageError: as ``nanoseconds``.
@@ -86,17 +86,17 @@ def moment_ns(value: datetime, what: str = "moment") -> int:
 
 
 def utc_moment(at_ns: int) -> datetime:
-    """The moment in UTC, to the microsecond; beyond 2038, too, where the system counts no further.
+    """Return the moment in UTC, to the microsecond.
 
-    ``datetime.fromtimestamp`` is bound by the system's ``time_t``.
+    It works after 2038, too, unlike ``datetime.fromtimestamp`` on systems with a small ``time_t``.
     """
     return _EPOCH + timedelta(microseconds=at_ns // 1_000)
 
 
 def spoken(span_ns: int) -> str:
-    """Return a length of time in its largest unit that fits, rounded: ``3m``, ``2d``, ``0s``.
+    """Return a duration in its largest unit that fits, rounded: ``3m``, ``2d``, ``0s``.
 
-    Its sign is lost. What is a moment short of two hours is ``2h``.
+    The sign is dropped. Just under two hours is ``2h``.
     """
     span_ns = abs(span_ns)
     for unit, smaller in (("d", "h"), ("h", "m"), ("m", "s")):
@@ -109,7 +109,7 @@ def _text_ns(text: str, what: str) -> int:
     match = _TEXT.fullmatch(text)
     if match is None:
         raise UsageError(f"{what} is {_shown(text)}: {_FORMS}")
-    # It keeps "0.1s" exact, which a float of nanoseconds would not, and takes 3 ms to import.
+    # Decimal keeps "0.1s" exact, unlike a float of nanoseconds; its import takes 3 ms.
     from decimal import Decimal  # noqa: PLC0415
 
     return int(Decimal(match[1]) * _UNITS_NS[match[2]])

@@ -6,8 +6,6 @@ import errno
 import re
 from typing import Any, Final, Literal
 
-# Commands in messages: complete, so that people can copy them.
-
 _DRIVE: Final = re.compile(r"[A-Za-z]:\\|\\\\")
 _PLAIN: Final = re.compile(r"[\w\\/:.@~+=-]+")
 
@@ -16,14 +14,14 @@ def command(directory: str, *words: str) -> str:
     """Return a command line for the log in a directory: ``taskq why abcd-7 -d '/my data'``.
 
     Args:
-        directory: of the log, as an absolute path, since nobody knows where it is typed.
-        words: of the command.
+        directory: absolute path of the log, since users run the command in any directory.
+        words: command and its arguments.
     """
     return as_typed("taskq", *words, "-d", directory)
 
 
 def as_typed(*words: str) -> str:
-    """Return words as one line for the system's shell; that of Windows has double quotes only."""
+    """Return words as one line for the system's shell; Windows knows only double quotes."""
     if not any(map(_DRIVE.match, words)):
         import shlex  # noqa: PLC0415 - only errors need it
 
@@ -58,7 +56,7 @@ _REMEDIES: Final = {
     errno.ELOOP: "remove the symbolic link, or use the directory that it leads to",
     errno.EIO: "check the disk and the system's messages (dmesg), and whether it is still there",
 }
-#: Advice by Windows' own number, for which Python has a wider errno.
+#: Advice by Windows error code, for codes that Python maps to a broad errno.
 _REMEDIES_WINDOWS: Final = {
     3: _NO_DIRECTORY,  # ERROR_PATH_NOT_FOUND
     123: f'{_SHORTER}, and names without any of < > : " | ? *',  # ERROR_INVALID_NAME
@@ -68,13 +66,13 @@ _REMEDIES_WINDOWS: Final = {
 }
 
 
-#: Longest name that a directory of any system takes, and the codes of Windows for a longer one; it
-#: takes such a name for missing (2, 3) or for wrong (123).
+#: Longest name of a file in any directory. For a longer name, Windows reports a missing file (2, 3)
+#: or an invalid name (123).
 _NAME_MAX, _TOO_LONG = 255, (2, 3, 123, 206)
 
 
 def remedy(error: OSError, path: str = "") -> str:
-    """Return what to do about what the operating system says, as a sentence without its end."""
+    """Return advice for an error of the operating system, as a sentence without its full stop."""
     path = str(error.filename or path)
     longest = max(map(len, re.split(r"[/\\]", path)))
     code = getattr(error, "winerror", None) or 0
@@ -92,7 +90,7 @@ def refusal(path: str, error: OSError) -> LogError:
 
 
 def no_loop(what: str = "what is awaited here") -> UsageError:
-    """Make the error of a coroutine that no asyncio drives, under trio for example.
+    """Make the error of a coroutine that runs outside asyncio, under trio for example.
 
     Args:
         what: needs the loop; the beginning of a sentence.
@@ -105,7 +103,7 @@ def no_loop(what: str = "what is awaited here") -> UsageError:
 
 
 class TaskqError(Exception):
-    """The root: catch this for anything that taskq itself raises."""
+    """Root of all errors that taskq itself raises."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), self.args, self.__dict__)
@@ -120,7 +118,7 @@ def _restored(
 
 
 class UsageError(TaskqError, ValueError):
-    """An argument, option or id is wrong; the message names it and what would be right."""
+    """An argument, option or id is wrong; the message names it and the accepted form."""
 
 
 class InvalidCall(UsageError):
@@ -139,8 +137,8 @@ class PayloadTooLarge(UsageError):
     """A payload, result, header or transaction is over its limit.
 
     Attributes:
-        size: bytes that were given.
-        limit: bytes that are allowed.
+        size: bytes of the given value.
+        limit: bytes allowed.
     """
 
     def __init__(self, what: str, size: int, limit: int, remedy: str = "") -> None:
@@ -151,15 +149,15 @@ class PayloadTooLarge(UsageError):
 
 
 class InvalidStep(UsageError):
-    """Raised for a step or wait that no attempt can do as it is written: the job is dead at once.
+    """A step or wait is invalid as written, so no attempt can do it: the job is dead at once.
 
-    Such as a value with no form in JSON, a name that is another kind of step already, a step within
-    a step, and ``asyncio.timeout()`` around a wait.
+    Examples: a value without a form in JSON, a name that is another kind of step already, a step
+    within a step, ``asyncio.timeout()`` around a wait.
     """
 
 
 class CompressionUnavailable(UsageError):
-    """A body is, or is to be, compressed in a way that needs a package which is not installed."""
+    """Compressing or reading a body needs a package that is not installed."""
 
 
 class UnknownTask(UsageError):
@@ -167,23 +165,23 @@ class UnknownTask(UsageError):
 
 
 class JobNotFound(TaskqError):
-    """The log has no job of that id. Base of the errors about job ids."""
+    """The log has no job with this id. Base of the errors about job ids."""
 
 
 class InvalidJobId(UsageError, JobNotFound):
-    """The text cannot be a job id."""
+    """The text is no job id."""
 
 
 class WrongLog(UsageError, JobNotFound):
-    """A job id that names another task log."""
+    """The job id belongs to another task log."""
 
 
 class LogError(TaskqError):
     """The task log's directory cannot be used as asked.
 
     Attributes:
-        outcome: "refused": the call wrote nothing; "unknown": its records may be in the log, which
-            only the next open can find out.
+        outcome: "refused": the call wrote nothing; "unknown": its records may be in the log, and
+            only the next open can decide that.
     """
 
     outcome: Literal["refused", "unknown"] = "refused"
@@ -223,9 +221,9 @@ class LogFailed(LogError):
 
 
 class LogGone(LogFailed):
-    """The log's path does not lead to the files that are open here any more; nothing was written.
+    """The log's path no longer leads to the files that are open here; nothing was written.
 
-    Somebody removed, moved or replaced them, or the disk that they are on went away.
+    The files were removed, moved or replaced, or their disk was detached.
     """
 
     def __init__(self, path: str, what: str) -> None:
@@ -244,8 +242,8 @@ class OutcomeUnknown(LogError):
     The fsync failed that should have made the answer durable, or a write failed and could not be
     undone. The next open of the directory keeps the whole failed batch or nothing of it.
 
-    This is also the cause of an error that a signal handler raised in a blocking call. The log then
-    goes on and already has the outcome.
+    This is also the cause of an error that a signal handler raised in a blocking call. In that case
+    the log goes on and already has the outcome.
     """
 
     outcome: Literal["refused", "unknown"] = "unknown"
@@ -283,11 +281,12 @@ class AppendFailed(LogError):
 class DiskFull(AppendFailed):
     """Too little room on the disk for new jobs; nothing was enqueued, and the log goes on.
 
-    Settling and cancelling still work: they have the room that enqueues must leave.
+    Settling and cancelling still work: they use the room that enqueues must leave free.
 
     Attributes:
-        free_bytes: on the disk when it was last looked at.
-        limit_bytes: what enqueues must leave: ``min_free``, and the reserve while it is missing.
+        free_bytes: free on the disk at the last look.
+        limit_bytes: bytes that enqueues must leave free: ``min_free``, and the reserve while it is
+            missing.
     """
 
     def __init__(self, path: str, error: OSError, free_bytes: int, limit_bytes: int) -> None:
@@ -311,7 +310,7 @@ class LogDamaged(LogError):
 
 
 class MomentGone(LogError):
-    """The state at that moment is lost: compaction removed a part of it.
+    """The state at that moment is lost, because compaction removed a part of it.
 
     Attributes:
         oldest_lsn: the oldest moment that can be restored, as an lsn.
@@ -328,7 +327,7 @@ class MomentGone(LogError):
 
 
 class ReaderBusy(LogError):
-    """Another process reads the log under that name: each would get only some records.
+    """Another process reads the log under this reader name: each would get only some records.
 
     Attributes:
         reader: the name.
@@ -346,12 +345,12 @@ class ReaderBusy(LogError):
 
 
 class ReaderFellBehind(LogError):
-    """Compaction removed records that a reader has not read; nothing was passed over silently.
+    """Compaction removed records that a reader has not read; none was skipped silently.
 
     Attributes:
         reader: its name, "" for a stream without one.
-        lsn: of the next record that it was to read.
-        oldest_lsn: of the oldest record that is kept.
+        lsn: of the next record to read.
+        oldest_lsn: of the oldest record in the log.
     """
 
     def __init__(self, path: str, reader: str, lsn: int, oldest_lsn: int) -> None:
@@ -369,11 +368,11 @@ class ReaderFellBehind(LogError):
 
 
 class ReaderMismatch(LogError):
-    """The log was cut or replaced: it holds other records where the reader had come to.
+    """The log was cut or replaced: it holds other records at the reader's position.
 
     Attributes:
         reader: its name, "" for a stream without one.
-        lsn: of the next record that it was to read.
+        lsn: of the next record to read.
     """
 
     def __init__(self, path: str, reader: str, lsn: int, seen: str) -> None:
@@ -395,11 +394,11 @@ class StaleDelivery(TaskqError):
 
 
 class DuplicateKey(TaskqError):
-    """Another job holds the key, and the enqueue asked to be refused then; nothing was written.
+    """Another job holds the key of an enqueue with ``raise``; nothing was written.
 
     Attributes:
-        key: what it is.
-        job_id: the job that holds it; "" if it comes twice in one transaction.
+        key: the dedup key.
+        job_id: the job that holds it; "" if the key comes twice in one transaction.
     """
 
     def __init__(self, queue: str, key: bytes, job_id: str) -> None:
@@ -414,12 +413,12 @@ class DuplicateKey(TaskqError):
 
 
 class SourceMoved(TaskqError):
-    """The source stands elsewhere than ``ingest`` was told by ``after``; nothing was written.
+    """The source is not at the position ``after`` of this ``ingest``; nothing was written.
 
     Attributes:
         source: its name.
-        position: where it stands; None: the log does not know the source.
-        after: where the caller thought it stood.
+        position: its position; None: the log does not know the source.
+        after: the position that the caller expected.
     """
 
     def __init__(self, source: str, position: object, after: object) -> None:
@@ -439,7 +438,7 @@ class NotDead(TaskqError):
 
     Attributes:
         job_id: the job's id.
-        state: its state in a word; empty if somebody requeued or purged it a moment ago.
+        state: its state in a word; empty if it was requeued or purged a moment ago.
     """
 
     def __init__(self, job_id: str, state: str, directory: str) -> None:
@@ -451,7 +450,7 @@ class NotDead(TaskqError):
 
 
 class NotWaiting(TaskqError):
-    """The job runs or is over, so how it waits cannot be edited; nothing was done.
+    """The job runs or has ended, so its waiting cannot be edited; nothing was done.
 
     Attributes:
         job_id: the job's id.
@@ -467,11 +466,11 @@ class NotWaiting(TaskqError):
 
 
 class JobSettled(TaskqError):
-    """The job never runs again, so a signal would reach nobody; nothing was done.
+    """The job never runs again, so no step would take a signal; nothing was done.
 
     Attributes:
         job_id: the job's id.
-        state: how it ended, in a word.
+        state: its final state in a word.
     """
 
     def __init__(self, job_id: str, state: str, directory: str) -> None:
@@ -483,10 +482,10 @@ class JobSettled(TaskqError):
 
 
 class KeyHeld(TaskqError):
-    """A job may not hold its dedup key, since another one does; nothing was done.
+    """A job may not hold its dedup key, since another job holds it; nothing was done.
 
     Attributes:
-        job_id: id of the dead letter that was to be requeued, or of the job that was to be moved.
+        job_id: id of the dead letter to requeue, or of the job to move.
         holder_id: id of the job that holds the key.
     """
 
@@ -549,12 +548,12 @@ class ResultGone(JobError):
 
 
 class ResultTimeout(JobError, TimeoutError):
-    """The job was not settled in time; it goes on, ask again.
+    """The job was not settled in time; the job goes on, so call again.
 
     Attributes:
-        seconds: how long it was waited for.
-        why: why it does not run, or that it runs; "" where finding that out would have taken more
-            than a tenth of the wait.
+        seconds: duration of the wait.
+        why: the reason why it does not run, or that it runs; "" if finding the reason would have
+            taken more than a tenth of the wait.
     """
 
     def __init__(self, job_id: str, seconds: float, state: str, why: str, directory: str) -> None:

@@ -13,15 +13,15 @@ from typing import Any, Final, TypeGuard, TypeVar
 
 T = TypeVar("T")
 
-#: Members of a group that count, however deeply nested; and exceptions that are looked at for them.
+#: Members of a group that count, however deeply nested; and exceptions visited to find them.
 MEMBERS_MAX: Final = 1_000
 _VISITS_MAX: Final = 10_000
-#: Steps back along the causes that count.
+#: Links of a chain of causes that count.
 CAUSES_MAX: Final = 10
 #: Text of an exception whose ``__str__`` raises.
 NO_TEXT: Final = "(its message cannot be printed)"
 
-# The interpreter's own descriptors: a subclass may replace them.
+# The interpreter's own descriptors: a subclass may replace the attributes.
 _EXCEPTIONS: Final[Any] = vars(BaseExceptionGroup)["exceptions"]
 _CAUSE: Final[Any] = vars(BaseException)["__cause__"]
 _MODULE: Final[Any] = vars(type)["__module__"]
@@ -29,7 +29,7 @@ _QUALNAME: Final[Any] = vars(type)["__qualname__"]
 
 
 def is_a(error: object, kinds: type[T] | tuple[type[T], ...]) -> TypeGuard[T]:
-    """Return whether ``except kinds`` would catch it. Calls no code of the object."""
+    """Return whether ``except kinds`` would catch the object. Calls none of the object's code."""
     try:
         return issubclass(type(error), kinds)
     except BaseException:  # noqa: BLE001 - a metaclass of the user's
@@ -66,8 +66,8 @@ def failures(error: BaseException) -> tuple[BaseException, ...]:
 
 
 def is_cancellation(error: BaseException) -> bool:
-    """Return whether it only ends the coroutine that it is raised in."""
-    module = sys.modules.get("asyncio.exceptions")  # else nobody has raised its error
+    """Return whether the exception only ends its coroutine."""
+    module = sys.modules.get("asyncio.exceptions")  # not imported: no such error was raised
     return is_a(error, GeneratorExit if module is None else (GeneratorExit, module.CancelledError))
 
 
@@ -90,11 +90,11 @@ def generations(error: BaseException) -> Iterator[tuple[BaseException, ...]]:
 
 
 def find_error(error: BaseException, *kinds: type[T]) -> T | None:
-    """Return the nearest failure of one of these kinds, in groups and causes, too.
+    """Return the nearest failure of one of these kinds, also in groups and causes.
 
-    If several are equally near, the first kind counts.
+    Of equally near failures, the first kind in ``kinds`` counts.
     """
-    if not issubclass(type(error), BaseExceptionGroup):  # the common case, without any list
+    if not issubclass(type(error), BaseExceptionGroup):  # the common case, without a list
         for kind in kinds:
             if is_a(error, kind):
                 return error
@@ -109,7 +109,7 @@ def find_error(error: BaseException, *kinds: type[T]) -> T | None:
 
 
 def causes_in(error: BaseException) -> list[tuple[BaseException, BaseException]]:
-    """Return (failure, cause) of each explicit cause: pickle leaves them out."""
+    """Return (failure, cause) for each explicit cause: pickle drops causes."""
     pairs = [
         (item, _CAUSE.__get__(item)) for generation in generations(error) for item in generation
     ]
@@ -117,13 +117,13 @@ def causes_in(error: BaseException) -> list[tuple[BaseException, BaseException]]
 
 
 def set_causes(pairs: Iterable[tuple[BaseException, BaseException]]) -> None:
-    """Let exceptions have these causes again."""
+    """Set the causes of exceptions again, after unpickling."""
     for item, cause in pairs:
         _CAUSE.__set__(item, cause)
 
 
 def names_of(kind: type) -> tuple[str, str]:
-    """(module, qualified name) of a class; the first is "" if it is no text."""
+    """Return (module, qualified name) of a class; module is "" if it is not text."""
     try:
         module = _MODULE.__get__(kind)
         home = str.__str__(module) if is_a(module, str) else ""
@@ -133,7 +133,7 @@ def names_of(kind: type) -> tuple[str, str]:
 
 
 def text_of(error: BaseException) -> str:
-    """Return its message; ``NO_TEXT`` if ``__str__`` raises."""
+    """Return the exception's message; ``NO_TEXT`` if ``__str__`` raises."""
     try:
         return str.__str__(str(error))
     except BaseException:  # noqa: BLE001 - it may have been built to break its reader

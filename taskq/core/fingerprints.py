@@ -1,8 +1,8 @@
-"""Group failures by their reason, without the parts that differ from job to job.
+"""Group failures by reason, without the parts that differ from job to job.
 
 The rules are plain data. Python applies them here and Spark in ``failures``, with the same result.
-So patterns use only the syntax that both engines read alike: ASCII classes written out, and no
-dots, shorthand classes, word borders, anchors or case folding.
+So patterns use only syntax that both engines read alike: ASCII classes in full, and no dots,
+shorthand classes, word borders, anchors or case folding.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Final
 
 from taskq.core.values import NamedTuple
 
-#: Characters of a reason that are looked at: its first line up to here. It bounds the patterns.
+#: Characters of a reason's first line that are read. The limit bounds the patterns' time.
 READ_CHARACTERS_MAX: Final = 500
-#: Longest normalised reason; what is longer is cut.
+#: Longest normalised reason; a longer one is cut.
 PATTERN_CHARACTERS_MAX: Final = 200
 #: Hex digits of a fingerprint: with 16, a million kinds of failure collide once in 10^7 lakes.
 FINGERPRINT_DIGITS: Final = 16
-#: A reason that is missing: of a worker that was lost, and of a job that was failed without one.
+#: Reasons for attempts without one: the worker was lost, or the caller gave no reason.
 LOST_REASON: Final = "WorkerLost: the worker process died"
 NO_REASON: Final = "(no reason given)"
 
 
 class Rule(NamedTuple):
-    """Replace everything that the pattern finds."""
+    """Replace every match of the pattern."""
 
     pattern: str
     replacement: str
@@ -38,10 +38,10 @@ _HEX: Final = "[0-9A-Fa-f]"
 _REST: Final = r"[^ \t\"'`<>(){}\[\],;|]*[^ \t\"'`<>(){}\[\],;|.:!?]"
 _NAME: Final = r"[0-9A-Za-z_.~+-]+"
 _HOST: Final = r"[0-9A-Za-z][0-9A-Za-z-]*+"
-#: Before a token of many characters: else each of them would be tried as its start in turn.
+#: Start of a long token: otherwise each of its characters would be tried as a start in turn.
 _NEW: Final = r"(?<![0-9A-Za-z_.%~+/-])"
 
-#: In this order: what holds others comes first (a quoted path is a string), plain numbers last.
+#: Patterns that contain others come first (a quoted path is a string), plain numbers last.
 RULES: Final[tuple[Rule, ...]] = (
     Rule(r"\x1b\[[0-9;]{0,20}m", ""),
     Rule(
@@ -86,7 +86,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(r"(?<=<str>)(?: ?, ?<str>)+", ", ..."),
     Rule(r"[ \t\r\f\x0b]+", " "),
 )
-#: The class of an exception and its module, whose digits are no numbers.
+#: The class of an exception and its module: digits in them are no numbers.
 CLASS: Final = r"(?:[A-Za-z_][0-9A-Za-z_]*\.){0,20}[A-Z][0-9A-Za-z_]*(?:: |(?![^\n]))"
 _CLASS: Final = re.compile(CLASS)
 _COMPILED: Final = tuple((re.compile(rule.pattern), rule.replacement) for rule in RULES)
@@ -100,7 +100,7 @@ def pattern_of(reason: str) -> str:
     """Return a reason's first line with placeholders for the parts that differ between jobs.
 
     Strings in quotes, URLs, e-mail addresses, UUIDs, times, paths, network addresses, hex numbers,
-    long ids and numbers go; the class of the exception and the words of its message stay.
+    long ids and numbers become placeholders. The exception's class and its message's words stay.
     """
     line = reason.strip(BLANK).partition("\n")[0][:READ_CHARACTERS_MAX]
     named = _CLASS.match(line)
@@ -112,13 +112,13 @@ def pattern_of(reason: str) -> str:
 
 
 def fingerprint(task: str | None, pattern: str) -> str:
-    """Return a short name of one kind of failure: of a task and a normalised reason."""
+    """Return a short name for one kind of failure: a task and a normalised reason."""
     text = f"{task or ''}\n{pattern}"
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:FINGERPRINT_DIGITS]
 
 
 def failure_of(task: str, outcome: str, reason: str) -> tuple[str, str, str]:
-    """(class of the error, its message, fingerprint) of an attempt; all "" unless it failed.
+    """Return (class of the error, its message, fingerprint) of an attempt; all "" unless it failed.
 
     A snoozed attempt with an error counts as failed.
     """
@@ -133,7 +133,7 @@ def failure_of(task: str, outcome: str, reason: str) -> tuple[str, str, str]:
 
 
 class FailureKind(NamedTuple):
-    """Name a kind of failure: a task, and a reason without what differs between jobs.
+    """Kind of failure: a task, and a reason without the parts that differ between jobs.
 
     Attributes:
         task: its name, None for jobs that were put as bytes.
@@ -150,5 +150,5 @@ class FailureKind(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """Return its short name, the same everywhere."""
+        """Return the short name of this kind, the same on every machine."""
         return fingerprint(self.task, self.pattern)

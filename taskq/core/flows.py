@@ -1,4 +1,4 @@
-"""Flows: jobs that wait for others, and the count of inputs that each still waits for."""
+"""Flows: jobs that wait for other jobs, with a count of open inputs for each."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, Final, TypeVar
 from taskq.core.errors import FormatError
 from taskq.core.values import NamedTuple, dataclass
 
-#: Latest ended jobs of flows whose locations are kept.
+#: Ended jobs of flows whose locations are kept, the latest first.
 ENDED_MAX: Final = 16_384
-#: Held jobs that one job may have waiting for it: an option is at most 64 KiB.
+#: Held jobs that may wait for one job: an option has at most 64 KiB.
 UNLOCKS_MAX: Final = 4_096
-#: Above a job's number, on the record that ends its input: it is cancelled for that.
+#: Bit above a job's number, on the record that ends its input: the job is cancelled for that.
 DOOM_BIT: Final = 1 << 63
 _COUNT_MASK: Final = 2**32 - 1
 _POLICY_SHIFT: Final = 32
@@ -29,23 +29,23 @@ class Policy(enum.IntEnum):
 
     #: it is cancelled, and so are the jobs that wait for it
     CANCEL = 0
-    #: the input counts as done, and a ``Failed`` stands for its result
+    #: the input counts as done, with a ``Failed`` as its result
     RUN = 1
-    #: it stays held while the input is a dead letter: requeued, it may still succeed
+    #: it stays held while the input is a dead letter, which may be requeued and succeed
     WAIT = 2
 
 
 class FlowPart(NamedTuple):
-    """Relations of one job of a flow to the others, by their places in the flow.
+    """Relations of a job to the other jobs of its flow, by their places in the flow.
 
     Attributes:
-        place: the job's own; the jobs are enqueued one after the other in this order.
+        place: of the job itself; jobs are enqueued in the order of their places.
         inputs: runs of (first place, count) of its inputs, in the order of their results.
         policy: what happens to it when an input fails.
         shape: how their results nest; empty if it takes none (see ``taskq.log.format.flows``).
         unlocks: places of the jobs that wait for it.
-        jobs, ends, result: of the flow's first job: how many jobs the flow has, how many of the
-            first ones make up its result, and how that nests.
+        jobs, ends, result: only of the flow's first job: number of jobs in the flow, number of
+            leading jobs whose results make up its result, and the shape of that result.
         parent: the job that enqueued this one within its run and waits for it.
     """
 
@@ -71,7 +71,7 @@ class FlowPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldInputs:
-    """Inputs that a held job waits for: how many, and (id, state) of some of them."""
+    """Count of inputs that a held job waits for, and (id, state) of some of them."""
 
     count: int
     total: int
@@ -88,12 +88,11 @@ class Flows:
 
     All jobs of a flow enter the log in one transaction. A job with inputs is *held*: scheduled
     without a due time, with a count of its inputs. The record that ends an input lists the held
-    jobs whose counts it lowers or which it cancels, so a fold needs nothing else. The work to do
-    next (``todo``) follows from the counts alone, so the next decision does it even if the process
-    that wrote the last input has died.
+    jobs that it advances or cancels, so a fold needs nothing else. The next work (``todo``) follows
+    from the counts alone, so another process does it if the writer of the last input has died.
 
     Attributes:
-        held: job -> how many inputs it waits for, policy and doom in one number.
+        held: job -> count of open inputs, policy and doom, packed in one number.
         todo: held jobs to release or to cancel.
         ended: job of a flow -> location of the record that ended it; the latest ones.
     """
@@ -115,7 +114,7 @@ class Flows:
         return self.held.pop(job, None) is not None
 
     def remaining(self, job: int) -> tuple[int, int, bool] | None:
-        """(inputs that it waits for, policy, whether it is to be cancelled); None: not held."""
+        """Return (open inputs, policy, whether it is to be cancelled); None if it is not held."""
         value = self.held.get(job)
         if value is None:
             return None
@@ -154,7 +153,7 @@ class Flows:
         self.ended[job] = location
 
     def apply_again(self, job: int, dependents: Iterable[int]) -> None:
-        """A dead letter that counted as done is ready again: its dependents wait for it again."""
+        """Let the dependents of a requeued dead letter wait for it again; it counted as done."""
         self.ended.pop(job, None)
         for dependent in dependents:
             value = self.held.get(dependent)
@@ -180,7 +179,7 @@ class Flows:
 
 T = TypeVar("T")
 
-#: Lists within lists.
+#: Deepest nesting of lists.
 DEPTH_MAX: Final = 32
 _VALUES: Final = 1
 _OPEN: Final = 2

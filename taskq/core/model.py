@@ -1,4 +1,4 @@
-"""The words of the project as types: states, limits, and what a caller hands to the log."""
+"""Types for the project's terms: states, limits, and options of a caller."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from taskq.core.values import dataclass
 if TYPE_CHECKING:
     from taskq.core.flows import FlowPart
 
-#: Users of a log: its user alone, or the group of its directory.
+#: Users of a log: the user of its directory alone, or the directory's group.
 Mode = Literal["private", "group"]
 
 SECOND_NS: Final = 1_000_000_000
@@ -21,17 +21,18 @@ LATE_SECONDS_MAX: Final = 0.5
 #: Longest queue name, task name and dedup key, in UTF-8 bytes.
 NAME_BYTES_MAX: Final = 255
 KEY_BYTES_MAX: Final = 1_024
-#: All headers of a job together, in encoded bytes.
+#: Encoded bytes of all headers of a job.
 HEADERS_BYTES_MAX: Final = 32 * 1_024
 #: Largest payload or result.
 PAYLOAD_BYTES_MAX: Final = 16 * 1024 * 1024
-#: Largest transaction; a result beside it, or a job carried with its result, fits one frame, too.
+#: Largest transaction. A result in addition, or a job carried with its result, still fits one
+#: frame.
 TRANSACTION_BYTES_MAX: Final = PAYLOAD_BYTES_MAX + 1024 * 1024
-#: Longest reason kept with a retry or a dead letter; longer ones lose their middle.
+#: Longest reason of a retry or a dead letter; a longer one loses its middle.
 REASON_BYTES_MAX: Final = 8 * 1024
-#: Bytes kept of the lines that an attempt logged.
+#: Bytes of logged lines that are kept for each attempt.
 LINES_BYTES_MAX: Final = 64 * 1024
-#: Steps of one job, signals for it that no step has taken, and bytes of the value of one.
+#: Most steps of a job, most signals that no step has taken, and most bytes of the value of each.
 STEPS_MAX: Final = 10_000
 SIGNALS_MAX: Final = 1_000
 SIGNAL_BYTES_MAX: Final = 64 * 1024
@@ -40,7 +41,7 @@ PRIORITY_DEFAULT: Final = 5
 #: Attempts are counted in 16 bits; 0 as a maximum means no limit.
 ATTEMPTS_MAX: Final = 65_535
 ATTEMPTS_DEFAULT: Final = 5
-#: A log forgets nothing by time, so moments are bounded to keep their sums in 63 bits.
+#: Latest moment, so that sums of moments fit in 63 bits.
 TIME_NS_MAX: Final = 2**62
 
 
@@ -55,7 +56,7 @@ class State(enum.IntEnum):
     READY = 2
     #: claimed by a living owner
     RUNNING = 3
-    #: settled well; its result is kept unless the task said otherwise
+    #: succeeded; its result is kept unless the task has ``store_result=False``
     SUCCEEDED = 4
     #: used up its attempts or was rejected; kept with its reason
     DEAD = 5
@@ -65,7 +66,7 @@ class State(enum.IntEnum):
     EXPIRED = 7
 
     def __str__(self) -> str:
-        """Return its name, as people and ``--json`` have it."""
+        """Return its name in lower case, as in the command line and JSON."""
         return self.name.lower()
 
     def __format__(self, how: str) -> str:
@@ -86,16 +87,16 @@ class State(enum.IntEnum):
 LIVE_STATES: Final = frozenset({State.SCHEDULED, State.READY, State.RUNNING})
 WAITING_STATES: Final = frozenset({State.SCHEDULED, State.READY})
 SETTLED_STATES: Final = frozenset(State) - LIVE_STATES - {State.ABSENT}
-#: By the names that people and ``--json`` have for them.
+#: States by their names in the command line and JSON.
 STATES: Final[dict[str, State]] = {
     str(state): state for state in State if state is not State.ABSENT
 }
-#: States of jobs that are removed with their part of the log after the retention.
+#: States of jobs that compaction removes after the retention.
 PASSING_STATES: Final = SETTLED_STATES - {State.DEAD}
 
 
 class Durability(enum.StrEnum):
-    """Failures that an awaited answer survives."""
+    """Worst failure that an awaited answer survives."""
 
     #: a power loss
     FSYNC = "fsync"
@@ -106,7 +107,7 @@ class Durability(enum.StrEnum):
 
 
 class Conflict(enum.StrEnum):
-    """Behaviour of an enqueue whose key is held."""
+    """Behaviour of an enqueue if another job holds its key."""
 
     #: nothing new is enqueued; the answer is the job that holds the key
     FIRST = "first"
@@ -118,13 +119,13 @@ class Conflict(enum.StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Extras:
-    """The rarer options of one enqueue; an enqueue without any passes None instead.
+    """Rare options of one enqueue; an enqueue without any of them has None instead.
 
-    ``due_ns`` is a delay from the frame's time unless ``due_is_wall``, then a moment of wall time.
-    ``expires_ns`` likewise with ``expires_is_wall``. ``window_ns`` of 0: the key holds until the
-    job is settled; with ``until_settled`` it holds until both, window and job, are over.
-    ``keep_ns`` counts from the job's end; 0: it is kept as its queue or log says. ``flow`` is what
-    the job has to do with others of its transaction; such a job has neither key nor due time.
+    ``due_ns`` is a delay from the frame's time, or with ``due_is_wall`` a moment of wall time. The
+    same holds for ``expires_ns`` and ``expires_is_wall``. ``window_ns`` of 0: the key holds until
+    the job is settled; with ``until_settled`` it holds until window and job are both over.
+    ``keep_ns`` counts from the job's end; 0: the retention of its queue or log. ``flow`` relates
+    the job to other jobs of its transaction; such a job has neither key nor due time.
     """
 
     due_ns: int = 0

@@ -1,4 +1,4 @@
-"""Parse what people and other programs write: numbers, sizes, names, job ids, JSON."""
+"""Parse input of people and other programs: numbers, sizes, names, job ids, JSON."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, Final, Self, SupportsIndex, TypeAlias
 from taskq.core.errors import InvalidJobId, UsageError, WrongLog
 from taskq.core.model import NAME_BYTES_MAX
 
-#: Depth of nested lists and objects: the limit of pydantic, far below the limit of the stack.
+#: Deepest nesting of lists and objects: pydantic's limit, far below the stack's.
 DEPTH_MAX: Final = 200
-#: Depth of an argument, result or other value of a task: flows put results within lists.
+#: Deepest nesting of a task's arguments, results and values: flows put results within lists.
 VALUE_DEPTH_MAX: Final = 160
 
 
 def refuse_constant(word: str) -> None:
-    """Refuse NaN and Infinity where people write JSON; for ``parse_constant``."""
+    """Refuse NaN and Infinity in JSON that people write; for ``parse_constant``."""
     raise ValueError(f"{word} is no number in JSON")
 
 
@@ -28,15 +28,15 @@ def parse_json(
     parse_constant: Callable[[str], Any] | None = None,
     parse_float: Callable[[str], Any] | None = None,
 ) -> Any:
-    """Return the value, which may be walked and written again without a look at its depth.
+    """Return the value, whose depth is safe for recursive code.
 
     Args:
-        data: of a size that the caller has bounded.
+        data: JSON of bounded size.
         parse_constant: as of ``json.loads``.
         parse_float: as of ``json.loads``.
 
     Raises:
-        ValueError: it is no JSON, or nested deeper than DEPTH_MAX.
+        ValueError: the data is no JSON, or nested deeper than DEPTH_MAX.
     """
     try:
         value = json.loads(data, parse_constant=parse_constant, parse_float=parse_float)
@@ -49,12 +49,12 @@ def parse_json(
 
 
 def too_deep(limit: int = DEPTH_MAX) -> ValueError:
-    """Return what to raise for a document that is nested too deeply."""
+    """Return the error for a document that is nested too deeply."""
     return ValueError(f"nested more than {limit} deep")
 
 
 def _is_deep(value: Any) -> bool:
-    """Return whether lists and objects stand within one another deeper than DEPTH_MAX."""
+    """Return whether lists and objects are nested deeper than DEPTH_MAX."""
     level = [value]
     for _ in range(DEPTH_MAX):
         below: list[Any] = []
@@ -69,18 +69,15 @@ def _is_deep(value: Any) -> bool:
     return any(isinstance(nested, dict | list) for nested in level)
 
 
-# Whole numbers as callers give them.
-
-
 def whole(value: Any, what: str) -> int:
     """Return a whole number of any library as an int.
 
     Args:
-        value: what was given.
-        what: how an error names it.
+        value: from the caller.
+        what: name of the value in an error.
 
     Raises:
-        UsageError: it is no whole number; True and False are none either.
+        UsageError: the value is no whole number; True and False are refused, too.
     """
     if type(value) is int:
         return value
@@ -92,9 +89,7 @@ def whole(value: Any, what: str) -> int:
     raise UsageError(f"{what} is {value!r:.60}, it must be a whole number")
 
 
-# Sizes as people write them, turned into bytes.
-
-#: Bytes, or text such as "500MB" (millions) or "2GiB" (powers of two).
+#: Bytes, or text such as "500MB" (powers of ten) or "2GiB" (powers of two).
 Size: TypeAlias = int | str
 
 _UNITS: Final = {
@@ -113,7 +108,7 @@ def size_bytes(value: Size, what: str = "size") -> int:
 
     Args:
         value: bytes, or text with a unit.
-        what: how an error names the value.
+        what: name of the value in an error.
     """
     size = -1
     given: object = value
@@ -131,29 +126,26 @@ def size_bytes(value: Size, what: str = "size") -> int:
     return size
 
 
-# Suggestions for a misspelt name.
-
-
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known name most similar to this one; "" without any."""
-    from difflib import get_close_matches  # noqa: PLC0415 - for the mistaken alone
+    """Return the known name most similar to this one; "" if none is similar."""
+    from difflib import get_close_matches  # noqa: PLC0415 - only for mistakes
 
     return next(iter(get_close_matches(name, tuple(known), 1)), "")
 
 
 def listed(names: Iterable[str], most: int) -> str:
-    """Return names for people, of many the first: ``a, b and 3 more``."""
+    """Return names for people, shortened to ``most``: ``a, b and 3 more``."""
     known = list(names)
     more = f" and {len(known) - most} more" if len(known) > most else ""
     return ", ".join(known[:most]) + more
 
 
 def rather(name: str, known: Iterable[str], what: str) -> str:
-    """Return the end of a sentence that begins with a wrong name: what was meant, or all names.
+    """Return the end of an error about a wrong name: the most similar name, or all names.
 
     Args:
-        name: what was given.
-        known: what there is.
+        name: the wrong name.
+        known: all right names.
         what: the word for all of them, such as "tasks".
     """
     names = tuple(known)
@@ -163,11 +155,8 @@ def rather(name: str, known: Iterable[str], what: str) -> str:
     return f"the {what} are {', '.join(names)}" if names else f"there are no {what}"
 
 
-# Names that a caller gives to queues, tasks, schedules and readers.
-
-
 def check_name(what: str, name: str) -> bytes:
-    """Return the name in UTF-8; raise a UsageError that names the fault."""
+    """Return the name in UTF-8; raise a UsageError that says why it is no name."""
     if not isinstance(name, str):
         raise UsageError(f"{what} is {name!r:.60}, it must be text")
     encoded = name.encode("utf-8", "surrogatepass")
@@ -184,7 +173,7 @@ def checked_queues(names: Iterable[str]) -> frozenset[str]:
     """Return the names of queues to read from.
 
     Raises:
-        UsageError: it is no list of names, empty, or one of them cannot be a queue's.
+        UsageError: the value is no list of names, is empty, or has a name that no queue can have.
     """
     if isinstance(names, str | bytes) or not isinstance(names, Iterable):
         raise UsageError(f"queues is {names!r:.60}: give a list of names")
@@ -196,7 +185,7 @@ def checked_queues(names: Iterable[str]) -> frozenset[str]:
     return checked
 
 
-# Job ids as people give them: the log's tag and the job's number, or as much of it as will do.
+# Job ids as users give them: the log's tag and the job's number; the tag may be left out.
 
 _PARENTS_NAMED_MAX: Final = 5
 #: Digits of 2^63.
@@ -204,10 +193,10 @@ _DIGITS_MAX: Final = 19
 
 
 class Tag(str):
-    """Text that the ids of a log's own jobs begin with; the jobs of its parents keep theirs.
+    """Prefix of the ids of a log's own jobs; jobs of its parents keep the parents' prefix.
 
     Attributes:
-        parents: (tag, first lsn that is not of that log), the oldest first.
+        parents: (tag, first lsn after that log's jobs), the oldest first.
     """
 
     __slots__ = ("parents",)
@@ -222,23 +211,23 @@ class Tag(str):
         return str(self), self.parents
 
     def of(self, job: int) -> str:
-        """Return the tag of the log that enqueued a job: this one or a parent."""
+        """Return the tag of the log in which a job was enqueued: this log or a parent."""
         for tag, next_lsn in self.parents:
             if job < next_lsn:
                 return tag
         return str(self)
 
     def id(self, job: int) -> str:
-        """Return the id of a job, by its number."""
+        """Return a job's id by its number."""
         return f"{self.of(job)}-{job}"
 
     def takes(self, prefix: str, job: int) -> bool:
-        """Return whether an id, split, names a job of this log; a number alone does."""
+        """Return whether the parts of an id name a job of this log; the prefix may be empty."""
         return not prefix or self.of(job) == prefix
 
     @staticmethod
     def of_id(text: str) -> tuple[str, int]:
-        """Return the tag and the number of an id, as ``split_id``."""
+        """Return the tag and the number of an id, like ``split_id``."""
         return split_id(text)
 
     def refusal(self, prefix: str, job: int, path: str) -> WrongLog:
@@ -252,7 +241,7 @@ class Tag(str):
 
 
 def split_id(text: object, example: str = "1a2b3c4d-17") -> tuple[str, int]:
-    """Return the log's tag, "" where a number alone was given, and the job's lsn."""
+    """Return (tag, lsn) of a job id; the tag is "" for a bare number."""
     if not isinstance(text, str):
         raise InvalidJobId(f"{text!r:.60} is no job id: give a handle, or text such as {example}")
     tag, dash, digits = text.strip().rpartition("-")

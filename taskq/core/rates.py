@@ -13,17 +13,17 @@ from taskq.core.errors import UsageError
 from taskq.core.model import SECOND_NS
 from taskq.core.values import dataclass
 
-#: Jobs of a group that run at a time, at most.
+#: Highest concurrency of a group.
 CONCURRENCY_MAX: Final = 1_000_000
-#: Claims in one window; their times are kept.
+#: Most claims in one window; the time of each claim is kept.
 RATE_COUNT_MAX: Final = 100_000
 RATE_WINDOW_NS_MIN: Final = SECOND_NS // 1_000
 RATE_WINDOW_NS_MAX: Final = 86_400 * SECOND_NS
-#: A lane that waits for its rate is looked at again after this part of the window, or more of it
-#: has become free: a rate of thousands a second wakes nobody thousands of times.
+#: A lane that waits for its rate is checked again once this part of the window has become free, so
+#: a rate of thousands a second causes few wake-ups.
 _PATIENCE: Final = 200
 _PATIENCE_NS_MAX: Final = SECOND_NS // 20
-#: Entries that are past, before they are cut off.
+#: Past entries before they are removed.
 _PAST_MAX: Final = 64
 _TEXT: Final = r"(?a)\s*([0-9]{1,9})\s*/\s*([0-9.]*)\s*([a-z]+)\s*"
 _WORDS: Final = {"sec": "s", "second": "s", "min": "m", "minute": "m", "hour": "h", "day": "d"}
@@ -70,16 +70,16 @@ def rate_of(text: object) -> Rate:
 def _window_ns(span: str, unit: str) -> int | None:
     try:
         return nanoseconds(f"{span or 1}{_WORDS.get(unit, unit)}")
-    except UsageError:  # which names a text that nobody wrote
+    except UsageError:  # its error names a text that no user wrote
         return None
 
 
 class Times:
-    """Times of the claims of one group, as far back as they count.
+    """Claim times of one group, as far back as they count.
 
-    A rate allows at most ``count`` claims in any window of time. A window is open at its end: of
-    two claims exactly a window apart only one is in it. Moments are shifted time (see
-    ``moments.Timetable``), so a step of the clock neither frees nor delays any claim.
+    A rate allows at most ``count`` claims in any window of time. Two claims exactly one window
+    apart are never in the same window. Moments are shifted time (see ``moments.Timetable``), so a
+    step of the clock neither frees nor delays any claim.
 
     Attributes:
         total: number of claims kept.
@@ -101,7 +101,7 @@ class Times:
         self.forget(moment)
         if not self.total:
             self.most = self.window_ns = 0
-        # Two processes may use different rates: keep enough for the laxer one.
+        # Two processes may use different rates: keep enough times for the higher rate.
         self.most = max(self.most, min(most, RATE_COUNT_MAX))
         self.window_ns = max(self.window_ns, min(window_ns, RATE_WINDOW_NS_MAX))
         moments = self._moments
@@ -120,7 +120,7 @@ class Times:
                 self._drop()
 
     def forget(self, moment: int) -> None:
-        """Drop claims before every window that ends at ``moment``."""
+        """Drop claims that are in no window that ends at ``moment`` or later."""
         since = moment - self.window_ns
         while self.total and self._moments[self._head] <= since:
             self.total -= self._counts[self._head]
@@ -154,7 +154,7 @@ class Times:
             self.add(moment, count, most, window_ns)
 
     def unite(self, other: Times, *, is_apart: bool = False) -> None:
-        """Keep what the other has, too; ``is_apart``: none of that is known here."""
+        """Add the claims of another object; ``is_apart``: it counts other claims than this one."""
         counts = dict(self.pairs())
         for moment, count in other.pairs():
             known = counts.get(moment, 0)
@@ -176,12 +176,12 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """Limit each group of a task.
+    """Limit of each group of a task.
 
     Attributes:
-        concurrency: jobs that run at a time; 0 for no limit.
-        rate: claims in a window of time.
-        scope: the name under which the task's groups are kept, for it may have several.
+        concurrency: most jobs running at a time; 0 for no limit.
+        rate: most claims in a window of time.
+        scope: name for the task's groups, since a task may have several names.
     """
 
     concurrency: int = 0

@@ -83,64 +83,65 @@ class Option(enum.IntEnum):
     HEADERS = 6
     #: bytes: part of the lane; limits hold for each
     CONCURRENCY_KEY = 7
-    #: u64, on records that end a job whose key is held until then (0: the job's record does not
-    #: read back); on EDITED, of its key in the queue that it left
+    #: u64, on records that end a job whose key is held until its end (0: the job's record cannot be
+    #: read); on EDITED, hash of its key in the queue that it left
     KEY_HASH = 8
     #: i64, relative: the claim is over by then
     LEASE = 9
     #: i64, relative: the key is held until then, even if the job ends earlier
     KEY_UNTIL = 10
-    #: epoch u64, owner u64: whose claim a carried job is under
+    #: epoch u64, owner u64: the claim of a carried job
     CLAIM = 11
-    #: i64: when a job ended that is carried, or a step or an act that is
+    #: i64: end of a carried job; also time of a carried step or act
     ENDED = 12
-    #: i64 nanoseconds: keep the job for this time after its end
+    #: i64 nanoseconds: retention of the job after its end
     KEEP = 13
-    #: the attempts of a carried job so far, packed
+    #: packed attempts of a carried job so far
     HISTORY = 14
-    #: u64, on ENQUEUED: the job took its key over from this one
+    #: u64, on ENQUEUED: the job that gave up its key to this one
     REPLACES = 15
-    #: i64, relative: a job expires then unless it ran; of a carried job, as of now
+    #: i64, relative: the job expires then unless it has run; of a carried job, by the present clock
     EXPIRES_RELATIVE = 16
     #: number of inputs of a held job, and its policy if one fails
     NEEDS = 18
-    #: the held jobs that wait for this one: u64 each; of a record that ends it, first of its
-    #: options: those for which it counts as done (with the highest bit: that are cancelled for it)
+    #: u64 each: held jobs that wait for this job. On a record that ends it, always the first
+    #: option: held jobs for which it counts as done; with the highest bit: jobs cancelled for it
     UNLOCKS = 19
     #: inputs of a held job: runs of (first job u64, count u32); of a step: the jobs that it
-    #: enqueued, and a byte 1 after them if they survive a cancellation of the job
+    #: enqueued, then a byte 1 if they survive a cancellation of the job
     INPUTS = 20
-    #: on the first job of a flow: jobs u32, how many of the first make up its result u32, its shape
+    #: on the first job of a flow: number of jobs u32, number of leading jobs that make up its
+    #: result u32, the result's shape
     FLOW = 21
-    #: how the results of a held job's inputs nest when they are handed over
+    #: nesting of the results of a held job's inputs, for its task
     SHAPE = 22
     #: on CLAIMED: the claim counts against a rate: claims u32, window i64 nanoseconds
     RATE = 23
     #: no value, on a carried running job: a request to cancel it
     CANCEL_WANTED = 26
-    #: UTF-8: when a schedule ticks
+    #: UTF-8: rule of a schedule
     RULE = 27
-    #: JSON: what people want to see of a schedule
+    #: JSON: details of a schedule for people
     DETAILS = 28
-    #: zlib of UTF-8, on records that end an attempt: the latest of the lines that it logged
+    #: zlib of UTF-8, on records that end an attempt: its latest logged lines
     LINES = 29
-    #: of a step: which call of its name it is, u32; and of a signal, 0; its name, UTF-8
+    #: number u32 of a step among steps of its name, 0 for a signal; then the name, UTF-8
     STEP = 30
-    #: waits of a job that gave its slot back (``folds.steps``); of a carried job, first a byte
+    #: waits of a job without a slot (``folds.steps``); of a carried job, after a byte that says
     #: whether it waits now
     AWAITS = 31
-    #: UTF-8: unique key of a signal, so that it counts once
+    #: UTF-8: unique key of a signal, which counts once
     ONCE = 32
-    #: u64, on a step: the signal that it took
+    #: u64, on a step: the signal taken
     TAKES = 33
     #: i64: when a step began
     BEGAN = 34
 
 
 class Cause(enum.IntEnum):
-    """Cause of a release, or of a job's death; as text like in records of streams."""
+    """Cause of a release, or of a job's death; streams show its name in lower case."""
 
-    #: the caller said so
+    #: a call of the program
     CALLER = 0
     #: the worker is shutting down
     DRAIN = 1
@@ -156,7 +157,7 @@ class Cause(enum.IntEnum):
     LEASE_OVER = 6
     #: another job took over the key
     REPLACED = 7
-    #: its queue was cancelled as a whole; written no more
+    #: its queue was cancelled as a whole; no longer written
     PURGE = 8
     #: the inputs of a held job are done
     INPUTS = 9
@@ -164,11 +165,11 @@ class Cause(enum.IntEnum):
     UPSTREAM = 10
     #: it was cancelled while it ran
     ASKED = 11
-    #: a condition that it needs does not hold; no attempt is burnt
+    #: a condition of the task does not hold; no attempt is burnt
     CONDITION = 12
-    #: its queue backs off, since the network fails; no attempt is burnt
+    #: its queue backs off after network failures; no attempt is burnt
     BREAKER = 13
-    #: it waits for a time, a signal or other jobs, and goes on then; no attempt is burnt
+    #: it waits for a time, a signal or other jobs, and then resumes; no attempt is burnt
     WAITS = 14
 
     def __str__(self) -> str:
@@ -177,14 +178,14 @@ class Cause(enum.IntEnum):
 
 #: Flags of a compressed payload or result.
 PACKED: Final = int(Flag.ZLIB | Flag.ZSTD)
-#: Lower flags: the body is not compressed, and the job is in no flow.
+#: Flags below this number: the body is not compressed, and the job is in no flow.
 PACKED_MIN: Final = int(Flag.ZLIB)
 #: Lowest type that a reader may skip if unknown.
 SKIPPABLE: Final = 128
 
 
 class Layout:
-    """The fixed fields of a record, after the common head of all records.
+    """Fixed fields of a record, after the common head of all records.
 
     Attributes:
         formats: of each field, in the syntax of ``struct``.
@@ -207,7 +208,8 @@ BACK: Final = Layout("IQQq", "attempt job token due_ns")
 #: ... and records with the whole job.
 WHOLE: Final = Layout("IQQqq", "attempt job token due_ns enqueued_ns")
 BORN: Final = Layout("HBB", "attempts_max queue_size task_size")
-#: A step, by its place among the job's steps; a signal, by the lsn of its first record.
+#: Fields of a step, with its place among the job's steps; of a signal, with the lsn of its first
+#: record.
 PLACED: Final = Layout("IQQI", "attempt job token place")
 SIGNAL: Final = Layout("IQQ", "attempt job signal")
 ACT: Final = Layout("IQQ", "attempt job zero")
@@ -247,15 +249,14 @@ class Row:
 
     Attributes:
         kind: its type.
-        name: in events, records of streams and rows of the pipeline.
+        name: its name in events, streams and the pipeline.
         says: what happened, for the specification.
         layout: its fixed fields.
         body: its content after its options.
         byte: content of its sixth byte.
-        moves: state before -> states after: the first, and the second if the record has a due time
-        in the future.
+        moves: state before -> states after; the second counts if it has a due time in the future.
         options: its possible options.
-        feature: incompatible feature that ``taskq.json`` names before the first such record.
+        feature: incompatible feature to name in ``taskq.json`` before the first such record.
     """
 
     def __init__(
@@ -417,5 +418,4 @@ _ROWS: Final = (
         "people who ask who did", ACT, Body.ACT, options=(Option.ENDED,),
     ),
 )  # fmt: skip
-#: By their types.
 TABLE: Final[dict[int, Row]] = {int(row.kind): row for row in _ROWS}

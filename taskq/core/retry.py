@@ -1,4 +1,4 @@
-"""Decide after which error, and after how long, a job runs again. Pure."""
+"""Decide after which errors, and after which delay, a job runs again. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from taskq.core.model import ATTEMPTS_DEFAULT, ATTEMPTS_MAX, SECOND_NS
 from taskq.core.parsing import rather, whole
 from taskq.core.values import TypedDict, dataclass
 
-# Signals that a task raises to choose its end. These are wishes, not errors.
+# Signals that a task raises to choose its end. They are no errors.
 
 
 class Signal(Exception):
@@ -35,7 +35,7 @@ class Retry(Signal):
     The attempt counts, so after the last one the job is dead all the same.
 
     Attributes:
-        delay_ns: until the next attempt, 0 if that is past; None leaves it to the task's policy.
+        delay_ns: until the next attempt, 0 for a past moment; None leaves it to the task's policy.
         reason: kept with the attempt.
     """
 
@@ -53,7 +53,7 @@ class Snooze(Signal):
     """Put the job back for a while, without burning an attempt.
 
     Attributes:
-        delay_ns: until the job is due again, 0 if that is past.
+        delay_ns: until the job is due again, 0 for a past moment.
     """
 
     delay_ns: int = 0
@@ -78,10 +78,11 @@ class Discard(Signal):
 
 
 def wish_in(error: BaseException) -> Retry | Snooze | Discard | None:
-    """Return the wish that an exception is, holds as a group, or was raised from.
+    """Return the signal in an exception: itself, in its group, or among its causes.
 
-    The nearest counts, and of several in one group the most final: ``Discard``, ``Retry``,
-    ``Snooze``. Errors beside it do not: mostly they come of the cancellation that it caused.
+    The nearest one counts. In a group the most final one counts: ``Discard``, ``Retry``,
+    ``Snooze``. Other errors of the group do not count: a signal cancels the other members, which
+    mostly causes them.
     """
     return find_error(error, Discard, Retry, Snooze)  # type: ignore[return-value]
 
@@ -90,10 +91,11 @@ def wish_in(error: BaseException) -> Retry | Snooze | Discard | None:
 
 #: Classes of exceptions, as ``isinstance`` takes them.
 ErrorTypes: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
-#: Gets (error, number of the failed attempt), returns a signal; None leaves it to the policy.
+#: Called with (error, number of the failed attempt); returns a signal, or None to leave the
+#: decision to the policy.
 Decider: TypeAlias = Callable[[BaseException, int], Retry | Snooze | Discard | None]
 
-#: Longest delay that a Retry or Snooze may ask for, unless a policy says otherwise: 30 days.
+#: Longest delay of a Retry or Snooze, unless a policy sets another: 30 days.
 DELAY_SECONDS_MAX: Final = 30 * 86_400.0
 
 
@@ -120,7 +122,8 @@ def wish_of(
 ) -> Retry | Snooze | Discard | None:
     """Return the function's answer for an error, and for the members of a group.
 
-    The most final of several wishes counts, as in ``wish_in``. A raised signal counts as an answer.
+    The most final of several answers counts, as in ``wish_in``. A raised signal counts as an
+    answer.
 
     Raises:
         UsageError: the function returned neither a signal nor None.
@@ -173,13 +176,13 @@ class Jitter(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RetryAfter:
-    """Run the job again, this much later."""
+    """Run the job again after a delay."""
 
     delay_seconds: float
 
     @property
     def delay_ns(self) -> int:
-        """The delay in nanoseconds."""
+        """Delay in nanoseconds."""
         return round(self.delay_seconds * SECOND_NS)
 
 
@@ -199,7 +202,7 @@ Decision: TypeAlias = RetryAfter | Die
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Decides what follows a failed attempt. Make one with the functions below.
+    """Decision about failed attempts. Make a policy with the functions below.
 
     The delays of a policy::
 
@@ -212,13 +215,13 @@ class RetryPolicy:
     Backoff And Jitter", AWS Architecture Blog, 2015).
 
     Attributes:
-        attempts: how often a job may run; 0 for no limit.
+        attempts: most attempts of a job; 0 for no limit.
         retry_on: errors worth another attempt.
         give_up_on: errors that are not, even if ``retry_on`` names them.
-        per_error: what holds for some errors instead of shape, base and so on: the first that fits.
-        decider: asked first what to do about an error.
-        max_age_seconds: of a job since it was enqueued; no attempt begins later. None: any age.
-        asked_seconds_max: what a ``Retry`` or ``Snooze`` may ask for; longer delays are cut.
+        per_error: other delays for some errors; the first entry that fits counts.
+        decider: called first with each error.
+        max_age_seconds: age of a job after which no attempt begins. None: any age.
+        asked_seconds_max: longest delay of a ``Retry`` or ``Snooze``; longer delays are cut.
     """
 
     attempts: int = ATTEMPTS_DEFAULT
@@ -253,7 +256,7 @@ class RetryPolicy:
             )
 
     def delay_seconds(self, attempt: int, draw: float) -> float:
-        """Return how long to wait after the given attempt (1 is the first) failed."""
+        """Return the delay after a failed attempt; 1 is the first attempt."""
         delay = self._full_delay_seconds(max(attempt, 1))
         if self.jitter is Jitter.FULL:
             return draw * delay
@@ -264,18 +267,17 @@ class RetryPolicy:
     def decide(
         self, attempt: int, error: BaseException, draw: float, attempts_max: int | None = None
     ) -> Decision:
-        """Return what to do with a job whose attempt failed with this error.
+        """Decide about a job whose attempt failed with this error.
 
-        The most final decision on the failures of a group counts: to give up, else the longest
+        For a group, the most final decision about its members counts: to give up, else the longest
         delay. The causes (``raise … from``) of an error count as well: the nearest one named by a
         rule decides.
 
         Args:
             attempt: number of the attempt that failed; 1 is the first.
-            error: what the task raised; a ``Retry`` brings its own delay, a
-                ``Discard`` its reason.
+            error: raised by the task; a ``Retry`` has its own delay, a ``Discard`` its reason.
             draw: a random number in [0, 1).
-            attempts_max: of the job, if enqueued with other attempts than the policy's.
+            attempts_max: attempts of the job, if they differ from the policy's.
         """
         limit = self.attempts if attempts_max is None else attempts_max
         wish = wish_in(error)
@@ -312,12 +314,12 @@ class RetryPolicy:
     def bounded_ns(self, delay_ns: int) -> int:
         """Return the delay of a signal in nanoseconds, cut to the policy's maximum.
 
-        Such delays often come from outside, such as a server's Retry-After.
+        Such delays often come from other systems, for example a server's Retry-After.
         """
         return min(delay_ns, round(self.asked_seconds_max * SECOND_NS))
 
     def is_too_old(self, age_ns: int, delay_ns: int) -> bool:
-        """Return whether a job of this age would be over ``max_age`` when the delay is over."""
+        """Return whether a job of this age would be too old for ``max_age`` after the delay."""
         limit = self.max_age_seconds
         return limit is not None and max(age_ns, 0) + delay_ns >= round(limit * SECOND_NS)
 
@@ -342,8 +344,8 @@ class RetryPolicy:
                             return own
         if is_a(error, Exception):
             return self if is_broad else None
-        # A sys.exit() or a cancelled connection within a library says nothing of the job itself:
-        # unless a rule names it, it is judged as any failure is, and not as "no Exception".
+        # A sys.exit() or a cancelled connection within a library is no property of the job. Unless
+        # a rule names it, it is judged like any failure, and not as "no Exception".
         return self if is_a(error, self.retry_on) else self._own_policy(RuntimeError())
 
     def _full_delay_seconds(self, attempt: int) -> float:
@@ -367,12 +369,12 @@ def fixed(
     jitter: Literal["none", "equal", "full"] = "none",
     **rules: Unpack[RetryRules],
 ) -> RetryPolicy:
-    """Return the same delay after every attempt.
+    """Return a policy with the same delay after every attempt.
 
     Args:
-        attempts: how often a job may run; 0 for no limit.
+        attempts: most attempts of a job; 0 for no limit.
         delay: between two attempts.
-        jitter: how chance changes it.
+        jitter: random part of the delay.
         rules: see ``RetryRules``.
 
     Raises:
@@ -390,13 +392,13 @@ def linear(
     jitter: Literal["none", "equal", "full"] = "none",
     **rules: Unpack[RetryRules],
 ) -> RetryPolicy:
-    """``base`` after the first attempt, twice that after the second, and so on up to ``cap``.
+    """Return a policy with delays of once, twice, three times ``base`` and so on, up to ``cap``.
 
     Args:
-        attempts: how often a job may run; 0 for no limit.
-        base: the first delay, by which each is longer than the one before.
-        cap: the longest.
-        jitter: how chance changes them.
+        attempts: most attempts of a job; 0 for no limit.
+        base: the first delay, and the difference between two delays.
+        cap: the longest delay.
+        jitter: random part of the delays.
         rules: see ``RetryRules``.
 
     Raises:
@@ -415,14 +417,14 @@ def exponential(
     jitter: Literal["none", "equal", "full"] = "full",
     **rules: Unpack[RetryRules],
 ) -> RetryPolicy:
-    """``base`` after the first attempt, ``factor`` times more after each, up to ``cap``.
+    """Return a policy whose delays begin with ``base`` and grow by ``factor`` up to ``cap``.
 
     Args:
-        attempts: how often a job may run; 0 for no limit.
+        attempts: most attempts of a job; 0 for no limit.
         base: the first delay.
-        cap: the longest.
-        factor: by which each delay is longer than the one before, 1 or more.
-        jitter: how chance changes them.
+        cap: the longest delay.
+        factor: ratio of a delay to the one before, 1 or more.
+        jitter: random part of the delays.
         rules: see ``RetryRules``.
 
     Raises:
@@ -433,11 +435,10 @@ def exponential(
 
 
 def never() -> RetryPolicy:
-    """Return one attempt: its claim is on disk before the task runs, so it never runs twice."""
+    """Return a policy with one attempt. Its claim is on disk first, so the job never runs twice."""
     return RetryPolicy(attempts=1, shape=Shape.FIXED, base_seconds=0.0, cap_seconds=0.0)
 
 
-#: Policy of a task that names none.
 DEFAULT: Final = RetryPolicy()
 
 

@@ -1,6 +1,6 @@
 """State of schedules: a fold of the log.
 
-Workers compute from a schedule's rule when it ticks. This module holds the state that they share.
+Workers compute the ticks from a schedule's rule. This module holds the state that they share.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from typing import Final
 
 from taskq.core.values import NamedTuple
 
-#: Schedules that a log knows of at a time, and the bytes of all their names and rules.
+#: Limits of a log: the number of schedules, and the total bytes of their names and rules.
 SCHEDULES_MAX: Final = 10_000
 SCHEDULES_BYTES_MAX: Final = 4 * 1024 * 1024
-#: The longest that a rule, or what else is noted of a schedule, may be.
+#: Longest rule of a schedule, and longest details.
 RULE_BYTES_MAX: Final = 512
 DETAILS_BYTES_MAX: Final = 2_048
-#: The same of a schedule that was added at run time, with the arguments of its call.
+#: Longest details of a schedule that was added at run time, with the arguments of its call.
 ADDED_BYTES_MAX: Final = 32 * 1024
 _HASH_RANGE: Final = 2**64
 
@@ -23,14 +23,14 @@ _HASH_RANGE: Final = 2**64
 class ScheduleState(NamedTuple):
     """State of a schedule. Moments are wall time: no step of the clock shifts them."""
 
-    #: the latest moment that it ticked for; 0: it never did
+    #: latest moment of a tick; 0: no tick yet
     last_ns: int = 0
-    #: all its moments up to here are done with: ticked, skipped, or from before it was known
+    #: all moments up to here are handled: ticked, skipped, or from before the schedule was known
     done_ns: int = 0
     is_paused: bool = False
-    #: when it ticks, from the worker that started last
+    #: rule for its ticks, from the worker that started last
     rule: bytes = b""
-    #: its task and what else people want to see of it, as JSON
+    #: its task and other details for people, as JSON
     details: bytes = b""
 
 
@@ -40,13 +40,13 @@ def is_added(details: bytes) -> bool:
 
 
 class TickRecord(NamedTuple):
-    """Content of a TICKED record: the state of one schedule from here on."""
+    """Content of a TICKED record: the new state of one schedule."""
 
     name: str
     state: ScheduleState
     #: the schedule is forgotten
     is_gone: bool = False
-    #: whether it has rule and details; else they stay
+    #: whether the record has rule and details; otherwise they stay
     has_rule: bool = True
 
 
@@ -64,17 +64,16 @@ def apply_ticked(schedules: dict[str, ScheduleState], ticked: TickRecord) -> Non
 
 
 def jitter_ns(name: str, moment_ns: int, most_ns: int) -> int:
-    """Return how late a tick comes: 0 to ``most_ns``, the same in all processes."""
+    """Return the delay of a tick: 0 to ``most_ns``, the same in all processes."""
     if most_ns <= 0:
         return 0
-    import hashlib  # noqa: PLC0415 - brings OpenSSL along, and few schedules have a jitter
+    import hashlib  # noqa: PLC0415 - loads OpenSSL, and few schedules have a jitter
 
     seed = f"{name}\n{moment_ns}".encode("utf-8", "surrogatepass")
     number = int.from_bytes(hashlib.blake2b(seed, digest_size=8).digest(), "little")
     return number * (most_ns + 1) // _HASH_RANGE
 
 
-#: The name of the schedule.
 SCHEDULE_HEADER: Final = "taskq-schedule"
-#: The moment that the tick stands for, in ISO 8601 with the offset of the schedule's zone.
+#: Moment of the tick, in ISO 8601 with the offset of the schedule's zone.
 MOMENT_HEADER: Final = "taskq-scheduled-at"

@@ -1,7 +1,7 @@
-"""Positions of sources: how far the log has taken jobs from outside, a fold of the log.
+"""Positions of sources of jobs outside the log, as a fold of the log.
 
-A position is written in the frame of the jobs that lead to it, so a source that is asked for the
-position, and goes on there, gives each job once.
+A position is written in the frame of the jobs that lead to it. So a source that reads the position
+and goes on from there gives each job once.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from taskq.core.errors import PayloadTooLarge, UsageError
 from taskq.core.parsing import check_name, parse_json
 from taskq.core.values import NamedTuple, dataclass
 
-#: Sources that a log knows at a time, and the bytes of all their names and positions.
+#: Limits of a log: the number of sources, and the total bytes of their names and positions.
 SOURCES_MAX: Final = 10_000
 SOURCES_BYTES_MAX: Final = 1024 * 1024
-#: The longest position, as JSON.
+#: Longest position, as JSON.
 POSITION_BYTES_MAX: Final = 4_096
-#: In a stream's records: the name of the source.
+#: Header with the name of the source, in a stream's records.
 SOURCE_HEADER: Final = "taskq-source"
 
 
 class Anywhere:
-    """The default of ``after``: the source may stand anywhere."""
+    """Default of ``after``: any position of the source is accepted."""
 
     def __repr__(self) -> str:
         return "ANYWHERE"
@@ -40,7 +40,7 @@ class SourceState(NamedTuple):
 
     #: JSON with sorted keys
     position: bytes
-    #: wall time at which it came there
+    #: wall time of the move to this position
     moved_ns: int
 
 
@@ -50,8 +50,8 @@ class SourceView:
 
     Attributes:
         name: its name.
-        position: where it stands.
-        moved: when it came there, in UTC.
+        position: its position.
+        moved: time of the move to this position, in UTC.
     """
 
     name: str
@@ -59,22 +59,22 @@ class SourceView:
     moved: datetime
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as a document of JSON."""
+        """Return the fields as a JSON document."""
         moved = self.moved.isoformat(timespec="milliseconds")
         return {"name": self.name, "position": self.position, "moved": moved}
 
 
 class SourceRecord(NamedTuple):
-    """Content of an INGESTED record: where a source stands from here on, empty if forgotten."""
+    """Content of an INGESTED record: the new position of a source, empty if it is forgotten."""
 
     name: str
     state: SourceState
 
 
 class Move(NamedTuple):
-    """A source that is to be taken to a position; ``position`` is empty to forget it.
+    """Move of a source to a position; an empty ``position`` forgets the source.
 
-    ``after`` is where it must stand before, empty for an unknown source; None: anywhere.
+    ``after`` is its expected position before, empty for an unknown source; None: any position.
     """
 
     name: str
@@ -90,10 +90,10 @@ def apply_moved(sources: dict[str, SourceState], moved: SourceRecord) -> None:
 
 
 def checked_move(source: str, position: object, after: object) -> Move:
-    """Return what ``ingest`` was asked for.
+    """Return the checked arguments of ``ingest``.
 
     Raises:
-        UsageError: the name is none, or a position is no JSON value.
+        UsageError: the name is invalid, or a position is no JSON value.
         PayloadTooLarge: a position is over POSITION_BYTES_MAX.
     """
     check_name("source name", source)
@@ -107,7 +107,7 @@ def checked_move(source: str, position: object, after: object) -> Move:
 
 
 def encode_position(source: str, position: object) -> bytes:
-    """Return a position as the log has it; empty for None."""
+    """Return a position's bytes in the log; empty for None."""
     if position is None:
         return b""
     try:
@@ -130,7 +130,7 @@ def encode_position(source: str, position: object) -> bytes:
 
 
 def decode_position(encoded: bytes) -> Any:
-    """Return a position as ``ingest`` got it; None for an unknown source."""
+    """Return the position as given to ``ingest``; None for an unknown source."""
     return json.loads(encoded) if encoded else None
 
 

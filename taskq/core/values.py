@@ -2,8 +2,8 @@
 
 ``dataclasses.dataclass`` and ``typing.NamedTuple`` take up to a millisecond per class to generate
 and compile methods. A start loads more than a hundred classes and uses a few. After its first use a
-class equals the one of the standard library. ``typing`` also compiles each annotation of named
-tuples and ``TypedDict``: here they stay text.
+class equals the standard library's. ``typing`` also compiles each annotation of named tuples and
+``TypedDict``: here they stay text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
 __all__ = ["NamedTuple", "TypedDict", "dataclass"]
 
-#: Generated attributes of every dataclass, of compared ones, and of frozen ones.
+#: Generated attributes of all dataclasses, of comparable ones, and of frozen ones.
 _ALL: Final = (
     "__init__", "__repr__", "__match_args__", "__dataclass_fields__", "__dataclass_params__",
 )  # fmt: skip
@@ -49,16 +49,16 @@ class _Later:
 
 
 def _all_of(made: type) -> Mapping[str, Any]:
-    # A copy: when nobody holds the class any more, the next collection of garbage empties its own.
+    # A copy: the garbage collector empties the class's own dict once the class is unreachable.
     return dict(vars(made))
 
 
-if not TYPE_CHECKING:  # it takes them for the standard library's
+if not TYPE_CHECKING:  # type checkers use the standard library's
 
     def dataclass(
         *, slots: bool, eq: bool = True, frozen: bool = False, **others: bool
     ) -> Callable[[type], type]:
-        """Make a dataclass with slots as ``dataclasses.dataclass`` does, and write it later."""
+        """Make a dataclass with slots like ``dataclasses.dataclass``, and its methods later."""
         assert slots, "a class without slots would have to be changed in place"
         named = _ALL + _COMPARED * eq + _FROZEN * frozen
 
@@ -70,11 +70,11 @@ if not TYPE_CHECKING:  # it takes them for the standard library's
             def write(name: str) -> Mapping[str, Any]:
                 import dataclasses  # noqa: PLC0415 - most starts need it later
 
-                # From a copy of its own: two threads may be the first at the same time.
+                # Use a new copy of the class: two threads may be first at the same time.
                 own, given = kind(plain.__name__, bases, dict(bare)), {"frozen": frozen, **others}
                 if name != "__init__":
                     return _all_of(dataclasses.dataclass(slots=True, eq=eq, **given)(own))
-                # Most classes are never used otherwise, and this is half of the work.
+                # Most classes need only ``__init__``, and this is half of the work.
                 made = dataclasses.dataclass(eq=False, repr=False, **given)(own)
                 return {name: vars(made)[name]}
 
@@ -87,7 +87,7 @@ if not TYPE_CHECKING:  # it takes them for the standard library's
         return make
 
     class _TupleMaker(type):
-        """Makes of a class statement what ``typing.NamedTuple`` does, and writes it later."""
+        """Does for a class statement the work of ``typing.NamedTuple``, later."""
 
         def __new__(cls, name: str, bases: tuple[type, ...], space: dict[str, Any]) -> type:
             assert bases == (NamedTuple,), "a generic one is typing's"
@@ -112,7 +112,7 @@ if not TYPE_CHECKING:  # it takes them for the standard library's
     )
 
     class TypedDict(dict[str, Any]):
-        """Keeps the keys that a class statement names, and their types as they are written."""
+        """Keeps the keys of a class statement, and their types as written."""
 
         def __init_subclass__(cls, *, total: bool) -> None:
             del total

@@ -26,14 +26,14 @@ def moment(moment_ns: int) -> str | None:
 
 
 def owner(number: int) -> str:
-    """Return an owner's number as in its file names. Text: JSON readers may round the number."""
+    """Return an owner's number as in its file names. As text: JSON readers may round numbers."""
     return f"{number:016x}"
 
 
 def body_document(body: bytes | None) -> dict[str, Any] | None:
-    """Return a payload or result: ``encoding`` says whether ``data`` is JSON, text or base64.
+    """Return a payload or result as JSON, text or base64, named by ``encoding``.
 
-    Numbers that JSON lacks, NaN and infinity, make it text.
+    A body with NaN or infinity, which JSON lacks, becomes text.
     """
     if body is None:
         return None
@@ -58,7 +58,7 @@ def _finite(text: str) -> float:
 
 
 def job_head(job: JobView) -> dict[str, Any]:
-    """Return one job's facts without its bodies and attempts: an entry of ``ls --json``."""
+    """Return a job's fields without its bodies and attempts: an entry of ``ls --json``."""
     return {
         "id": job.job_id,
         "state": str(job.state),
@@ -78,7 +78,7 @@ def job_head(job: JobView) -> dict[str, Any]:
 
 
 def attempt_document(attempt: AttemptView) -> dict[str, Any]:
-    """Return one delivery of a job."""
+    """Return one attempt of a job as a JSON document."""
     return {
         "number": attempt.number,
         "owner": owner(attempt.owner),
@@ -99,7 +99,7 @@ def _moment_or_none(time_ns: int) -> datetime | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptView:
-    """A delivery of a job in the log. Times are nanoseconds of wall time."""
+    """An attempt of a job. Times are nanoseconds of wall time."""
 
     number: int
     owner: int
@@ -111,39 +111,39 @@ class AttemptView:
     reason: str = ""
     #: its logged lines, compressed; see ``lines``
     stored_lines: bytes = field(default=b"", repr=False)
-    #: of the job
+    #: name of the job's task
     task: str = field(default="", compare=False)
-    #: the owner's process, where somebody asked who that was; else 0 and ""
+    #: the owner's process, if the caller asked for it; else 0 and ""
     pid: int = field(default=0, compare=False)
     worker: str = field(default="", compare=False)
     host: str = field(default="", compare=False)
 
     @property
     def started_at(self) -> datetime:
-        """Return when it began, in UTC."""
+        """Return its start, in UTC."""
         return utc_moment(self.started_ns)
 
     @property
     def ended_at(self) -> datetime | None:
-        """Return when it ended, in UTC; None while it runs."""
+        """Return its end, in UTC; None while it runs."""
         return utc_moment(self.ended_ns) if self.ended_ns else None
 
     @property
     def error(self) -> str:
-        """The class of the error, with its module unless everybody knows it; "" without one."""
+        """Class of the error, with its module unless that is builtins; "" without an error."""
         return self._failure[0]
 
     @property
     def message(self) -> str:
-        """Return what the error said, on one line."""
+        """Return the error's message, on one line."""
         return self._failure[1]
 
     @property
     def lines(self) -> str:
-        """Return what it logged, the latest of it; "" unless its task has ``keep_log``."""
+        """Return its latest logged lines; "" unless its task has ``keep_log``."""
         if not self.stored_lines:
             return ""
-        import zlib  # noqa: PLC0415 - few tasks keep any
+        import zlib  # noqa: PLC0415 - few tasks keep lines
 
         unpacker = zlib.decompressobj()
         try:
@@ -152,22 +152,22 @@ class AttemptView:
             return ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as a document of JSON, and the process where somebody asked for it."""
+        """Return the fields as a JSON document, with the process if the caller asked for it."""
         process = {"pid": self.pid, "worker": self.worker, "host": self.host}
         return attempt_document(self) | {name: value or None for name, value in process.items()}
 
     @property
     def fingerprint(self) -> str:
-        """Return what this failure has in common with others of its kind; "" unless it failed.
+        """Return a short name shared by failures of the same kind; "" unless the attempt failed.
 
-        Sixteen hex digits of task, class and message, numbers, ids, addresses and the like left
-        out: the same as in the pipeline's table ``failures``.
+        Sixteen hex digits computed from task, class and message, without numbers, ids, addresses
+        and the like. The pipeline's table ``failures`` has the same digits.
         """
         return self._failure[2]
 
     @property
     def _failure(self) -> tuple[str, str, str]:
-        # A few milliseconds to import, only needed for failures.
+        # Takes a few milliseconds to import, only needed for failures.
         from taskq.core.fingerprints import failure_of  # noqa: PLC0415
 
         return failure_of(self.task, self.outcome, self.reason)
@@ -195,45 +195,45 @@ class JobView:
     key: bytes | None = None
     headers: dict[str, str] = field(default_factory=dict)
     payload: bytes = b""
-    #: how the payload is stored, as flags of its record; 0: as it was given
+    #: storage of the payload, as flags of its record; 0: as given
     payload_flags: int = 0
     #: None unless the job succeeded and keeps a result
     result: bytes | None = None
     #: False for a job that was enqueued with store_result=False
     stores_result: bool = True
-    #: as ``payload_flags``
+    #: like ``payload_flags``
     result_flags: int = 0
-    #: why payload or result are left out here
+    #: the reason if payload or result are left out here
     problem: str = ""
-    #: why it is dead, or why its last attempt failed
+    #: the reason of its death, or of its last failed attempt
     reason: str = ""
     attempts: tuple[AttemptView, ...] = ()
 
     @property
     def enqueued_at(self) -> datetime:
-        """Return when it was enqueued, in UTC."""
+        """Return the time of its enqueue, in UTC."""
         return utc_moment(self.enqueued_ns)
 
     @property
     def due_at(self) -> datetime | None:
-        """Return when it is due, in UTC; None for at once, and while it waits for other jobs."""
+        """Return its due time, in UTC; None for at once, and while it waits for other jobs."""
         return _moment_or_none(self.due_ns)
 
     @property
     def expires_at(self) -> datetime | None:
-        """Return when it expires, in UTC; None for never, and once a worker has claimed it."""
+        """Return its expiry, in UTC; None for never, and once a worker has claimed it."""
         return _moment_or_none(self.expires_ns)
 
     @property
     def settled_at(self) -> datetime | None:
-        """Return when it ended, in UTC; None before that."""
+        """Return its end, in UTC; None before that."""
         return _moment_or_none(self.settled_ns)
 
     @property
     def arguments(self) -> dict[str, Any] | None:
-        """The arguments of the call by their names, as JSON has them; None for other payloads.
+        """Arguments of the call by name, as JSON values; None for other payloads.
 
-        ``"*"`` and ``"**"`` hold what goes to ``*args`` and ``**kwargs``.
+        ``"*"`` and ``"**"`` hold the values of ``*args`` and ``**kwargs``.
         """
         try:
             values = parse_json(self.payload) if self.task and self.payload is not None else None
@@ -242,7 +242,7 @@ class JobView:
         return values if isinstance(values, dict) else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as JSON: what ``taskq show --json`` prints, but for progress and flow."""
+        """Return a JSON document: the output of ``taskq show --json`` without progress and flow."""
         return {
             **job_head(self),
             "payload": body_document(self.payload),
@@ -254,7 +254,7 @@ class JobView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStats:
-    """Counts of one queue, now, and how it fares."""
+    """Counts, age and throughput of one queue."""
 
     queue: str
     scheduled: int = 0
@@ -266,10 +266,11 @@ class QueueStats:
     expired: int = 0
     #: its jobs wait until it is resumed
     paused: bool = False
-    #: since the oldest ready job was enqueued, or first due; None without one, or if not asked for
+    #: time since the oldest ready job was enqueued, or was due; None without one, or if not asked
+    #: for
     oldest_ready_seconds: float | None = None
-    #: jobs that succeeded or died, over the last minute, as the answering process saw it; None when
-    #: it has not looked for a second yet
+    #: jobs that succeeded or died per second, over the last minute, as seen by the answering
+    #: process; None before its first second
     throughput_per_second: float | None = None
 
     def __add__(self, more: QueueStats) -> QueueStats:
@@ -286,7 +287,7 @@ class QueueStats:
 
 
 class Waiting(NamedTuple):
-    """Count jobs that wait: ready ones, due ones of paused queues, and jobs of a later time."""
+    """Counts of waiting jobs: ready ones, due ones of paused queues, and not yet due ones."""
 
     ready: int = 0
     paused: int = 0
@@ -314,7 +315,7 @@ class Waiting(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """A distribution: mean and max are exact, the percentiles are off by at most an eighth."""
+    """A distribution with exact mean and max; the percentiles are off by at most an eighth."""
 
     count: int = 0
     mean: float = 0.0
@@ -326,34 +327,34 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Count what the engine of one process did since it opened the log."""
+    """Counts of the engine of one process since it opened the log."""
 
-    #: frames it appended, and the records in them
+    #: frames appended, and their records
     batches: int
     records: int
-    #: records of a batch
+    #: records per batch
     batch_records: Spread
-    #: (most records, how many batches), by size; sizes that never came are left out
+    #: (upper bound of records, number of batches), by size; sizes without batches are left out
     batch_histogram: tuple[tuple[int, int], ...]
     #: bytes appended to the log
     appended_bytes: int
-    #: of the jobs it enqueued
+    #: payload bytes of enqueued jobs
     payload_bytes: int
-    #: written beside the log: indexes, snapshots
+    #: bytes written outside the segments: indexes, snapshots
     upkeep_bytes: int
-    #: fsyncs of segments
+    #: time of fsyncs of segments
     sync_seconds: Spread
     #: fsyncs that took over a second
     slow_syncs: int
-    #: to get the writer lock, uncontended ones included
+    #: waits for the writer lock, including uncontended ones
     lock_wait_seconds: Spread
-    #: the longest time it held the lock, waits for fsync excluded
+    #: longest time the lock was held, without waits for fsync
     lock_hold_seconds_max: float
-    #: records it read to follow the log: of other processes, and from before it opened the log
+    #: records read to follow the log: of other processes, and from before the open
     caught_up_records: int
     #: seconds to open the log, with recovery, without the wait for the lock
     open_seconds: float
-    #: on the disk, when last looked at; None before that
+    #: free on the disk at the last look; None before that
     free_bytes: int | None
     #: enqueues are refused until there is more room
     is_disk_short: bool
@@ -367,9 +368,8 @@ class LogStats:
     segments: int
     #: bytes in all segments
     size: int
-    #: the lsn that the next record gets
     next_lsn: int
-    #: of the answering process; None when the log was only read
+    #: counts of the answering process; None when the log was only read
     engine: EngineStats | None = None
 
     def __str__(self) -> str:
@@ -392,7 +392,7 @@ class LogStats:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as a document of JSON, but for the engine."""
+        """Return the counts as a JSON document, without the engine."""
         return {
             "segments": self.segments,
             "size_bytes": self.size,
@@ -403,21 +403,21 @@ class LogStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """Jobs that a worker keeps back for now, and why. None: of any queue, of any task."""
+    """Jobs that a worker does not run for now, with the reason. None: of any queue, of any task."""
 
     queues: frozenset[str] | None = None
     tasks: frozenset[str] | None = None
-    #: their queue backs off; else a condition that they need does not hold
+    #: their queue backs off; else a condition of their task does not hold
     is_breaker: bool
-    #: all slots run jobs that wait for others: it runs nothing before one of them ends
+    #: all slots run jobs that wait for others: the worker runs nothing before one of them ends
     is_stuck: bool = False
-    #: for people, without an end
+    #: the reason for people, without a full stop
     text: str
     #: wall time
     since_ns: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as a document of JSON."""
+        """Return the fields as a JSON document."""
         return {
             "kind": "stuck" if self.is_stuck else "breaker" if self.is_breaker else "condition",
             "text": self.text,
@@ -433,11 +433,11 @@ class Serving:
 
     queues: frozenset[str] | None = None
     tasks: frozenset[str] | None = None
-    #: jobs that it runs at a time, 0 if that is not fixed
+    #: jobs that it runs at a time, 0 if the number is not fixed
     slots: int = 0
     holds: tuple[Hold, ...] = ()
     limits: Mapping[str, Limit] | None = None
-    #: process that ends it when it is asked to; 0: a program with other work, which nobody ends
+    #: process to end on a stop request; 0: a program with other work, which no stop request ends
     stops: int = 0
 
     def takes(self, queue: str, task: str) -> bool:
@@ -447,7 +447,7 @@ class Serving:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what it claims as a document of JSON."""
+        """Return the claims as a JSON document."""
         return {
             "queues": None if self.queues is None else sorted(self.queues),
             "tasks": None if self.tasks is None else sorted(self.tasks),
@@ -457,7 +457,7 @@ class Serving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentView:
-    """Show one file of the log, in bytes; it began at a wall time, 0 if it is empty."""
+    """A file of the log; ``begun_ns`` is wall time, 0 if it is empty."""
 
     name: str
     size: int
@@ -469,7 +469,7 @@ class SegmentView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitView:
-    """A limit of a task, or of one of its concurrency keys, and what is used of it."""
+    """A limit of a task, or of one of its concurrency keys, and its use."""
 
     task: str
     #: b"" for none
@@ -477,21 +477,21 @@ class LimitView:
     #: jobs that may run at a time, 0 for any number
     concurrency: int
     running: int
-    #: as people write it, "" for none
+    #: in the form that users write, "" for none
     rate: str
-    #: jobs that may start now, by both limits
+    #: jobs that may start now under both limits
     room: int
     #: ready jobs
     waiting: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as a document of JSON."""
+        """Return the fields as a JSON document."""
         return asdict(self) | {"key": self.key.decode(errors="backslashreplace")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerView:
-    """Show one process that has the log open, or had it when it died."""
+    """A process that has the log open, or had it open when it died."""
 
     owner: int
     pid: int
@@ -503,11 +503,11 @@ class OwnerView:
     running: int = 0
     #: claims of its workers; empty for a process that only enqueues
     serves: tuple[Serving, ...] = ()
-    #: of taskq and of Python; "" where it was too old to say
+    #: versions of taskq and of Python; "" if the process was too old to report them
     version: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as a document of JSON."""
+        """Return the fields as a JSON document."""
         return {
             "owner": owner(self.owner),
             "pid": self.pid,
@@ -523,7 +523,7 @@ class OwnerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """Bytes that were once durable and no longer read back.
+    """Bytes that were once durable and can no longer be read.
 
     The records from ``first_lsn`` up to, not including, ``next_lsn`` are damaged. ``salvaged`` of
     them could still be read, by their own CRCs. With ``size`` 0 the bytes are missing: they
@@ -536,18 +536,18 @@ class Damage:
     first_lsn: int
     next_lsn: int
     salvaged: int = 0
-    #: lsns among these that no record ever had: they were skipped when an epoch began
+    #: lsns in this range without a record: they were skipped when an epoch began
     skipped: int = 0
 
     @property
     def lost(self) -> int:
-        """Most records that are lost there."""
+        """Upper bound of the records lost there."""
         return max(self.next_lsn - self.first_lsn - self.skipped - self.salvaged, 0)
 
     def explain(self, directory: str, again: str = "") -> str:
         """Return what is lost and what to do, in words for people.
 
-        ``again``: the command that brings the records back, if there is one.
+        ``again`` is the command that brings the records back, if there is one.
         """
         where = f"behind offset {self.offset} of" if self.offset else "before"
         most = "up to " if self.skipped else ""
@@ -561,7 +561,7 @@ class Damage:
         )
 
     def as_dict(self) -> dict[str, str | int]:
-        """Return the same as a document of JSON."""
+        """Return the fields as a JSON document."""
         return {
             "segment": self.segment,
             "offset": self.offset,
@@ -582,21 +582,21 @@ class ProgressView(NamedTuple):
     at_ns: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as a document of JSON."""
+        """Return the fields as a JSON document."""
         return {"fraction": self.fraction, "message": self.message, "at": moment(self.at_ns)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """Report what a full read of a log found."""
+    """Findings of a full read of a log."""
 
     segments: int
     frames: int
     records: int
     damage: tuple[Damage, ...]
-    #: bytes after the last whole frame: a write that was cut short; the next writer sets them aside
+    #: bytes after the last whole frame: a short write, which the next writer sets aside
     torn_bytes: int = 0
-    #: ids of jobs with damaged records, as far as known
+    #: ids of jobs with damaged records, as far as they are known
     jobs: tuple[str, ...] = ()
     #: (first lsn, next lsn) of records whose loss a repair accepted: no damage
     accepted: tuple[tuple[int, int], ...] = ()
@@ -604,20 +604,20 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactedSegment:
-    """A segment that was removed, or could be, or why it stays."""
+    """A segment that was removed, could be removed, or stays."""
 
     segment: str
     size: int
-    #: bytes of its records that are still needed and are written again first
+    #: bytes of its needed records, which are written again first
     needed: int
-    #: why it may go, or why it stays
+    #: why it may be removed, or why it stays
     reason: str
     removed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactReport:
-    """Report what a compaction did, or would do."""
+    """Outcome of a compaction, or of its dry run."""
 
     segments: tuple[CompactedSegment, ...]
     #: jobs that were written again

@@ -1,4 +1,4 @@
-"""The one reason why a job is not running, decided from plain facts."""
+"""Decide the one reason why a job is not running, from plain facts."""
 
 from __future__ import annotations
 
@@ -22,74 +22,74 @@ if TYPE_CHECKING:
     from taskq.core.flows import HeldInputs
     from taskq.core.folds.agenda import Agenda
 
-#: Jobs ahead that are counted one by one; the text says "over" beyond that.
+#: Most jobs ahead that are counted one by one; beyond that the text says "over".
 AHEAD_MAX: Final = 10_000
 _NAMED_MAX: Final = 5
 _REASON_CHARACTERS_MAX: Final = 200
 
 
 class Why(enum.StrEnum):
-    """Name what keeps a job from running."""
+    """Reason why a job is not running."""
 
     #: it ran to its end
     SUCCEEDED = "succeeded"
-    #: it is a dead letter: its attempts are spent, or it was rejected
+    #: it is a dead letter: it used up its attempts, or was rejected
     DEAD = "dead"
     #: it was withdrawn
     CANCELLED = "cancelled"
-    #: its time passed before a worker came to it
+    #: it expired before a worker claimed it
     EXPIRED = "expired"
     #: nothing: it runs
     RUNNING = "running"
-    #: it ended, and went from a full disk before its time
+    #: it ended, and was removed early because the disk was full
     DROPPED = "dropped"
-    #: its worker is gone, and no other has taken it back yet
+    #: its worker is gone, and no other worker has taken it back yet
     WORKER_LOST = "worker_lost"
     #: other jobs of its flow have to succeed first
     INPUTS = "inputs"
-    #: it gave its slot back within its run, for a time, a signal or other jobs
+    #: its run is suspended, without a slot, for a time, a signal or other jobs
     WAITS = "waits"
-    #: its time has not come: delay, eta or backoff
+    #: it is not due yet: delay, eta or backoff
     NOT_DUE = "not_due"
     #: its queue or its task is paused
     PAUSED = "paused"
-    #: no worker is there
+    #: no worker runs
     NO_WORKER = "no_worker"
-    #: this is a hub's copy: workers are known on the device alone
+    #: this is a hub's copy: only the device knows its workers
     ELSEWHERE = "elsewhere"
-    #: the workers there are serve other queues
+    #: the running workers serve other queues
     QUEUE_NOT_SERVED = "queue_not_served"
     #: none of the workers of its queue has registered its task
     TASK_UNKNOWN = "task_unknown"
-    #: a condition that its task needs does not hold
+    #: a condition of its task does not hold
     CONDITION = "condition"
-    #: its queue backs off, since the network fails
+    #: its queue backs off after network failures
     BREAKER = "breaker"
-    #: as many jobs of its task, or of its key, run as may
+    #: the concurrency limit of its task, or of its key, is reached
     CONCURRENCY = "concurrency"
-    #: as many of them as may started just now
+    #: the rate of its task, or of its key, is used up
     RATE = "rate"
-    #: a process keeps the writer lock
+    #: another process keeps the writer lock
     LOCKED = "locked"
     #: jobs of higher priority come first
     BEHIND_PRIORITY = "behind_priority"
     #: older jobs come first
     BEHIND_OLDER = "behind_older"
-    #: it is next, but every slot is taken
+    #: it is the next job, but every slot is taken
     BUSY = "busy"
-    #: nothing: it is about to run
+    #: nothing: a worker is about to run it
     NEXT = "next"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """Explain why a job is not running.
+    """Reason why a job is not running.
 
     Attributes:
-        code: for programs.
-        text: one sentence for people.
-        until_ns: wall time at which that ends by itself, 0 if none is known.
-        ahead: jobs that are claimed before it, at most ``AHEAD_MAX`` older ones among them.
+        code: the reason, for programs.
+        text: the reason, as one sentence for people.
+        until_ns: wall time at which the reason ends by itself, 0 if unknown.
+        ahead: jobs that are claimed earlier; of older jobs at most ``AHEAD_MAX`` are counted.
     """
 
     code: Why
@@ -101,8 +101,8 @@ class Reason:
         return self.text
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a document of JSON: what ``taskq why --json`` prints besides the id."""
-        from taskq.core.views import moment  # noqa: PLC0415 - few ask
+        """Return a JSON document: the output of ``taskq why --json`` without the id."""
+        from taskq.core.views import moment  # noqa: PLC0415 - rarely called
 
         return {
             "code": self.code.value,
@@ -114,24 +114,24 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """Everything that the decision is made from.
+    """Facts for the decision.
 
     Attributes:
-        job: the job now.
+        job: the job.
         now_ns: wall time.
         directory: of the log, as an absolute path.
         tag: of the log.
-        owner: the process whose claim holds it, if one does.
-        paused: its queue is paused.
-        task_paused: its task is.
+        owner: the process whose claim it is under, if any.
+        paused: whether its queue is paused.
+        task_paused: whether its task is paused.
         ahead_higher: ready jobs of higher priority that its workers would claim first.
-        ahead_older: likewise older ones of its priority.
-        workers: the live processes that claim jobs; ``running`` is what each holds.
-        awaited: what it waits for in its flow.
-        waits: what it waits for within its run.
-        failed: inputs for whose sake it was cancelled, as (id, state); None if it was otherwise.
-        used_up: the limit that keeps it from running.
-        holder: the process that keeps the writer lock for longer than a batch takes, as text.
+        ahead_older: the same for older jobs of its priority.
+        workers: live processes that claim jobs; ``running`` is their number of jobs.
+        awaited: inputs that it waits for in its flow.
+        waits: its waits within its run.
+        failed: failed inputs that cancelled it, as (id, state); None if there are none.
+        used_up: the limit that it waits for.
+        holder: description of the process that has kept the writer lock for longer than a batch.
         holder_pid: its id, 0 for none.
     """
 
@@ -290,7 +290,7 @@ def _unserved(facts: JobFacts) -> Reason | None:
 
 
 def _kept_back(facts: JobFacts) -> Reason | None:
-    """Return what each worker that could run it waits for; one of them is named."""
+    """Return the reason if every worker that could run it holds it back; one worker is named."""
     job, first = facts.job, None
     for worker in facts.workers:
         for serving in worker.serves:
@@ -422,22 +422,22 @@ def _are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-# Jobs that wait since a limit of their task is used up.
+# Jobs that wait for a limit of their task.
 
 _HOLDERS_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsedLimit:
-    """A limit that is used up.
+    """A limit that is reached.
 
     Attributes:
         task: its task.
         key: the job's concurrency key, b"" for none.
-        concurrency: jobs that may run at a time, 0 if the rate is used up.
+        concurrency: most jobs running at a time, 0 if the rate is used up.
         running: the running jobs.
         rate: as text, such as "10/s".
-        next_ns: wall time from which on the rate lets a job start.
+        next_ns: wall time from which the rate allows a job to start.
     """
 
     task: str
@@ -448,7 +448,7 @@ class UsedLimit:
     next_ns: int = 0
 
     def text(self, tag: Tag, now_ns: int) -> str:
-        """Return one sentence for people; ``tag`` is the log's."""
+        """Return one sentence for people; ``tag`` is the log's tag."""
         whose = self.task
         if self.key:
             whose += f" with key {self.key.decode('utf-8', 'replace')!r:.60}"
@@ -466,7 +466,7 @@ _PAUSED: Final = BLOCKED_BY_PAUSE | BLOCKED_BY_TASK
 
 
 def used_up(agenda: Agenda, lsn: int, limit: Limit, now_ns: int) -> UsedLimit | None:
-    """Return which limit keeps a ready job from running; None if none does."""
+    """Return the limit that keeps a ready job from running; None if there is no such limit."""
     chunk = agenda.table.find(lsn)
     if chunk is None:
         return None
@@ -527,11 +527,11 @@ def _is_of(agenda: Agenda, job: int, task: str, key: bytes) -> bool:
 
 
 class Strays(NamedTuple):
-    """Count the jobs that wait in vain.
+    """Counts of waiting jobs that no worker takes.
 
     Attributes:
-        by_task: of queues that are served, by the tasks that no worker of them knows.
-        by_queue: of queues that no worker serves.
+        by_task: jobs of served queues, by tasks that no worker of the queue knows.
+        by_queue: jobs of queues without a worker.
     """
 
     by_task: Mapping[str, int]
@@ -561,9 +561,9 @@ def waiting_in(queues: Iterable[QueueStats]) -> Waiting:
 
 
 def waiting_jobs(agenda: Agenda) -> dict[tuple[str, str], Waiting]:
-    """Return how many jobs of each (queue, task) wait, and how.
+    """Return the counts of waiting jobs by (queue, task).
 
-    Jobs that were put as bytes are left out: a program that claims them registers no task.
+    Jobs that were put as bytes are left out: programs that claim them register no task.
     """
     counts: dict[tuple[str, str], Waiting] = {}
     for lane in agenda.lanes:
@@ -577,7 +577,7 @@ def waiting_jobs(agenda: Agenda) -> dict[tuple[str, str], Waiting]:
 def strays_of(
     waiting: Mapping[tuple[str, str], Waiting], servings: Iterable[Serving], *, due: bool = False
 ) -> Strays:
-    """Return the jobs that none of the workers would take; with ``due`` the ready ones alone."""
+    """Return the jobs that no worker would take; with ``due`` only the ready ones."""
     servings = list(servings)
     by_task: Counter[str] = Counter()
     by_queue: Counter[str] = Counter()

@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from taskq.core import schedules, sources
 
 _NOW_DUE: Final = int(kinds.BY_TIME[State.SCHEDULED])
-#: Attribute of a lane that counts the jobs of this ending.
+#: Attribute of a lane that counts the jobs with this end.
 _COUNTED: Final = {kind: str(kinds.after(State.RUNNING, kind)) for kind in kinds.ENDS}
 _ALL: Final = 2**62
 _TIED: Final = jobtable.META_FLOW | META_STEPS
-#: Flags of jobs whose success must also forget an expiry or steps.
+#: Flags of jobs with an expiry or steps to forget at their success.
 _SPECIAL: Final = META_EXPIRES | META_STEPS
-#: Jobs that turn ready in one batch, so that a million of one moment do not hold the writer lock.
+#: Jobs that turn ready in one batch: a million due at once would hold the writer lock too long.
 PROMOTE_MAX: Final = 4_096
-#: Stale entries per check whether to sweep: that spreads the work.
+#: Stale entries between two checks for a sweep, which spreads the work.
 _SWEEP_EVERY: Final = 64
 
 
 class Agenda:
-    """Every unsettled job, and which of them may be claimed.
+    """Every unsettled job, and the jobs that may be claimed.
 
     ``apply_*`` take plain numbers. The live log calls them for its own records, the decoder for
     records of other processes. They check nothing: a record is a fact. Decisions use ``order``,
@@ -58,20 +58,20 @@ class Agenda:
         table: every unsettled job.
         dead: dead letters by job: location of the job's ENQUEUED record (or of the record that
             carries it), lane, and in ``meta`` the second of wall time of its death.
-        running: job -> (token, epoch, owner): the claim that holds it.
+        running: job -> (token, epoch, owner) of its claim.
         leases: deadlines of these claims, and requests to cancel them.
         flows: jobs that wait for others.
         steps: steps, signals and waits of jobs that resume their runs.
-        times: when scheduled jobs are due, and when jobs expire.
-        ages: since when ready jobs wait, and the current moment.
-        schedules: how far each schedule has ticked, by its name.
-        sources: how far jobs were taken from each source, by its name.
-        controls: what people changed at run time, by name.
-        steered: changes of controls and schedules, but for ticks, since this object was made.
-        queues: the lanes, and which of them have jobs to claim.
+        times: due times of scheduled jobs, and expiries.
+        ages: times since when ready jobs wait, and the current moment.
+        schedules: last tick of each schedule, by name.
+        sources: position of each source, by name.
+        controls: settings that people changed at run time, by name.
+        steered: changes of controls and schedules since this object was made, without ticks.
+        queues: the lanes, and the lanes with jobs to claim.
         lanes: all lanes by number.
         groups: limits of tasks, each with its lanes.
-        order: which ready job is next.
+        order: order of claims.
         floor_lsn: segments that begin before it may be gone.
         edits: edits of waiting jobs since this object was made.
     """
@@ -94,15 +94,15 @@ class Agenda:
         self.edits: int = 0
         self.steered: int = 0
         self._scheduled = self._expiring = self._left = 0
-        # Used for each job. A bound method kept here would cost more than the lookup.
+        # Used for each job. Keeping a bound method would cost more than this lookup.
         self.lanes: list[lanes.Lane] = self.queues.lanes
         self.groups: lanes.LimitGroups = self.queues.groups
-        #: passed on with each job that leaves
+        #: handed to each lane when a job leaves it
         self._is_fresh = self.table.is_fresh
 
     @property
     def moment(self) -> int:
-        """Now, in shifted time; see ``Timetable``."""
+        """Current moment, in shifted time; see ``Timetable``."""
         return self.ages.moment
 
     # -- apply ------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class Agenda:
         self._expiring += 1
 
     def apply_claimed(self, job: int, token: int, epoch: int, owner: int, attempt: int) -> bool:
-        """Apply a claim of another process. False: the job is unknown here."""
+        """Apply a claim of another process. False: the job is not in this fold."""
         if self.leases:
             self.leases.drop(job)
         chunk = self.table.find(job)
@@ -206,9 +206,9 @@ class Agenda:
             self.groups.rated(lane.group, self.ages.moment, 1, most, window_ns)
 
     def apply_cancel_asked(self, job: int, token: int) -> None:
-        """A caller wants the job under this claim cancelled; an older claim is ignored.
+        """Note that a caller wants the job under this claim cancelled; an older claim is ignored.
 
-        The job ends with the claim, unless that succeeds.
+        The job ends with the claim, unless the attempt succeeds.
         """
         claim = self.running.get(job)
         if claim is not None and claim[0] == token:
@@ -216,7 +216,7 @@ class Agenda:
             self.steps.orphans.pop(job, None)
 
     def apply_back(self, job: int, attempt: int, due_ns: int, now_ns: int) -> bool:
-        """Let a running job wait again. False: unknown here."""
+        """Let a running job wait again. False: the job is not in this fold."""
         self.running.pop(job, None)
         if self.leases:
             self.leases.drop(job)
@@ -230,7 +230,7 @@ class Agenda:
         if meta & STATE_MASK == SCHEDULED and not (meta & _TIED and self._let_go(job, meta)):
             self.times.forget(job)
         if meta & (META_EXPIRES | STATE_MASK) == META_EXPIRES | RUNNING:
-            # A claimed job does not expire any more.
+            # A claimed job no longer expires.
             meta &= ~META_EXPIRES
             self._expiring -= 1
         waits = due_ns > now_ns
@@ -254,9 +254,9 @@ class Agenda:
         needs: int | None,
         awaiting: bytes = b"",
     ) -> bool:
-        """A waiting job waits otherwise, by the record at ``location``. False: unknown here.
+        """Move a waiting job by the record at ``location``. False: the job is not in this fold.
 
-        The rest is as for ``apply_carried``. When it expires, and its attempts, stay as they are.
+        Arguments are as for ``apply_carried``. The job's expiry and attempts stay.
         """
         self.edits += 1
         self.running.pop(job, None)
@@ -285,7 +285,7 @@ class Agenda:
         return True
 
     def apply_ended(self, kind: int, job: int, now_ns: int = 0) -> bool:
-        """A job is settled for good. False: unknown here (it ended before, or was damaged)."""
+        """Settle a job for good. False: it is not in this fold (ended before, or damaged)."""
         self.running.pop(job, None)
         if self.leases:
             self.leases.drop(job)
@@ -299,7 +299,7 @@ class Agenda:
         lane = self.lanes[chunk.lanes[index]]
         self._leave(lane, job, meta)
         home = lane.home
-        if kind == SUCCESS:  # the common one, without getattr
+        if kind == SUCCESS:  # the common case, without getattr
             home.succeeded += 1
         else:
             name = _COUNTED[kind]
@@ -318,9 +318,9 @@ class Agenda:
         return True
 
     def apply_succeeded(self, jobs: list[int]) -> None:
-        """Do as ``apply_ended`` for jobs that this process ran well."""
+        """Do as ``apply_ended`` for jobs that succeeded in this process."""
         table, lanes, running = self.table, self.lanes, self.running
-        leases = self.leases or None  # asked once, not for each job
+        leases = self.leases or None  # asked once, not per job
         find, remove = table.find, table.remove
         done = self._succeed_runs(jobs) if leases is None else 0
         for job in islice(jobs, done, None):
@@ -343,7 +343,7 @@ class Agenda:
                 self._succeeded_in_group(lane, lane.group)
 
     def _succeed_runs(self, jobs: list[int]) -> int:
-        """Apply the successes of the first jobs that stand side by side; how many they are."""
+        """Apply the successes of leading runs of jobs with adjacent rows; return their count."""
         table, at = self.table, 0
         while len(jobs) - at >= RUN_MIN:
             run = table.find_run(jobs, at)
@@ -371,7 +371,7 @@ class Agenda:
         return known is not None and known.is_paused
 
     def apply_steered(self, control: sources.SourceRecord) -> None:
-        """Somebody changed a control; a task's takes effect at once."""
+        """Apply a changed control; a task's control takes effect at once."""
         name, state = control
         if state.position:
             self.controls[name] = state
@@ -383,17 +383,17 @@ class Agenda:
             self.queues.steer(name.removeprefix(controls.TASK), wish)
 
     def apply_clock(self, step_ns: int) -> None:
-        """Wall time made a step: relative moments move with it."""
+        """Apply a step of wall time: relative moments move with it."""
         self.times.step(step_ns)
         self.leases.shift_ns += step_ns
 
     def left_of_calls(self, job: int, ended: int) -> int:
-        """Return how many jobs live of the call of which the fewest do, of several awaited calls.
+        """Return the smallest number of live jobs in one call, of several awaited calls.
 
-        A job that waits for one call or none lacks nothing more.
+        Return 0 for a job that waits for at most one call.
         """
         calls = self.steps.awaited_calls(job)
-        if len(calls) < 2:  # noqa: PLR2004 - one alone
+        if len(calls) < 2:  # noqa: PLR2004 - a single call
             return 0
         table, index = self.table, self.table.index
         left = [
@@ -406,9 +406,9 @@ class Agenda:
     # -- decide -----------------------------------------------------------------------------------
 
     def promote(self, now_ns: int, count: int = PROMOTE_MAX) -> None:
-        """Turn scheduled jobs ready whose time has come; it is ``now_ns`` of wall time.
+        """Turn due scheduled jobs ready; ``now_ns`` is wall time.
 
-        At most ``count`` of each kind.
+        At most ``count`` jobs with relative and ``count`` with wall due times.
         """
         self.ages.moment = max(now_ns - self.times.shift_ns, 0)
         for moment, job in self.times.due(now_ns, count):
@@ -429,12 +429,12 @@ class Agenda:
             self.enter_ready(lane, job, moment)
 
     def see(self, now_ns: int) -> None:
-        """Promote and expire jobs as of ``now_ns``, for a reader that writes nothing."""
+        """Promote and expire jobs as of ``now_ns``, for a reader that never writes."""
         self.promote(now_ns, _ALL)
         self.times.find_over(now_ns)
 
     def begin_frame(self, lsn: int, now_ns: int) -> None:
-        """A frame that begins with ``lsn`` has that wall time: jobs due by then are ready."""
+        """Begin a frame with this first lsn and wall time: jobs due by then are ready."""
         self.promote(now_ns, _ALL)
         self.ages.note(lsn, self.ages.moment)
 
@@ -445,16 +445,16 @@ class Agenda:
         return chunk.locations[self.table.index]
 
     def attempt(self, job: int) -> int:
-        """Attempts counted so far of an unsettled job, 0 for an unknown one."""
+        """Return the attempts counted so far of an unsettled job, 0 for an unknown job."""
         chunk = self.table.find(job)
         if chunk is None:
             return 0
         return (chunk.metas[self.table.index] & ATTEMPT_MASK) >> ATTEMPT_SHIFT
 
     def ready_since_ns(self, job: int, enqueued_ns: int) -> int:
-        """Wall time since when a ready job waits, as the clock stands now.
+        """Return the wall time since when a ready job waits, by the present clock.
 
-        0 if that is ``enqueued_ns``, when it was enqueued as the clock stood then.
+        0 if the job waits since ``enqueued_ns``, its enqueue by the clock of that time.
         """
         shift, ages = self.times.shift_ns, self.ages
         back = self.order.back_since(job)
@@ -463,15 +463,15 @@ class Agenda:
         if not ages.dates(job):
             return 0
         since = ages.since(job) + shift
-        # It may seem one step older; larger differences are steps of the clock.
+        # The difference may be one ``step_ns``; a larger one is a step of the clock.
         return 0 if 0 <= enqueued_ns - since <= ages.step_ns else since
 
     def next_due_ns(self) -> int | None:
-        """Wall time before which no scheduled job turns ready; None if none is scheduled."""
+        """Return a wall time before which no scheduled job turns ready; None without any."""
         return self.times.next_due_ns()
 
     def first_due_ns(self) -> int | None:
-        """Wall time at which the next scheduled job is due; stale entries are left out."""
+        """Return the wall time at which the next scheduled job is due, stale entries left out."""
         dues: dict[bool, int] = {}
         for moments, jobs, is_wall in self.times.blocks():
             if is_wall not in dues:
@@ -482,28 +482,28 @@ class Agenda:
         return min(dues.values(), default=None)
 
     def next_rate_ns(self) -> int | None:
-        """Wall time at which a rate lets jobs be claimed again; None if none holds any back."""
+        """Return the wall time at which a rate next allows claims; None if no job waits for it."""
         due = self.groups.due
         return due[0][0] + self.times.shift_ns if due else None
 
     def next_expiry_ns(self) -> int | None:
-        """Wall time before which no job expires; None if none does."""
+        """Return a wall time before which no job expires; None if no job expires."""
         return self.times.next_expiry_ns()
 
     def expired(self, now_ns: int, count: int) -> list[int]:
-        """At most ``count`` waiting jobs that are expired now; the caller records each."""
+        """Return at most ``count`` waiting jobs that are expired now; the caller records each."""
         jobs = []
         for job in self.times.expired(now_ns, count):
             chunk = self.table.find(job)
             meta = 0 if chunk is None else chunk.metas[self.table.index]
-            if meta & META_EXPIRES and meta & STATE_MASK != RUNNING:  # neither settled nor claimed
+            if meta & META_EXPIRES and meta & STATE_MASK != RUNNING:  # neither settled nor running
                 jobs.append(job)
         return jobs
 
     # -- inside -----------------------------------------------------------------------------------
 
     def note_scheduled(self, job: int, due_ns: int, is_wall: bool) -> None:
-        """A job of the table waits until ``due_ns``; TIME_NS_MAX: without a due time."""
+        """Note that a job of the table waits until ``due_ns``; TIME_NS_MAX: no due time."""
         self._scheduled += 1
         if due_ns < TIME_NS_MAX:
             self.times.wait(job, due_ns, is_wall)
@@ -519,9 +519,9 @@ class Agenda:
             self.flows.hold(job, needs)
 
     def enter_ready(self, lane: lanes.Lane, job: int, moment: int | None = None) -> None:
-        """A job of the table may be claimed, in its old place; it waits since ``moment``.
+        """Let a job of the table be claimed again, in its old place.
 
-        That is in shifted time; None: from now on. Its meta has META_BACK.
+        It waits since ``moment`` of shifted time; None: from now on. Its meta has META_BACK.
         """
         moment = self.ages.moment if moment is None else max(moment, 0)
         self.ages.note_ready(moment)
@@ -548,7 +548,7 @@ class Agenda:
         token: int,
         epoch: int,
     ) -> int:
-        """Claim the jobs from ``number`` on that are ready in one lane; returns how many."""
+        """Claim the ready jobs of one lane, from index ``number`` on; return the count."""
         find, table, running = self.table.find, self.table, self.running
         lane: lanes.Lane | None = None
         start = number
@@ -631,7 +631,7 @@ class Agenda:
             for child in steps.called_by(job):
                 if self.table.find(child) is not None and child not in self.leases.asked:
                     steps.orphans[child] = None
-        if kind not in DEATHS:  # a letter may be requeued, and goes on then
+        if kind not in DEATHS:  # a dead letter may be requeued, and then resumes its run
             steps.drop(job)
         steps.orphans.pop(job, None)
 
@@ -667,12 +667,12 @@ def apply_carried(
     needs: int | None = None,
     awaiting: bytes = b"",
 ) -> None:
-    """Set the job's location and state.
+    """Set the job's location and state from a CARRIED record.
 
-    ``meta`` holds flags and attempts; ``expires`` and ``due`` are moments, 0 for none, and whether
-    they are wall time; ``claim`` is (token, epoch, owner) of a running job; ``since_ns`` is the
-    wall time since when a ready job waits; ``needs`` are the inputs of a held job; ``awaiting`` are
-    the waits within its run, see ``Steps.awaiting``.
+    ``meta`` holds flags and attempts; ``expires`` and ``due`` are (moment, whether it is wall
+    time), with 0 for no moment; ``claim`` is (token, epoch, owner) of a running job; ``since_ns``
+    is the wall time since when a ready job waits; ``needs`` are the inputs of a held job;
+    ``awaiting`` are the waits within its run, see ``Steps.awaiting``.
     """
     if state is State.DEAD:
         _apply_carried_dead(agenda, job, location, lane, ended_ns)
@@ -755,7 +755,7 @@ def apply_requeued(
     lane: lanes.Lane,
     meta: int,
 ) -> None:
-    """A dead letter is ready again, no attempt counted; ``meta`` holds flags only."""
+    """Make a dead letter ready again, without an attempt; ``meta`` holds flags only."""
     forget_dead(agenda, job)
     if agenda.table.find(job) is not None:
         return
@@ -776,7 +776,7 @@ def forget_dead(agenda: Agenda, job: int) -> bool:
 
 
 def apply_tallied(lane: lanes.Lane, succeeded: int, cancelled: int, expired: int) -> None:
-    """Set the lane's totals of ended jobs; a fold may have seen only some of their records.
+    """Set the lane's totals of ended jobs, since a fold may have seen only some of their records.
 
     Dead letters are left out: each is carried by a record of its own, and counted.
     """
@@ -796,10 +796,10 @@ def apply_step(
     called: tuple[int, int] | None = None,
     form: int = steps.Form.STEP,
 ) -> None:
-    """A step of a job is done; see ``Steps.apply_step``.
+    """Note a finished step of a job; see ``Steps.apply_step``.
 
-    ``title`` is its name and number; ``called`` the first of the jobs that it enqueued and that are
-    cancelled with this one, and how many.
+    ``title`` is its name and number. ``called`` is (first job, count) of the jobs that the step
+    enqueued and that are cancelled together with this one.
     """
     steps = agenda.steps
     steps.apply_step(job, place, location, taken, once, form)
@@ -811,7 +811,7 @@ def apply_step(
 
 
 def apply_begun(agenda: Agenda, job: int, packed: bytes) -> None:
-    """A running job begins these waits; its run goes on."""
+    """Note waits that a running job begins without suspending its run."""
     agenda.steps.apply_begun(job, shifted(packed, -agenda.times.shift_ns))
     _mark(agenda, job)
 
@@ -830,9 +830,9 @@ def apply_waiting(
     packed: bytes,
     needs: int | None,
 ) -> None:
-    """A running job suspends its run for these waits, until ``due_ns`` at the latest.
+    """Suspend the run of a job for these waits, until ``due_ns`` at the latest.
 
-    It does not wait at all if that has passed. ``needs`` is as for ``apply_held``.
+    If ``due_ns`` has passed, the job does not wait. ``needs`` is as for ``apply_held``.
     """
     if not agenda.apply_back(job, attempt, due_ns, now_ns):
         return

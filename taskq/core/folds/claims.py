@@ -34,7 +34,7 @@ from taskq.core.model import PRIORITY_MAX
 from taskq.core.parsing import whole
 from taskq.core.views import QueueStats
 
-#: Free numbers of forgotten lanes beyond twice the lanes, before the list is trimmed.
+#: Free numbers of forgotten lanes, beyond twice the number of lanes, before a trim.
 _FREE_MAX: Final = 1_024
 #: Placeholder for a forgotten lane: no queue, no task, no jobs.
 GONE: Final = Lane(0, bytes(2), 0)
@@ -43,17 +43,18 @@ GONE.queue = GONE.task = "\0"
 
 
 class LaneQueues:
-    """Lanes, and for each priority the lanes with jobs to claim.
+    """Every lane, and the lanes with jobs to claim by priority.
 
     Args:
-        ages: notes jobs that may be claimed again.
+        ages: gets the moments of jobs that may be claimed again.
 
     Attributes:
         lanes: all lanes by number.
-        ready: lanes with jobs to claim, by priority; for lanes with a key their family.
+        ready: lanes with jobs to claim, by priority; lanes with a key are represented by their
+            family.
         groups: limits of tasks, each with its lanes.
-        paused: names of the queues that are paused.
-        paused_tasks: likewise of tasks.
+        paused: names of paused queues.
+        paused_tasks: names of paused tasks.
     """
 
     def __init__(self, ages: Ages) -> None:
@@ -66,7 +67,7 @@ class LaneQueues:
         self.paused_tasks: set[str] = set()
         self._by_key: tuple[dict[bytes, Lane], ...] = tuple({} for _ in range(PRIORITY_MAX + 1))
         self._families: dict[Lane, Family] = {}
-        #: numbers of lanes that were forgotten
+        #: numbers of forgotten lanes
         self._free: list[int] = []
         self.groups: LimitGroups = LimitGroups(self.lanes, self.block, self.unblock)
 
@@ -105,14 +106,14 @@ class LaneQueues:
         self.shut(lane)
 
     def unblock(self, lane: Lane, why: int) -> None:
-        """Clear a reason; if it was the last, the lane's jobs may be claimed again."""
+        """Clear a reason; after the last one, the lane's jobs may be claimed again."""
         lane.blocked &= ~why
         if lane.ready and not lane.blocked:
             self.open(lane)
             self._ages.note_ready(lane.waits_since(self._ages))
 
     def retire(self, lane: Lane) -> None:
-        """Forget an empty lane with a concurrency key; its number is used again.
+        """Forget an empty lane with a concurrency key, and reuse its number.
 
         There may be as many keys as jobs.
         """
@@ -151,7 +152,7 @@ class LaneQueues:
                 self.unblock(lane, BLOCKED_BY_PAUSE)
 
     def steer(self, task: str, wish: TaskWish) -> None:
-        """Pause or resume a task, and give it other limits."""
+        """Pause or resume a task, and apply other limits to it."""
         if wish.paused != (task in self.paused_tasks):
             self.paused_tasks ^= {task}
             change = self.block if wish.paused else self.unblock
@@ -210,7 +211,7 @@ class LaneQueues:
             if family is None:
                 family = self._families[base] = Family(base)
             lane.family = family
-            lane.queue, lane.task = base.queue, base.task  # one string for all of them
+            lane.queue, lane.task = base.queue, base.task  # one string object for all lanes
         self.groups.join(lane)
 
 
@@ -231,15 +232,15 @@ def _queue_stats(name: str, lanes: list[Lane], *, paused: bool) -> QueueStats:
     )
 
 
-#: Keyed lanes of each family that a claim looks at once jobs have waited for a window. They have
-#: the oldest jobs; in other lanes only returned jobs could have a higher level.
+#: Keyed lanes of each family that a claim compares once jobs have waited for a window. These lanes
+#: have the oldest jobs; in other lanes only returned jobs could have a higher level.
 _FRONT_MIN: Final = 64
-#: Expired jobs that the claims of one batch may skip: each is then recorded.
+#: Expired jobs that one batch of claims may skip; an EXPIRED record is written for each.
 PASSED_MAX: Final = 1_024
 
 
 class JobColumns:
-    """Claimed jobs as columns: a tuple per job would cost a fourth of the claim."""
+    """Claimed jobs as columns: a tuple per job would add a fourth to the cost of a claim."""
 
     __slots__ = ("attempts", "jobs", "lanes", "locations", "metas")
 
@@ -287,8 +288,8 @@ class ClaimOrder:
 
     A job's level is its priority plus one for each starvation window that it has waited, up to 9. A
     lane keeps its fresh jobs by age and the earliest moment of its other jobs, so a claim compares
-    only heads and drains lanes level by level. While no job has waited for a whole window, which
-    one comparison shows, levels are priorities.
+    only heads and drains lanes level by level. While no job has waited for a whole window, levels
+    are priorities; one comparison shows that.
 
     Attributes:
         passed: expired jobs that a claim skipped. They have left their lanes, so the caller records
@@ -301,15 +302,16 @@ class ClaimOrder:
         self._table = table
         self._queues = queues
         self._ages = ages
-        # Never replaced, and used by each claim.
+        # Never replaced, and used by every claim.
         self._lanes, self._ready, self._groups = queues.lanes, queues.ready, queues.groups
 
     def take(
         self, count: int, queues: frozenset[str] | None, tasks: frozenset[str] | None
     ) -> JobColumns:
-        """Claim up to ``count`` ready jobs: highest level first, oldest first within one.
+        """Claim up to ``count`` ready jobs: highest level first, oldest first within a level.
 
-        The jobs are running afterwards; the caller records the claims and fills ``running``.
+        The jobs are in state running afterwards; the caller records the claims and fills
+        ``running``.
         """
         ages = self._ages
         if self._groups.due:
@@ -339,9 +341,9 @@ class ClaimOrder:
         return taken
 
     def _take_all(self, lanes: list[Lane | Family], count: int, taken: JobColumns) -> bool:
-        """Claim all jobs of several lanes without a limit at once; False: they are too many.
+        """Claim all jobs of several lanes without limits at once; False if there are too many.
 
-        Jobs of different lanes alternate, and lane by lane each run would be a few jobs.
+        Jobs of different lanes alternate, so claiming lane by lane would make runs of a few jobs.
         """
         if self._times.over:
             return False
@@ -369,7 +371,7 @@ class ClaimOrder:
         return any(True for level in self._ready for _ in _served(level, queues, tasks))
 
     def next_ready(self, count: int, queues: frozenset[str] | None) -> list[int]:
-        """Return the next jobs that ``take`` would claim, left where they are."""
+        """Return the next jobs that ``take`` would claim, without claiming them."""
         jobs: list[int] = []
         seen: set[int] = set()
         bounds = self._ages.bounds(self._ages.moment)
@@ -388,9 +390,9 @@ class ClaimOrder:
         return jobs
 
     def back_since(self, job: int) -> int | None:
-        """Return since when a returned or delayed job is ready, in shifted time.
+        """Return the moment of shifted time since when a returned or delayed job is ready.
 
-        None for a fresh job: it waits since it was enqueued.
+        None for a fresh job, which waits since its enqueue.
         """
         chunk = self._table.find(job)
         if chunk is None:
@@ -408,7 +410,7 @@ class ClaimOrder:
         return min(priority + (waited // window if window else 0), PRIORITY_MAX)
 
     def ahead(self, job: int, lanes: Iterable[Lane], most: int) -> tuple[int, int]:
-        """Count the jobs of these lanes that ``take`` would claim before it: (higher level, older).
+        """Count the jobs of these lanes that ``take`` would claim first: (higher level, older).
 
         At most ``most`` jobs of a lane are counted one by one.
         """
@@ -430,9 +432,9 @@ class ClaimOrder:
         return higher, min(older, most)
 
     def oldest_ready(self) -> dict[str, tuple[int, ...]]:
-        """Return per queue one or two candidates for its oldest ready job.
+        """Return one or two candidates per queue for its oldest ready job.
 
-        They are the first of its fresh jobs and the first of its returned jobs.
+        They are the first fresh job and the first returned job.
         """
         firsts: dict[tuple[str, bool], int] = {}
         for lane in self._lanes:
@@ -449,10 +451,10 @@ class ClaimOrder:
                 oldest[queue] = (*oldest.get(queue, ()), job)
         return oldest
 
-    # -- waiting for long -------------------------------------------------------------------------
+    # -- aged jobs -------------------------------------------------------------------------------
 
     def _is_any_aged(self) -> bool:
-        """Return whether a ready job has waited for a window; if not, put off the next check."""
+        """Return whether a ready job has waited for a window; if not, postpone the next check."""
         ages = self._ages
         if not ages.window_ns:
             ages.aged_at = NO_JOB
@@ -482,7 +484,7 @@ class ClaimOrder:
                 bound = _bound(lane, bounds, level)
                 most = self._most(lane, count - len(taken))
                 if not most:
-                    continue  # its group reached its limit meanwhile
+                    continue  # its group is at its limit by now
                 self._claim(lane, lane.pop_within(most, below, *bound), taken)
                 if not (lane.ready and lane.entries) or lane.blocked:
                     continue
@@ -502,7 +504,7 @@ class ClaimOrder:
         queues: frozenset[str] | None,
         tasks: frozenset[str] | None,
     ) -> list[list[Lane]]:
-        """Return the lanes that a claim of ``count`` jobs looks at, by their highest level."""
+        """Return the lanes that a claim of ``count`` jobs compares, by their highest level."""
         levels: list[list[Lane]] = [[] for _ in range(PRIORITY_MAX + 1)]
         for ready in self._ready:
             for top in _served(ready, queues, tasks):
@@ -526,7 +528,7 @@ class ClaimOrder:
             if number:
                 self._groups.took(lane.group, self._ages.moment, number)
             if lane.family is not None and lane.ready and not lane.blocked:
-                self._queues.open(lane)  # with another job at its head
+                self._queues.open(lane)  # again, by the job that is now at its head
 
     def _claim_each(self, jobs: Iterable[int], taken: JobColumns) -> None:
         find, table, lanes = self._table.find, self._table, self._lanes
@@ -539,7 +541,7 @@ class ClaimOrder:
             if meta & FRESH_MASK != READY and (
                 meta & STATE_MASK != READY or lane.back_since(job) is not None
             ):
-                continue  # a stale entry; the job may be ready in another place
+                continue  # a stale entry; the job may be ready at another place
             if meta & ATTEMPT_MASK != ATTEMPT_MASK:
                 meta += ATTEMPT_UNIT
             meta = (meta & ~STATE_MASK) | RUNNING
@@ -555,7 +557,7 @@ class ClaimOrder:
 
     def _is_over(self, job: int) -> bool:
         chunk = self._table.find(job) if job in self._times.over else None
-        # A dead letter that is ready again has lost the expiry of its first life.
+        # A requeued dead letter has lost the expiry of its first life.
         return chunk is not None and bool(chunk.metas[self._table.index] & META_EXPIRES)
 
     def _ready_lane(self, job: int) -> int:
@@ -566,7 +568,7 @@ class ClaimOrder:
         return chunk.lanes[index]
 
     def _claim_runs(self, lane: Lane, jobs: list[int], taken: JobColumns) -> int:
-        """Claim leading runs of jobs with adjacent rows; return how many jobs were handled."""
+        """Claim leading runs of jobs with adjacent rows; return the number of jobs handled."""
         at = 0
         while len(jobs) - at >= RUN_MIN:
             run = self._table.find_run(jobs, at)
@@ -597,7 +599,7 @@ class ClaimOrder:
         """Claim from a lane with a group. A family has one entry among the heads."""
         family = lane.family
         most = self._most(lane, count)
-        if most:  # else its group reached its limit meanwhile
+        if most:  # 0: its group is at its limit by now
             if family is not None:
                 family.drop(lane)
                 below = min(below, family.head())
@@ -615,7 +617,7 @@ class ClaimOrder:
         if group is None or lane.blocked:
             return 0 if lane.blocked else count
         room = group.room(self._ages.moment)
-        if not room:  # although its lanes are open
+        if not room:  # its lanes should be closed
             self._groups.judge(group, self._ages.moment)
         return min(count, room)
 
@@ -657,19 +659,19 @@ def _top(lane: Lane, bounds: Bounds) -> int:
     return level
 
 
-# Weights of queues: no queue starves another.
+# Weights of queues, so that no queue starves another.
 #
-# Deficit round robin: each queue in turn gets as many claims as its weight, and the next claim
-# finishes a turn that was cut short. A queue without jobs loses its turn and saves nothing up.
-# Priority and age decide only within a queue.
+# Deficit round robin: each queue in turn gets as many claims as its weight. The next claim finishes
+# an incomplete turn. A queue without jobs loses its turn. Priority and age decide only within a
+# queue.
 
 WEIGHT_MAX: Final = 1_000
-#: Rounds that a claim of many jobs makes at most; in each, a queue gets many times its weight.
+#: Most rounds of one claim; for a claim of many jobs, a turn is a multiple of the weight.
 _ROUNDS: Final = 4
 
 
 class Weights:
-    """The turns of one worker's queues. Used by one thread.
+    """Turns of one worker's queues. Used by one thread.
 
     Args:
         shares: name of each queue and its weight, 1 to WEIGHT_MAX.
@@ -692,7 +694,7 @@ class Weights:
         """Return the weight of a queue or of a log.
 
         Raises:
-            UsageError: it is out of range.
+            UsageError: the weight is out of range.
         """
         number = whole(weight, name)
         if not 1 <= number <= WEIGHT_MAX:
@@ -709,7 +711,7 @@ class Weights:
         """Claim like ``ClaimOrder.take``, shared among the queues by weight."""
         taken = JobColumns()
         factor = max(count // (self._total * _ROUNDS), 1)
-        if self._left:  # perhaps from a claim of more jobs
+        if self._left:  # perhaps left by a larger claim
             self._left = min(self._left, self._turns[self._turn][1] * factor)
         empty = 0
         while len(taken) < count and empty < len(self._turns):

@@ -1,8 +1,8 @@
-"""Dedup keys and the jobs that hold them. A fold of the log."""
+"""Dedup keys and the jobs that hold them, a fold of the log."""
 
 from __future__ import annotations
 
-# The same as in hashlib, which loads OpenSSL: 4 MiB.
+# The same function as in hashlib, without loading OpenSSL (4 MiB).
 from _blake2 import blake2b
 from array import array
 from bisect import bisect_left, bisect_right
@@ -11,13 +11,13 @@ from typing import Final
 
 from taskq.core.errors import UsageError
 
-#: Held until the job is settled.
+#: Value of ``until`` for a key that its job holds until it is settled.
 UNTIL_SETTLED: Final = 2**63 - 1
-#: Pages swept for windows that are over before an enqueue is refused.
+#: Pages swept for ended windows before an enqueue is refused.
 _SWEPT_WHEN_FULL: Final = 64
-#: Two pages join up to this size; one is split at twice as many keys.
+#: Two pages up to this size are joined; a page with twice as many keys is split.
 _PAGE: Final = 1_024
-#: Keys taken per sweep of one page for windows that are over.
+#: Keys taken between two sweeps, each of one page, for ended windows.
 _SWEEP_EVERY: Final = 64
 
 
@@ -43,7 +43,7 @@ class _Page:
 
 
 def _find(page: _Page, hashed: int, job: int) -> int:
-    """Return where the job's entry stands, -1 if it has none."""
+    """Return the index of the job's entry, -1 if it has none."""
     hashes = page.hashes
     for at in range(bisect_left(hashes, hashed), len(hashes)):
         if hashes[at] != hashed:
@@ -54,21 +54,21 @@ def _find(page: _Page, hashed: int, job: int) -> int:
 
 
 class Dedup:
-    """Hash -> (job, location of its record, until).
+    """Table of hash -> (job, location of its record, until).
 
-    ``until`` is shifted time (see ``moments.Timetable``), or UNTIL_SETTLED, or below zero: held
-    until the job is settled, and at least until the moment ``-until - 1``.
+    ``until`` is a moment of shifted time (see ``moments.Timetable``), or UNTIL_SETTLED. A negative
+    one means: until the job is settled, and at least until the moment ``-until - 1``.
 
     Keys are stored as 64 bits of a hash of (queue, key), in pages of flat arrays sorted by hash: 32
-    bytes per key plus a sixteenth to grow (a dict of ints costs over 100). The caller verifies a
-    matching hash against the job's record, so a collision costs a read and never a wrong answer.
+    bytes per key plus a sixteenth to grow (a dict of ints costs over 100). The caller compares a
+    matching hash with the job's record, so a collision costs a read and never a wrong answer.
 
-    Open addressing was tried first: it took 39 bytes, and 10 µs a key to grow by eighths, and stood
-    still for a third of a second at 400 000 keys, under the writer lock. Pages are split by slices,
-    so no call does more than one page's work.
+    Open addressing was tried first: it took 39 bytes a key and 10 µs a key to grow by eighths.
+    Growing paused it for a third of a second at 400 000 keys, under the writer lock. Pages are
+    split by slices, so no call does more than one page's work.
 
     Attributes:
-        size: keys held, including keys with a window that is over but not swept yet.
+        size: number of keys, including keys whose ended window is not swept yet.
         edits: edits of waiting jobs since this object was made, with a key or without.
     """
 
@@ -78,17 +78,17 @@ class Dedup:
         self.shift_ns: int = 0
         self.size: int = 0
         self.edits: int = 0
-        #: the lowest hash that belongs to each page
+        #: lowest hash of each page
         self._firsts = [0]
         self._pages = [_Page()]
         self._swept = self._taken = 0
 
     def apply_clock(self, step_ns: int) -> None:
-        """Wall time made a step: windows move with it."""
+        """Apply a step of wall time: windows move with it."""
         self.shift_ns += step_ns
 
     def holders(self, hashed: int, now_ns: int) -> Iterator[tuple[int, int]]:
-        """Yield (job, location) of the holders of this hash at ``now_ns`` of wall time."""
+        """Yield (job, location) of the jobs that hold this hash at ``now_ns`` of wall time."""
         moment = now_ns - self.shift_ns
         page = self._pages[bisect_right(self._firsts, hashed) - 1]
         hashes = page.hashes
@@ -109,9 +109,9 @@ class Dedup:
         *,
         until_settled: bool = False,
     ) -> None:
-        """A job took the key for ``window_ns``, 0 meaning until it is settled.
+        """Give the key to a job for ``window_ns``, 0 meaning until it is settled.
 
-        With a window and ``until_settled`` it holds the key until both are over.
+        With a window and ``until_settled`` the job holds the key until both are over.
         """
         moment = now_ns - self.shift_ns
         until = UNTIL_SETTLED
@@ -136,9 +136,9 @@ class Dedup:
             self._sweep(moment)
 
     def _forget_over(self, page: _Page, end: int, moment: int) -> int:
-        """Drop entries of the hash before ``end`` with a window that is over; return the new end.
+        """Drop earlier entries of a hash whose window ended; return the new end.
 
-        If a power loss removes the record of a clock step, such a window would be open again, and
+        If a power loss removed the record of a clock step, such a window would be open again, and
         two jobs would hold the key.
         """
         hashed = page.hashes[end - 1]
@@ -151,7 +151,7 @@ class Dedup:
         return end
 
     def apply_free(self, hashed: int, job: int, now_ns: int) -> None:
-        """The job is settled: its key is free if it was held until then, and its window is over."""
+        """Free the key of a settled job, if it was held until then and its window has ended."""
         page = self._pages[bisect_right(self._firsts, hashed) - 1]
         at = _find(page, hashed, job)
         if at < 0:
@@ -180,7 +180,7 @@ class Dedup:
         self.size -= 1
 
     def apply_moved(self, hashed: int, job: int, location: int) -> bool:
-        """The job's record stands elsewhere now; False if the job does not hold the key."""
+        """Set the new location of the job's record; False if the job does not hold the key."""
         page = self._pages[bisect_right(self._firsts, hashed) - 1]
         at = _find(page, hashed, job)
         if at >= 0:
@@ -188,9 +188,9 @@ class Dedup:
         return at >= 0
 
     def until_ns(self, hashed: int, job: int) -> int:
-        """Wall time until which the job holds the key at least; 0 if it does not hold it.
+        """Return the wall time until which the job holds the key at least; 0 without the key.
 
-        UNTIL_SETTLED if it holds the key just as long as it lives.
+        UNTIL_SETTLED if the job holds the key exactly until it is settled.
         """
         page = self._pages[bisect_right(self._firsts, hashed) - 1]
         at = _find(page, hashed, job)
@@ -210,7 +210,7 @@ class Dedup:
     def rows(self, hashed: int, now_ns: int) -> tuple[list[tuple[int, int]], int]:
         """Return (job, location) of the holders on a hash's page, and the next page's hash or -1.
 
-        Keys with a window that is over by ``now_ns`` of wall time are left out.
+        Keys with a window that ended by ``now_ns`` of wall time are left out.
         """
         number = bisect_right(self._firsts, hashed) - 1
         page, moment = self._pages[number], now_ns - self.shift_ns
@@ -223,7 +223,7 @@ class Dedup:
         """Refuse ``more`` keys if there would be over ``keys_max`` of them.
 
         Raises:
-            UsageError: there would be, and the swept pages have no windows that are over.
+            UsageError: the limit is reached, and the swept pages have no ended windows.
         """
         swept = 0
         while self.size + more > keys_max:
@@ -232,14 +232,14 @@ class Dedup:
                     f"{self.size} dedup keys are held, and keys_max is {keys_max}: use shorter "
                     f"windows, or raise keys_max"
                 )
-            # No key is taken while the table is full, so the sweep must run here.
+            # A full table takes no key, so no other call would sweep it.
             self._sweep(now_ns - self.shift_ns)
             swept += 1
 
     def _split(self, number: int) -> None:
         page = self._pages[number]
         hashes = page.hashes
-        # Equal hashes stay on one page, where ``holders`` looks for them.
+        # Equal hashes stay on one page, since ``holders`` reads a single page.
         at = bisect_left(hashes, hashes[_PAGE]) or bisect_right(hashes, hashes[_PAGE])
         if at == len(hashes):
             return
@@ -251,7 +251,7 @@ class Dedup:
         self._firsts.insert(number + 1, upper.hashes[0])
 
     def _sweep(self, moment: int) -> None:
-        """Drop keys of the next page whose window is over, and join it to the one before."""
+        """Drop keys of the next page whose window ended, and join it to the previous page."""
         number = self._swept if self._swept < len(self._pages) else 0
         page = self._pages[number]
         self._swept = number + 1

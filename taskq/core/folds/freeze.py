@@ -39,12 +39,12 @@ _DEDUP_NUMBERS: Final = ("shift_ns", "size", "_swept", "_taken")
 class Frozen:
     """Columns of numbers, taken in the order in which they were put.
 
-    The whole state of a fold is frozen, to the last counter, so a fold that resumes from it equals
-    one that never stopped. Derived values are left out and computed again: indexes by name, the set
-    of lanes with jobs, positions of the last search.
+    The whole state of a fold is frozen, to the last counter, so a fold resumed from the columns
+    equals a fold that never stopped. Derived values are left out and computed again: indexes by
+    name, the set of lanes with jobs, positions of the last search.
 
     Freezing copies whole arrays, since it happens between two batches: a million waiting jobs take
-    some 20 ms. Another set of columns needs another number in ``log.snapshot``.
+    some 20 ms. A change of the columns needs a new number in ``log.snapshot``.
 
     Attributes:
         columns: type code ("B", "I", "Q" or "q") and the arrays that make up each column.
@@ -54,15 +54,15 @@ class Frozen:
         self.columns: deque[tuple[str, list[array[int]]]] = deque()
 
     def put(self, code: str, values: Iterable[int]) -> None:
-        """A column of numbers.
+        """Add a column of numbers.
 
         Raises:
-            OverflowError: one of them does not fit the type.
+            OverflowError: a number does not fit the type.
         """
         self.columns.append((code, [array(code, values)]))
 
     def put_arrays(self, code: str, arrays: Sequence[array[int]]) -> None:
-        """Arrays of one type, copied by the caller: their lengths, then all of their numbers."""
+        """Add arrays of one type: their lengths, then all their numbers. The caller copies them."""
         self.put("I", map(len, arrays))
         self.columns.append((code, list(arrays)))
 
@@ -71,7 +71,7 @@ class Frozen:
         self.put("B", b"".join(names))
 
 
-#: What thawing raises for columns that do not fit together.
+#: Errors of thawing columns that do not match.
 MISFITS: Final = (ValueError, IndexError, StopIteration)
 
 
@@ -99,10 +99,10 @@ def freeze_agenda(agenda: Agenda) -> Frozen:
 
 
 def thaw_agenda(source: Source) -> Agenda:
-    """Return the agenda of which these columns are a copy.
+    """Return the agenda that was frozen into these columns.
 
     Raises:
-        ValueError: they are not.
+        ValueError: the columns are of another kind.
     """
     agenda = Agenda()
     for _, take in _PARTS:
@@ -179,7 +179,7 @@ def _check(agenda: Agenda) -> None:
 
 
 def _count_dead(agenda: Agenda) -> None:
-    """Count the dead letters of each lane anew: older versions froze too many at times."""
+    """Recount the dead letters of each lane: older versions sometimes froze too high a count."""
     for lane in agenda.lanes:
         lane.dead = 0
     for chunk in agenda.dead._chunks:
@@ -205,12 +205,12 @@ def _take_lanes(source: Source, agenda: Agenda) -> None:
     backs = _take_blocks(source)
     lanes: list[Lane] = []
     for key, count, back in zip(keys, counts, backs, strict=True):
-        if len(key) < 2 or len(key) < 2 + key[0] + key[1]:  # noqa: PLR2004 - the two lengths
+        if len(key) < 2 or len(key) < 2 + key[0] + key[1]:  # noqa: PLR2004 - both lengths
             raise ValueError(f"{key!r} names no lane")
         lane = Lane(len(lanes), key, 0)
         for name, value in zip(_LANE_NUMBERS, _some(numbers, len(_LANE_NUMBERS)), strict=True):
             setattr(lane, name, value)
-        lane.blocked &= ~(BLOCKED_BY_CONCURRENCY | BLOCKED_BY_RATE)  # claimers set them again
+        lane.blocked &= ~(BLOCKED_BY_CONCURRENCY | BLOCKED_BY_RATE)  # claimers set these bits again
         if not 0 <= lane.priority <= PRIORITY_MAX:
             raise ValueError(f"a lane has priority {lane.priority}")
         lane._blocks.extend(_some(blocks, count))
@@ -318,14 +318,14 @@ def _take_table(source: Source, table: JobTable) -> None:
     if table._chunks:
         table._last = table._chunks[-1]
         for column in table._last.columns():
-            # Room for later jobs, as before.
+            # Leave room for later jobs, as before.
             column.frombytes(bytes(column.itemsize * max(CHUNK - table._last.used, 0)))
 
 
 def _check_lanes(chunk: Chunk, known: set[int]) -> None:
     if known.issuperset(chunk.lanes):
         return
-    # Rows of settled jobs may name lanes that were forgotten since.
+    # Rows of settled jobs may name forgotten lanes.
     for lane, meta in zip(chunk.lanes, chunk.metas, strict=True):
         if meta and lane not in known:
             raise ValueError(f"a job is in lane {lane}, which is none")
@@ -387,7 +387,7 @@ def _take_leases(source: Source, agenda: Agenda) -> None:
     (leases._order,) = _take_blocks(source)
 
 
-#: Writer and reader of each part of an agenda: their order is the format.
+#: Writer and reader of each part of an agenda, in the order of the format.
 _PARTS: Final[tuple[tuple[_Put, _Take], ...]] = (
     (_put_tables, _take_tables),
     (_put_lanes, _take_lanes),
@@ -459,10 +459,10 @@ def freeze_dedup(dedup: Dedup) -> Frozen:
 
 
 def thaw_dedup(source: Source) -> Dedup:
-    """Return the table of keys of which these columns are a copy.
+    """Return the table of keys that was frozen into these columns.
 
     Raises:
-        ValueError: they are not.
+        ValueError: the columns are of another kind.
     """
     dedup = Dedup()
     for name, value in zip(_DEDUP_NUMBERS, source.take("q"), strict=True):

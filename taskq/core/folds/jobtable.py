@@ -1,4 +1,4 @@
-"""The unsettled jobs, by id, in flat arrays: 24 bytes a job and no object for any."""
+"""The unsettled jobs by id, in flat arrays: 24 bytes a job and no object per job."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from taskq.core.kinds import READY
 from taskq.core.model import State
 
 CHUNK: Final = 4_096
-#: Chunks at the young end that are left as they are, however empty.
+#: Youngest chunks, which are never tidied, however empty.
 _YOUNG: Final = 4
-#: Fewer jobs are quicker taken one by one than as a run.
+#: Shortest run worth finding; fewer jobs are faster one by one.
 RUN_MIN: Final = 8
 #: ``meta`` of a job: its state in the low bits, then flags, then the attempts counted so far.
 STATE_MASK: Final = 0b111
 META_EXPIRES: Final = 1 << 3
 META_KEYED: Final = 1 << 4
 META_DURABLE_CLAIM: Final = 1 << 5
-#: It was not ready when it came, or is not for the first time: its place is beside the lane's fresh
-#: ones.
+#: It was not ready at its enqueue, or was returned: its entry is outside the lane's fresh jobs.
 META_BACK: Final = 1 << 6
-#: It is part of a flow. Beyond the bits of the attempts.
+#: It is part of a flow. The bit is above the bits of the attempts.
 META_FLOW: Final = 1 << 24
 #: It has steps or signals, or waited within a run.
 META_STEPS: Final = 1 << 25
@@ -34,7 +33,7 @@ ATTEMPT_MASK: Final = 0xFFFF << ATTEMPT_SHIFT
 
 
 class Chunk:
-    """Columns of up to 4 096 jobs; a job whose meta is 0 is settled and only waits for tidying."""
+    """Columns of up to 4 096 jobs; a row with meta 0 is of a settled job, until it is tidied."""
 
     __slots__ = ("ids", "lanes", "live", "locations", "metas", "used")
 
@@ -53,10 +52,10 @@ class Chunk:
 class JobTable:
     """Columns (id, location, lane, meta) of every unsettled job, sorted by id.
 
-    After ``find`` returned a chunk, ``index`` is the job's place in its columns.
+    After ``find`` returned a chunk, ``index`` is the job's row in its columns.
 
-    Ids only grow, so a new job goes to the end and a lookup is two bisections. A lookup starts
-    where the last one ended: claims and settles walk the table in order, and then it costs one
+    Ids only grow, so a new job is appended and a lookup is two bisections. A lookup starts where
+    the last one ended: claims and settles walk the table in order, and then it costs one
     comparison.
     """
 
@@ -66,7 +65,7 @@ class JobTable:
         self._firsts: list[int] = []
         self._chunks: list[Chunk] = []
         self._last = self._hint = Chunk(0)
-        #: first id of the oldest chunk that counts as young
+        #: first id of the oldest young chunk
         self._old = 0
         self.index: int = 0
         self.live: int = 0
@@ -92,9 +91,9 @@ class JobTable:
         lanes: array[int] | int,
         metas: array[int] | int,
     ) -> None:
-        """Append jobs with ids from ``first`` on, one for each location, in one go.
+        """Append jobs with ids from ``first`` on, one per location, at once.
 
-        A lane or meta as a number is for all of them.
+        A lane or meta given as a number applies to all of them.
         """
         done = 0
         while done < len(locations):
@@ -118,7 +117,7 @@ class JobTable:
         self.live += done
 
     def insert(self, job: int, location: int, lane: int, meta: int) -> None:
-        """Put a job in at the place of its id; one of that id that is settled gives way."""
+        """Insert a job at the place of its id, over a settled job with the same id."""
         last = self._last
         if not last.used or job > last.ids[last.used - 1]:
             self.add(job, location, lane, meta)
@@ -144,7 +143,7 @@ class JobTable:
             self._split(number)
 
     def insert_run(self, jobs: list[int], locations: list[int], lane: int, meta: int) -> None:
-        """Put in jobs of rising ids; in one go where none of the table's lie between them."""
+        """Insert jobs of rising ids; at once if no job of the table lies between them."""
         last = self._last
         above = not last.used or jobs[0] > last.ids[last.used - 1]
         number = bisect_right(self._firsts, jobs[0])
@@ -159,7 +158,7 @@ class JobTable:
             return
         self.live += len(jobs)
         if number and before.used + len(jobs) <= CHUNK:
-            # Runs of a few jobs each must not leave a chunk each.
+            # Runs of a few jobs must not leave one chunk each.
             _append(before, jobs, locations, lane, meta)
             return
         chunks = [Chunk(0) for _ in range(0, len(jobs), CHUNK)]
@@ -170,7 +169,7 @@ class JobTable:
         self._firsts[number:number] = [chunk.ids[0] for chunk in chunks]
 
     def is_free(self, first: int, last: int) -> bool:
-        """Return whether no job of an id from ``first`` to ``last`` is or lately was here."""
+        """Return whether the table has no row with an id from ``first`` to ``last``."""
         number = bisect_right(self._firsts, last) - 1
         if number < 0:
             return True
@@ -179,7 +178,7 @@ class JobTable:
         return at < 0 or chunk.ids[at] < first
 
     def find(self, job: int) -> Chunk | None:
-        """Return the chunk that holds an unsettled job, or None; sets ``index``."""
+        """Return the chunk of an unsettled job and set ``index``; None if there is no such job."""
         chunk = self._hint
         index = self.index + 1
         if index < chunk.used and chunk.ids[index] == job:
@@ -197,9 +196,9 @@ class JobTable:
         return chunk if chunk.metas[index] else None
 
     def find_run(self, jobs: Sequence[int], number: int) -> tuple[Chunk, int, int] | None:
-        """(chunk, index, count): how many jobs from ``number`` on stand side by side, all alike.
+        """Return (chunk, index, count) of adjacent rows with the jobs from ``number`` on.
 
-        They are of one lane and one meta. None if the first of them is settled or unknown.
+        They have the same lane and meta. None if the first job is settled or unknown.
         """
         chunk = self.find(jobs[number])
         if chunk is None:
@@ -215,7 +214,7 @@ class JobTable:
         return chunk, start, count
 
     def state(self, job: int) -> State:
-        """ABSENT for a job that is settled or was never here."""
+        """Return a job's state; ABSENT for a settled or unknown job."""
         chunk = self.find(job)
         return State.ABSENT if chunk is None else State(chunk.metas[self.index] & STATE_MASK)
 
@@ -224,7 +223,7 @@ class JobTable:
         return chunk is not None and chunk.metas[self.index] & FRESH_MASK == READY
 
     def remove(self, chunk: Chunk, index: int) -> None:
-        """Take a job out that ``find`` has just found."""
+        """Remove a job that ``find`` has just found."""
         chunk.metas[index] = 0
         chunk.live -= 1
         self.live -= 1
@@ -232,7 +231,7 @@ class JobTable:
             self._leave(chunk)
 
     def remove_run(self, chunk: Chunk, index: int, count: int) -> None:
-        """Take jobs out that ``find_run`` has just found."""
+        """Remove jobs that ``find_run`` has just found."""
         chunk.metas[index : index + count] = array("I", bytes(4 * count))
         chunk.live -= count
         self.live -= count
@@ -246,7 +245,7 @@ class JobTable:
             self._tidy(chunk)
 
     def rows(self, job: int, count: int) -> list[tuple[int, int, int]]:
-        """(id, location, meta) of the first ``count`` jobs from an id on, fewer at the end."""
+        """Return (id, location, meta) of up to ``count`` jobs from an id on."""
         rows: list[tuple[int, int, int]] = []
         number = max(bisect_right(self._firsts, job) - 1, 0)
         for chunk in self._chunks[number:]:
@@ -276,7 +275,7 @@ class JobTable:
                     yield chunk, index
 
     def free_below(self, job: int) -> int:
-        """Return the lowest number from which up to ``job`` all are of jobs here."""
+        """Return the lowest id from which all ids up to ``job`` are of jobs in this table."""
         for chunk, index in self.below(job):
             if chunk.ids[index] != job - 1:
                 break
@@ -286,7 +285,7 @@ class JobTable:
     def _open_chunk(self, job: int) -> Chunk:
         full = self._last
         if full.used and not full.live:
-            # All of it was settled while it was the last: it serves again.
+            # The last chunk has only settled jobs: reuse it.
             full.used = 0
             self._firsts[-1] = job
             return full
@@ -294,8 +293,8 @@ class JobTable:
         self._firsts.append(job)
         self._chunks.append(self._last)
         if len(self._chunks) > _YOUNG:
-            # One straggler must not keep a whole chunk: an old one is rewritten once three quarters
-            # of it are gone. A young one is likely to empty by itself.
+            # One straggler must not keep a whole chunk: an old chunk is rewritten once three
+            # quarters of it are gone. A young chunk is likely to empty by itself.
             self._old = self._firsts[-_YOUNG]
             grown = self._chunks[-_YOUNG - 1]
             if grown.live * 4 < grown.used:
@@ -323,7 +322,7 @@ class JobTable:
                 column.extend(whole[start:end])
             part.used = end - start
             part.live = part.used - part.metas.count(0)
-        # One without any job would never be dropped, and has nothing to be tidied into.
+        # A half without live jobs would never be dropped or tidied.
         is_last = chunk is self._last
         halves = [half for half in (lower, upper) if half.live or (is_last and half is upper)]
         self._chunks[number : number + 1] = halves
@@ -338,7 +337,7 @@ class JobTable:
 
 
 def _alike(column: array[int], other: array[int]) -> int:
-    """Return how many of the first numbers of two columns, equally long, are the same."""
+    """Return the length of the common beginning of two columns of equal length."""
     if column == other:
         return len(column)
     return next(at for at, pair in enumerate(zip(column, other, strict=True)) if pair[0] != pair[1])

@@ -1,4 +1,4 @@
-"""A lane: the ready jobs of one (queue, priority, task) and key, oldest first, 8 bytes each."""
+"""Lanes: ready jobs of one (queue, priority, task) and key, oldest first, 8 bytes each."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from taskq.core.folds.moments import LATEST, NO_JOB, Ages, Returned
 from taskq.core.rates import Limit, Times
 
 _BLOCK: Final = 1_024
-#: Why a lane is blocked.
+#: Reason of a blocked lane: its queue is paused.
 BLOCKED_BY_PAUSE: Final = 1
-#: Its task is paused.
+#: Reason of a blocked lane: its task is paused.
 BLOCKED_BY_TASK: Final = 2
 _NO_LIMIT: Final = 2**62
-#: Shared by lanes without returned jobs; always empty.
+#: Shared by lanes without returned jobs, always empty.
 _NONE: Final = Returned()
 
 
 class Lane:
-    """Ready jobs in claim order, and the counts of all jobs that ever belonged here.
+    """Ready jobs in claim order, and the counts of all jobs that ever were in this lane.
 
     Fresh jobs arrive in the order of their ids and go to plain blocks. Returned and delayed jobs go
-    to a small sorted structure beside the blocks, by id, with the moment since when each is ready.
-    A fresh job that left the ready state may remain as a stale entry, which claims skip. If stale
-    entries prevail, they are swept out one block at a time: a million at once would hold the writer
-    lock for a second.
+    to a small structure sorted by id, with the moment since when each is ready. A fresh job that
+    left the ready state may remain as a stale entry, which claims skip. When most entries are
+    stale, they are swept one block at a time: a million at once would hold the writer lock for a
+    second.
 
     Attributes:
         number: index in the agenda's list of lanes.
         entries: ids that ``pop`` would return, including stale ones.
         ready: jobs that may be claimed now (stale entries not counted).
-        left: how often a ready job left without ``pop``.
-        body_at: where the payload starts in the plain enqueue records of this lane.
+        left: number of ready jobs that left without ``pop``.
+        body_at: offset of the payload in the plain enqueue records of this lane.
         key: (queue length u8, task length u8, queue, task) as in the log, then the concurrency key.
         family: the lanes that differ only in their concurrency key; None without a key.
-        group: what limits its jobs; None if nothing does.
-        blocked: why it is taken out of the ready set, bits of ``BLOCKED_…``; 0 when it is not.
+        group: limit of its jobs; None without a limit.
+        blocked: reasons to keep it out of the ready set, bits of ``BLOCKED_…``; 0 for none.
     """
 
     __slots__ = (
@@ -71,7 +71,7 @@ class Lane:
         self.expired: int = 0
         self.family: Family | None = None
         self.group: LimitGroup | None = None
-        # A list: an empty deque needs more memory than the rest of a lane.
+        # A list: even an empty deque is larger than the rest of a lane.
         self._blocks: list[array[int]] = []
         self._head = self._swept = 0
         self._back = _NONE
@@ -83,11 +83,11 @@ class Lane:
 
     @property
     def home(self) -> Lane:
-        """The lane that has the totals of its settled jobs, and its dead letters."""
+        """Lane with the totals of its settled jobs, and its dead letters."""
         return self if self.family is None else self.family.base
 
     def push(self, job: int) -> None:
-        """Append a job that is younger than all before."""
+        """Append a job that is younger than all others."""
         blocks = self._blocks
         if not blocks or len(blocks[-1]) >= _BLOCK:
             blocks.append(array("Q"))
@@ -114,13 +114,13 @@ class Lane:
         self.entries += self._back.put(job, moment)
 
     def give_back_run(self, jobs: list[int], moments: list[int]) -> None:
-        """Do as ``give_back`` for jobs of rising ids."""
+        """Do as ``give_back`` for jobs with rising ids."""
         if self._back is _NONE:
             self._back = Returned()
         self.entries += self._back.put_run(jobs, moments)
 
     def leave(self, job: int, is_ready: Callable[[int], bool]) -> None:
-        """Drop the entry of a job that is not ready any more, if only stale entries precede it."""
+        """Drop the entry of a job that left the ready state, if only stale entries precede it."""
         if self._back.size and self._back.discard(job):
             self.entries -= 1
             return
@@ -134,7 +134,7 @@ class Lane:
     def discard(self, job: int) -> None:
         """Drop the fresh entry, stale or not, of a job that moves to another lane.
 
-        Claims go by the lowest id at the head of any lane, so no id may be in two lanes.
+        Claims take the lowest id at the head of any lane, so no id may be in two lanes.
         """
         blocks = self._blocks
         number = max(bisect_right(blocks, job, key=_first) - 1, 0)
@@ -167,13 +167,13 @@ class Lane:
         return False
 
     def head(self) -> int:
-        """Return the id at the head, stale or not; NO_JOB if empty."""
+        """Return the first id, stale or not; NO_JOB if the lane is empty."""
         back = self._back.first_key()
         fresh = self._fresh_head()
         return fresh if back is None or fresh < back else back
 
     def head_within(self, fresh_below: int, back_until: int) -> int:
-        """Return the head among jobs within these bounds; see ``Bounds``."""
+        """Return the first id among jobs within these bounds; see ``Bounds``."""
         fresh = self._fresh_head()
         back = next(self._back.within(back_until), NO_JOB)
         return min(fresh if fresh < fresh_below else NO_JOB, back)
@@ -186,14 +186,14 @@ class Lane:
         return low is not None and low <= back_until
 
     def waits_since(self, ages: Ages) -> int:
-        """Return the moment since when the oldest ready job waits, or an earlier one."""
+        """Return the moment since when the oldest ready job waits, or an earlier moment."""
         fresh = self._fresh_head()
         moment = NO_JOB if fresh == NO_JOB else ages.since(fresh)
         low = self._back.low() if self._back.size else None
         return moment if low is None or moment < low else low
 
     def pop(self, count: int, below: int) -> list[int]:
-        """Remove and return up to ``count`` ids under ``below``, in order, stale ones too."""
+        """Remove and return up to ``count`` ids below ``below``, in order, including stale ids."""
         popped: list[int] = []
         back = self._back
         while len(popped) < count:
@@ -238,7 +238,7 @@ class Lane:
         return self._back.within(until)
 
     def clear(self) -> None:
-        """Drop all entries: no job is ready, so all are stale."""
+        """Drop all entries, which are stale since no job is ready."""
         if self.entries:
             self.entries = self._head = 0
             self._blocks.clear()
@@ -246,7 +246,7 @@ class Lane:
                 self._back = _NONE
 
     def sweep(self, is_ready: Callable[[int], bool]) -> None:
-        """Drop the stale entries of the next block, the first again after the last."""
+        """Drop the stale entries of the next block, in rotation."""
         blocks, number = self._blocks, self._swept
         if number >= len(blocks):
             number = self._swept = 0
@@ -291,22 +291,22 @@ class Lane:
             self._head = end
             if end < len(block):
                 break
-            # The block is used up: the next push opens another.
+            # The block is empty: the next push opens another.
             del blocks[0]
             self._head = 0
         return popped
 
 
 class LimitGroup:
-    """The jobs and claims that one limit counts.
+    """Jobs and claims under one limit.
 
     Attributes:
         key: name of the task, and the concurrency key, b"" for none.
         lanes: lanes with its jobs.
-        limit: None while no claimer of this process knows it.
-        running: how many of its jobs run.
-        blocked: bits of why its lanes are blocked.
-        times: times of its claims, if they count against a rate.
+        limit: None until a claimer of this process declares it.
+        running: number of its running jobs.
+        blocked: reasons why its lanes are blocked, as bits.
+        times: times of its claims, if they have a rate.
     """
 
     __slots__ = ("blocked", "key", "lanes", "limit", "running", "times")
@@ -336,10 +336,11 @@ def _first(block: array[int]) -> int:
 
 # Families: lanes that differ only in their concurrency key.
 #
-# There may be a hundred thousand of them with a job each. So they are one entry of the ready set,
-# which knows the lane with the oldest job. A claim looks only at the lanes that it takes jobs from.
+# There may be a hundred thousand of them with a job each. So a family is one entry of the ready
+# set, and finds the lane with the oldest job. A claim visits only the lanes that it takes jobs
+# from.
 
-#: Outdated entries of the heap before it is rebuilt.
+#: Outdated heap entries before a rebuild.
 _STALE_MAX: Final = 64
 
 
@@ -347,7 +348,7 @@ class Family:
     """The keyed lanes of one (queue, priority, task).
 
     Attributes:
-        base: the lane of jobs without a key; it has the totals of all.
+        base: the lane of jobs without a key, with the totals of all.
         ready: its lanes with jobs to claim, each with the id of its heap entry.
         number: number of the lane that ``head`` found.
     """
@@ -360,7 +361,7 @@ class Family:
         self.task: str = base.task
         self.priority: int = base.priority
         self.ready: dict[Lane, int] = {}
-        #: (id at the lane's head, a number that settles ties, lane)
+        #: (id at the lane's head, a number that breaks ties, lane)
         self._heap: list[tuple[int, int, Lane]] = []
         self._order = counting()
         self._top = base
@@ -384,12 +385,12 @@ class Family:
         self.ready.pop(lane, None)
 
     def clear(self) -> None:
-        """No lane has jobs: free the memory."""
+        """Free the memory when no lane has jobs."""
         self.ready.clear()
         self._heap.clear()
 
     def head(self) -> int:
-        """Return the lowest id at the head of any lane; its lane is ``number`` then."""
+        """Return the lowest id at the head of any lane, and set ``number`` to its lane."""
         heap, ready = self._heap, self.ready
         while heap:
             head, _, lane = heap[0]
@@ -405,12 +406,12 @@ class Family:
         return NO_JOB
 
     def waits_since(self, ages: Ages) -> int:
-        """Return the moment since when the oldest ready job waits, or an earlier one."""
+        """Return the moment since when the oldest ready job waits, or an earlier moment."""
         head = self.head()
         if head == NO_JOB:
             return NO_JOB
-        # No job waits since before the enqueue of the lowest id. If that is long ago, its job may
-        # have run meanwhile, and jobs of other lanes wait since before it came back.
+        # No job waits since before the enqueue of the lowest id. If that enqueue is long ago, its
+        # job may have run meanwhile, and jobs of other lanes wait since before its return.
         earliest = ages.since(head)
         if earliest + ages.window_ns > ages.moment:
             return earliest
@@ -428,11 +429,11 @@ class Family:
         return lanes
 
 
-#: Why a lane is blocked: its group has reached its concurrency or its rate.
+#: Reason of a blocked lane: its group has reached its concurrency or its rate.
 BLOCKED_BY_CONCURRENCY: Final = 4
 BLOCKED_BY_RATE: Final = 8
 _UNLIMITED: Final = Limit()
-#: Groups with claim times that are checked for expired times with every claim.
+#: Groups with claim times that each claim checks for expired times.
 _SWEPT: Final = 2
 
 
@@ -441,13 +442,13 @@ class LimitGroups:
 
     Args:
         lanes: all lanes by number; the list grows.
-        block: keeps a lane's jobs from being claimed, for a reason of ``BLOCKED_…``.
-        unblock: ends that reason.
+        block: blocks a lane for a reason of ``BLOCKED_…``.
+        unblock: clears that reason.
 
     Attributes:
         due: (moment, …, group) of groups that wait for their rate, earliest first.
-        freed: groups that were full and have room again, until ``is_freed`` is called.
-        limits: of tasks: what claimers say, with the wishes of operators in place of it.
+        freed: groups with new room since the last call of ``is_freed``.
+        limits: of tasks, as claimers declare them, with operators' wishes applied.
         wishes: limits of operators by task.
     """
 
@@ -478,7 +479,7 @@ class LimitGroups:
         return self._groups.get(((limit.scope if limit else "") or task, key))
 
     def tell(self, limits: Mapping[str, Limit], moment: int) -> None:
-        """Take the limits of a claimer, by task name; the same mapping again costs nothing."""
+        """Apply the limits of a claimer, by task name; the same mapping again costs nothing."""
         if limits is self._told:
             return
         self._told = limits
@@ -486,7 +487,7 @@ class LimitGroups:
         self._take(self.steered(limits), moment)
 
     def steer(self, task: str, wish: TaskWish | None, moment: int) -> None:
-        """Limit a task as operators want it in place of what its claimers say; None ends that."""
+        """Set operators' limits of a task, before its claimers' limits; None removes them."""
         if wish is None and task not in self.wishes:
             return
         if wish is None:
@@ -498,7 +499,7 @@ class LimitGroups:
         self._take(self.steered(limits), moment)
 
     def steered(self, limits: Mapping[str, Limit]) -> Mapping[str, Limit]:
-        """Return the limits by task with the wishes of operators in place of them."""
+        """Return the limits by task, with operators' wishes applied."""
         if not self.wishes:
             return limits
         steered = dict(limits)
@@ -520,7 +521,7 @@ class LimitGroups:
             limit = limits.get(group.key[0])
             if limit is not None:
                 group.limit = limit
-                if limit.scope not in ("", group.key[0]):  # its groups moved to another name
+                if limit.scope not in ("", group.key[0]):  # the groups moved to another name
                     self._join_times(group, self._group((limit.scope, group.key[1]), limit))
         for group in self._groups.values():
             self.judge(group, moment)
@@ -556,7 +557,7 @@ class LimitGroups:
             group.running -= lane.running
             self._drop_if_idle(group)
 
-    # -- what happens -----------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------
 
     def claimed(self, group: LimitGroup, count: int) -> None:
         """Count ``count`` more running jobs of the group."""
@@ -585,7 +586,7 @@ class LimitGroups:
             if old.times is not None:
                 old.times.forget(moment)
                 if old.times.total:
-                    self._rated[old] = None  # at the end again
+                    self._rated[old] = None  # back to the end
                     continue
             old.times = None
             self._drop_if_idle(old)
@@ -597,7 +598,7 @@ class LimitGroups:
             self.rated(group, moment, count, limit.rate.count, limit.rate.window_ns)
 
     def open_due(self, moment: int) -> None:
-        """Unblock the groups whose rate allows a claim by now."""
+        """Unblock the groups whose rate allows a claim now."""
         due = self.due
         while due and due[0][0] <= moment:
             group = heappop(due)[2]
@@ -605,11 +606,11 @@ class LimitGroups:
             self._judge_rate(group, moment)
 
     def is_freed(self) -> bool:
-        """Return whether a full group got room and has a job for it; resets the answer."""
+        """Return whether a full group got room and has a job for it, and reset the answer."""
         freed, self.freed = self.freed, {}
         return any(lane.ready and not lane.blocked for group in freed for lane in group.lanes)
 
-    # -- what is kept -----------------------------------------------------------------------------
+    # -- claim times -----------------------------------------------------------------------------
 
     def rows(self, moment: int) -> Iterator[tuple[tuple[str, bytes], Times]]:
         for group in self._rated:
@@ -618,7 +619,7 @@ class LimitGroups:
                 yield group.key, times
 
     def times(self, key: tuple[str, bytes], moment: int) -> Times | None:
-        """Return the times of a group's claims that still count; None without any."""
+        """Return the times of a group's claims that still count; None if no claim counts."""
         group = self._groups.get(key)
         times = None if group is None else group.times
         if times is not None:
@@ -631,7 +632,7 @@ class LimitGroups:
         if group.times is None:
             group.times = times
         else:
-            # Added to the present times: another name of the task may have had claims, too.
+            # Unite the times: claims under another name of the task may count, too.
             group.times.unite(times)
         self._rated[group] = None
         self._judge_rate(group, moment)
@@ -674,7 +675,7 @@ class LimitGroups:
         heappush(self.due, (due, next(self._order), group))
         self._block(group, BLOCKED_BY_RATE)
         if len(self.due) > 2 * len(self._groups) + _STALE_MAX:
-            # A group whose limit changed has several entries: the last one counts.
+            # A group with a changed limit has several entries; the last one counts.
             entries = sorted(self.due, key=lambda entry: entry[1])
             last = {entry[2]: entry for entry in entries if entry[2].times and entry[2].blocked}
             self.due[:] = sorted(last.values())

@@ -1,4 +1,4 @@
-"""Moments of unsettled jobs: due times, expiries, ends of claims, and since when jobs wait."""
+"""Moments of unsettled jobs: due times, expiries, ends of claims, and starts of waiting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from taskq.core.model import PRIORITY_MAX, SECOND_NS
 _BLOCK: Final = 1_024
 #: Larger than any lsn.
 NO_JOB: Final = 2**64 - 1
-#: No moment is later.
 LATEST: Final = 2**64 - 1
 
 
@@ -57,7 +56,7 @@ class SortedBlocks:
     def has(self, key: int, value: int) -> bool:
         """Return whether the pair is present.
 
-        Fast if asked in the order in which the pairs were added, even if many have one key.
+        Fast for calls in the order in which the pairs were added, even if many have one key.
         """
         nearest = self._found
         for number in range(nearest, min(nearest + 2, len(self._keys))):
@@ -76,7 +75,7 @@ class SortedBlocks:
     def _is_in(self, number: int, key: int, value: int) -> bool:
         keys, values = self._keys[number], self._values[number]
         start, end = bisect_left(keys, key), bisect_right(keys, key)
-        # Values of one key are mostly in order, but need not be.
+        # Values of one key are usually in order, but need not be.
         at = bisect_left(values, value, start, end)
         return (at < end and values[at] == value) or value in values[start:end]
 
@@ -133,9 +132,9 @@ class SortedBlocks:
         return False
 
     def sweep(self, keep: Callable[[int], bool]) -> int:
-        """Drop duplicate pairs of the next block and pairs whose value ``keep`` refuses.
+        """Drop from the next block duplicate pairs and pairs whose value ``keep`` refuses.
 
-        One block per call, in turns; returns the number of dropped pairs.
+        Each call sweeps one block, in rotation; returns the number of dropped pairs.
         """
         if not self._keys:
             return 0
@@ -203,15 +202,16 @@ class SortedBlocks:
 
 # Returned and delayed jobs of a lane, and since when they are ready.
 #
-# By id, 16 bytes each. Their moments are in no order, since an old job may return late. So each
-# block has its earliest moment, and a search for jobs that have waited long skips other blocks.
+# Sorted by id, 16 bytes each. Their moments are in no order, since an old job may return late. So
+# each block has its earliest moment, and a search for jobs that have waited long skips other
+# blocks.
 
-#: Placeholder for a block's earliest moment that must be computed.
+#: Placeholder for a block's earliest moment before it is computed.
 _UNKNOWN: Final = -1
 
 
 class Returned(SortedBlocks):
-    """Job -> moment since when it is ready, both unsigned 64-bit numbers; each job once."""
+    """Table of job -> moment since when it is ready, as unsigned 64-bit numbers; each job once."""
 
     __slots__ = ("_lows",)
 
@@ -222,7 +222,7 @@ class Returned(SortedBlocks):
 
     @classmethod
     def of(cls, pairs: SortedBlocks) -> Returned:
-        """Return the same pairs; ``pairs`` must not be used any more."""
+        """Move the pairs into a new object; ``pairs`` must not be used any more."""
         returned = cls()
         returned._firsts, returned._keys = pairs._firsts, pairs._keys
         returned._values, returned.size = pairs._values, pairs.size
@@ -230,7 +230,7 @@ class Returned(SortedBlocks):
         return returned
 
     def put(self, job: int, moment: int) -> bool:
-        """Set since when the job is ready; return whether it is new here."""
+        """Set the moment since when the job is ready; return whether the job is new here."""
         keys = self._keys
         if not keys or job > keys[-1][-1]:
             self.add(job, moment)
@@ -247,7 +247,7 @@ class Returned(SortedBlocks):
         return True
 
     def put_run(self, jobs: list[int], moments: list[int]) -> int:
-        """Put jobs of rising ids; return how many are new here."""
+        """Put jobs of rising ids; return the number of new ones."""
         if self._keys and jobs[0] <= self._keys[-1][-1]:
             return sum(map(self.put, jobs, moments))
         most = _BLOCK
@@ -273,12 +273,12 @@ class Returned(SortedBlocks):
         return True
 
     def since(self, job: int) -> int | None:
-        """Return the moment since when the job is ready; None if it is not here."""
+        """Return the moment since when the job is ready; None if the job is missing."""
         number, at = self._find(job)
         return None if at < 0 else self._values[number][at]
 
     def low(self) -> int | None:
-        """Return the earliest moment of all; None when empty."""
+        """Return the earliest moment; None when empty."""
         return min(map(self._low, range(len(self._keys))), default=None)
 
     def ids(self) -> Iterator[int]:
@@ -359,7 +359,7 @@ class Returned(SortedBlocks):
         self._lows.insert(number + 1, _UNKNOWN)
 
 
-#: Stale entries allowed before a sweep pays.
+#: Stale entries before a sweep pays off.
 STALE_MAX: Final = 4_096
 
 
@@ -381,7 +381,7 @@ class Timetable:
     def __init__(self) -> None:
         self.shift_ns: int = 0
         self.over: set[int] = set()
-        #: wall time up to which all expired jobs are in ``over``
+        #: wall time up to which ``over`` has all expired jobs
         self._over_ns = -1
         self._shifted = SortedBlocks()
         self._wall = SortedBlocks()
@@ -393,7 +393,7 @@ class Timetable:
         self.forget_over()
 
     def wait(self, job: int, due_ns: int, is_wall: bool) -> None:
-        """The job is due at ``due_ns`` of wall time, as the clock stands now."""
+        """Let a job wait until ``due_ns`` of wall time, by the present clock."""
         if is_wall:
             self._wall.add(_bounded(due_ns), job)
         else:
@@ -402,31 +402,31 @@ class Timetable:
     def forget(self, job: int) -> None:
         """Remove the moment of a job that is claimed or returned while it waits.
 
-        A full scan, since it is rare: the claimer found the job due before the clock stepped back,
-        or earlier records are damaged.
+        It is a full scan of a rare case: the claimer found the job due before the clock stepped
+        back, or earlier records are damaged.
         """
         if not self._shifted.remove(job):
             self._wall.remove(job)
 
     def forget_at(self, moment_ns: int, job: int) -> None:
-        """Forget a job that waits until that moment in shifted time; no scan."""
+        """Forget a job that waits until that moment of shifted time, without a scan."""
         self._shifted.remove_pair(_bounded(moment_ns), job)
 
     def waits(self, job: int, moment_ns: int, is_wall: bool) -> bool:
-        """Return whether the job is due then; in shifted time unless ``is_wall``."""
+        """Return whether the job is due at that moment: shifted time unless ``is_wall``."""
         return (self._wall if is_wall else self._shifted).has(moment_ns, job)
 
     def blocks(self) -> Iterator[tuple[array[int], array[int], bool]]:
-        """(moments, jobs, whether that is wall time) of the entries, some hundreds at a time.
+        """Yield (moments, jobs, whether the moments are wall time), some hundreds at a time.
 
-        Moments are in shifted time unless they are wall time; some entries may be stale.
+        Other moments are shifted time; some entries may be stale.
         """
         for blocks, is_wall in ((self._shifted, False), (self._wall, True)):
             for keys, values in blocks.blocks():
                 yield keys, values, is_wall
 
     def due(self, now_ns: int, count: int) -> list[tuple[int, int]]:
-        """Remove and return due jobs, at most ``count`` of each kind.
+        """Remove and return due jobs, at most ``count`` with each kind of due time.
 
         Returns (moment in shifted time, job) of each.
         """
@@ -445,7 +445,7 @@ class Timetable:
         return _sooner(self._shifted.first_key(), self.shift_ns, self._wall.first_key())
 
     def expire_at(self, job: int, expires_ns: int, is_wall: bool) -> None:
-        """The job expires at ``expires_ns`` of wall time, as the clock stands now."""
+        """Let a job expire at ``expires_ns`` of wall time, by the present clock."""
         moment_ns = _bounded(expires_ns if is_wall else expires_ns - self.shift_ns)
         if moment_ns + (0 if is_wall else self.shift_ns) <= self._over_ns:
             self.over.add(job)
@@ -455,9 +455,9 @@ class Timetable:
         return self._expiries_shifted.has(moment_ns, job)
 
     def expiry_blocks(self) -> Iterator[tuple[array[int], array[int]]]:
-        """(moments, jobs) of the expiries that shift, some hundreds at a time.
+        """Yield (moments, jobs) of the relative expiries, some hundreds at a time.
 
-        Moments are in shifted time; some entries may be stale.
+        Moments are shifted time; some entries may be stale.
         """
         return self._expiries_shifted.blocks()
 
@@ -482,13 +482,13 @@ class Timetable:
         )
 
     def sweep_dues(self, waiting: int, keep: Callable[[int], bool]) -> None:
-        """Sweep a block if more entries are stale than the ``waiting`` jobs' own."""
+        """Sweep a block if more entries are stale than the ``waiting`` jobs have."""
         if self._shifted.size + self._wall.size > 2 * waiting + STALE_MAX:
             self._shifted.sweep(keep)
             self._wall.sweep(keep)
 
     def sweep_expiries(self, expiring: int, keep: Callable[[int], bool]) -> None:
-        """Sweep a block if more entries are stale than the ``expiring`` jobs' own."""
+        """Sweep a block if more entries are stale than the ``expiring`` jobs have."""
         if self._expiries_shifted.size + self._expiries_wall.size > 2 * expiring + STALE_MAX:
             self._expiries_shifted.sweep(keep)
             self._expiries_wall.sweep(keep)
@@ -510,7 +510,7 @@ def _bounded(moment_ns: int) -> int:
 # Moments are kept in shifted time (see ``Timetable``). Few claims have a deadline: a dict is
 # enough.
 
-#: Stale moments allowed before a rebuild.
+#: Stale moments before a rebuild.
 _STALE_MAX: Final = 1_024
 
 
@@ -523,14 +523,14 @@ class Leases:
         self.shift_ns: int = 0
         self.asked: set[int] = set()
         self._deadlines: dict[int, int] = {}
-        #: every deadline ever set; moved and dropped deadlines are skipped
+        #: every deadline ever set; moved and dropped ones are skipped
         self._order = SortedBlocks()
 
     def __bool__(self) -> bool:
         return bool(self._deadlines or self.asked)
 
     def apply_until(self, job: int, deadline_ns: int) -> None:
-        """Set or move the end of the claim to ``deadline_ns`` of wall time."""
+        """Set or move the claim's deadline to ``deadline_ns`` of wall time."""
         moment = max(deadline_ns - self.shift_ns, 0)
         self._deadlines[job] = moment
         self._order.add(moment, job)
@@ -546,17 +546,17 @@ class Leases:
             self._order = SortedBlocks()
 
     def deadline_ns(self, job: int) -> int:
-        """Wall time at which the job's claim ends, 0 if it has no deadline."""
+        """Return the wall time of the job's deadline, 0 if its claim has none."""
         moment = self._deadlines.get(job)
         return 0 if moment is None else moment + self.shift_ns
 
     def next_ns(self) -> int | None:
-        """Wall time before which no claim ends; None if none has a deadline."""
+        """Return a wall time before which no claim ends; None without deadlines."""
         first = self._order.first_key()
         return None if first is None else first + self.shift_ns
 
     def over(self, now_ns: int, count: int) -> list[int]:
-        """At most ``count`` jobs whose claim has ended; the caller records each."""
+        """Return at most ``count`` jobs whose claim has ended; the caller records each."""
         moment = now_ns - self.shift_ns
         jobs: dict[int, None] = {}
         for job in self._order.pop_until(moment, count):
@@ -569,16 +569,16 @@ class Leases:
         return self._deadlines
 
 
-# Since when jobs wait: precise to a part of a window, without a number per job.
+# Starts of waiting, precise to a part of a window, without a number per job.
 #
 # Jobs are numbered in the order of their enqueues. So a list of (lsn, moment) with one entry per
 # 64th of the window dates each job to within that: by the last entry with an lsn up to the job's.
 # Only nine windows count, so the list stays short. It follows from the frames alone, so every
 # process and every later fold has the same list.
 
-#: Default window: a waiting job rises one priority for each.
+#: Default window: a waiting job rises one priority per window.
 STARVATION_NS: Final = 600 * SECOND_NS
-#: Entries for each window.
+#: Entries per window.
 _PARTS: Final = 64
 
 
@@ -586,8 +586,8 @@ class Ages:
     """Times of enqueues, in shifted time (see ``Timetable``).
 
     Attributes:
-        window_ns: a waiting job rises one level for each; 0: never.
-        moment: now.
+        window_ns: a waiting job rises one level per window; 0: never.
+        moment: the current moment.
         aged_at: before this moment no job has waited for a window.
     """
 
@@ -619,23 +619,23 @@ class Ages:
             return
         lsns.append(lsn)
         moments.append(moment)
-        # One entry before the last nine windows stays: older jobs count as old as that.
+        # One entry before the last nine windows stays: older jobs count as that old.
         past = bisect_right(moments, max(moment - PRIORITY_MAX * self.window_ns, 0)) - 1
         if past > _PARTS:
             del lsns[:past], moments[:past]
 
     def note_ready(self, moment: int) -> None:
-        """Note a job that is ready since ``moment``, which may be the oldest."""
+        """Note a job that is ready since ``moment``; it may be the oldest."""
         self.aged_at = min(self.aged_at, moment + self.window_ns)
 
     def note_oldest(self, moment: int) -> bool:
         """Return whether a job has waited for a window, given the oldest moment.
 
-        If not, move ``aged_at`` so that the next check comes late.
+        If not, move ``aged_at`` to make the next check as late as possible.
         """
         if moment + self.window_ns <= self.moment:
             return True
-        # Later jobs wait from now on, and may seem one step older.
+        # Later jobs wait from now on, and may appear one ``step_ns`` older.
         self.aged_at = min(moment, max(self.moment - self.step_ns, 0)) + self.window_ns
         return False
 
@@ -668,7 +668,7 @@ class Bounds:
     __slots__ = ("back", "fresh")
 
     def __init__(self, ages: Ages, now: int) -> None:
-        # Without a window no job ages: no moment is that early.
+        # Without a window no job ages: such moments are before all jobs.
         window_ns = ages.window_ns or now + 1
         moments = [now - windows * window_ns for windows in range(1, PRIORITY_MAX + 1)]
         self.fresh: list[int] = [NO_JOB, *map(ages.before, moments)]

@@ -1,4 +1,4 @@
-"""Steps, signals and waits of jobs that resume their runs. A part of the agenda."""
+"""Steps, signals and waits of jobs that resume their runs, as a part of the agenda."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ class Form(enum.IntEnum):
 
     #: a function ran
     STEP = 0
-    #: a time passed
+    #: a duration passed
     SLEEP = 1
     #: a signal came
     EVENT = 2
-    #: none came in time
+    #: no signal came in time
     TIMEOUT = 3
     #: other jobs were enqueued
     CALL = 4
-    #: the failed jobs of the ``CALL`` of the same name and number; its value lists them
+    #: the failed jobs of the ``CALL`` with the same name and number; its value lists them
     FAILED = 5
-    #: a try of a step failed: of the ``STEP`` of the same name and number
+    #: a failed try of the ``STEP`` with the same name and number
     TRIED = 6
-    #: the first of several waits came: its value is which
+    #: the first of several waits ended; its value names the wait
     FIRST = 7
     #: the job asked for the version of its code
     VERSION = 8
-    #: a step is to run if the job fails for good or is cancelled: the ``STEP`` of that name
+    #: the ``STEP`` of this name is to run if the job fails for good or is cancelled
     UNDO = 9
-    #: the job failed for good or was cancelled, and runs such steps: its value is why
+    #: the job failed for good or was cancelled, and runs its ``UNDO`` steps; its value is why
     UNDOING = 10
 
 
-#: Forms of steps that ran code; the others only waited.
+#: Forms of steps that ran code; other forms only waited.
 DONE: Final = frozenset({Form.STEP, Form.FAILED, Form.TRIED})
 
 
 class Wait(NamedTuple):
     """A wait of a job.
 
-    ``until_ns`` is its latest end, 0 for never; ``first`` and ``jobs`` are the first job of a
+    ``until_ns`` is its latest end, 0 for never. ``first`` and ``jobs`` are the first job of a
     ``CALL`` and the number of its jobs. ``first`` of an ``EVENT`` is the last signal of its name
     that did not fit.
     """
@@ -69,7 +69,7 @@ class Signal(NamedTuple):
     location: int
 
 
-#: Form, number, until when, first job, how many, length of the name; then the name.
+#: Form, number, latest end, first job, number of jobs, length of the name; the name follows.
 _WAIT: Final = struct.Struct("<BIqQIB")
 #: Prefix of packed waits: whether the job waits now; if so, size and bytes of its present waits.
 _SIZE: Final = struct.Struct("<H")
@@ -144,19 +144,19 @@ _UNDOS: Final = frozenset({Form.UNDO, Form.UNDOING})
 class Steps:
     """Steps, signals and waits by job. Moments are in shifted time; see ``Timetable``.
 
-    Kept for each job that may run again, and for no other: the places of its step records, the
-    signals that no step has taken, and its waits. Steps of an unknown job are kept, too: if
-    compaction took the beginning of a log, the job itself is written again further on.
+    Each job that may run again has the locations of its step records, the signals that no step has
+    taken, and its waits; other jobs have nothing here. Steps of an unknown job are kept, too: if
+    compaction removed the beginning of a log, a later record repeats the job itself.
 
     Attributes:
-        places: job -> locations of its step records, each at its place; 0: unknown.
+        places: job -> locations of its step records, by place; 0: unknown.
         signals: job -> signals that no step has taken, oldest first.
         taken: job -> unique keys (``once``) of signals that its steps took.
         waits: job -> its present waits, packed.
-        begun: job -> other waits that it began and that are not over, packed.
-        calls: job -> jobs that it called and that are cancelled with it: first -> count.
-        orphans: jobs still to cancel, since their caller ended.
-        undos: job -> ``UNDO`` if its steps may undo its work, ``UNDOING`` if they do so now.
+        begun: job -> other waits that have begun and not ended, packed.
+        calls: job -> called jobs that are cancelled together with it: first -> count.
+        orphans: jobs to cancel, since their caller ended.
+        undos: job -> ``UNDO`` if it has steps to undo, ``UNDOING`` while it undoes them.
     """
 
     __slots__ = ("begun", "calls", "orphans", "places", "signals", "taken", "undos", "waits")
@@ -188,7 +188,7 @@ class Steps:
     def apply_step(
         self, job: int, place: int, location: int, taken: int, once: bytes, form: int = Form.STEP
     ) -> None:
-        """Set the location of the job's step at ``place``; it took signal ``taken``, 0 for none."""
+        """Set the location of the job's step at ``place``; ``taken`` is its signal, or 0."""
         if form in _UNDOS:
             self.undos[job] = max(form, self.undos.get(job, 0))
         places = self.places.get(job)
@@ -297,12 +297,12 @@ class Steps:
         return counts
 
     def moment(self, job: int) -> int:
-        """Return when the job's wait is over at the latest; 0 if never, or it does not wait."""
+        """Return the latest end of the job's wait; 0 for never, or if it does not wait."""
         packed = self.waits.get(job)
         return 0 if packed is None else until(unpack_waits(packed))
 
     def wake(self, job: int) -> int | None:
-        """End the job's wait; return its latest end, None if it did not wait."""
+        """End the job's wait; return its latest end, None if the job did not wait."""
         packed = self.waits.pop(job, None)
         if packed is None:
             return None
@@ -314,7 +314,7 @@ class Steps:
         return unpack_waits(packed, shift_ns)
 
     def drop(self, job: int) -> None:
-        """The job never runs again."""
+        """Forget a job that never runs again."""
         for known in self._all():
             known.pop(job, None)
 
