@@ -1,17 +1,17 @@
-"""The logs of many machines in one place, byte for byte: a hub's side, and a device's.
+"""Copies of the logs of many machines in one place, byte for byte: the hub's and the device's side.
 
 A device pushes its task log over an unreliable line. The hub keeps a directory for each device and
-log, an ordinary task log with one writer. The hub's file is the position: each session begins with
-its end *and the bytes there*, and one pure function (``compare``) gives the verdict.
+log: an ordinary task log with one writer. The end of the hub's file is the position of the upload.
+Each session compares this end, *with the bytes there*, with the device's log (``compare``, pure).
 
-A log that was set back goes on as another log of the device, which names its parent. What is gone
-for good is declared as a gap and what came before it set aside, never skipped; PROTOCOL.md
-describes the comparison. A segment follows by the link in its header, which names the end before
-it by place and CRC, since a recovery changes times. After a gap the hub's position is the place
-that it waits for, so a device that has lost that place meanwhile declares again.
+A log that was set back continues as a new log of the device with the old one as its parent. Records
+lost for good are declared as a gap, never skipped; the hub sets the records before a gap aside.
+PROTOCOL.md describes the comparison. A segment's header links to the end before it by place and
+CRC, not by time, since a recovery changes times. After a gap the hub waits for the next segment at
+a declared place. If the device loses this place meanwhile, it declares another gap.
 
-Requests and answers are values (``models``). Their transport is separate, so that a simulation
-can lose, cut, double and delay every one.
+Requests and answers are values (``models``), separate from their transport, so that a simulation
+can lose, cut, double and delay each of them.
 """
 
 from __future__ import annotations

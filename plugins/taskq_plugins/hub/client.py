@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from taskq.views import JobView
 
 R = TypeVar("R")
-#: The header of a job that went to each member of a group.
+#: Header of a job for each member of a group.
 GROUP: Final = "hub-group"
 #: Pause between two looks for a result: at first, and at most.
 _LOOK_SECONDS: Final = 0.1
 _LOOK_SECONDS_MAX: Final = 2.0
-#: Jobs that one call hands on.
+#: Jobs in one call of ``hand_on`` at most.
 _JOBS_MAX: Final = 1_000_000
 
 
 class Hub:
-    """A hub's directory, for programs on its machine; enter it with ``async with``, or close it.
+    """A hub's directory, for programs on its machine. Use ``async with``, or call ``close``.
 
     ::
 
@@ -52,38 +52,38 @@ class Hub:
 
     @cached_property
     def registry(self) -> Registry:
-        """Return what is known of the hub's devices.
+        """Return the registry of the hub's devices.
 
         Raises:
-            UsageError: there is no hub.
+            UsageError: the directory is not a hub.
         """
         if not (self.path / "devices").is_dir():
             raise UsageError(f"{self.path} is no hub: look at the path, or: taskq hub serve")
         return Registry(self.path)
 
     def device(self, name: str) -> Device:
-        """Return a device that was enrolled.
+        """Return an enrolled device.
 
         Raises:
-            UsageError: none of that name was.
+            UsageError: no device of this name is enrolled.
         """
         if not self.registry.is_enrolled(name):
             raise UsageError(f"{name!r:.80} has no token: taskq hub enroll {self.path} NAME")
         return Device(self, name)
 
     def group(self, name: str) -> DeviceGroup:
-        """Return the devices of a group, as it is when jobs are enqueued.
+        """Return a group; its members are looked up at each enqueue.
 
         Raises:
-            UsageError: that is no name of a group.
+            UsageError: the text is not a valid name of a group.
         """
         return DeviceGroup(self, checked(name, "group"))
 
     def call_by_name(self, task: str, /, *args: Any, **kwargs: Any) -> Call[Any]:
-        """Return a call of a task that this program does not know; the device checks its arguments.
+        """Return a call of a task that this program does not have; the device checks its arguments.
 
         Raises:
-            InvalidCall: the arguments have no form in JSON.
+            InvalidCall: the arguments cannot be converted to JSON.
         """
         return TaskQ(self.path / OUTBOX).call_by_name(task, *args, **kwargs)
 
@@ -91,7 +91,7 @@ class Hub:
         """Return the handle of a job for a device, by its id.
 
         Raises:
-            InvalidJobId: the text is no job id.
+            InvalidJobId: the text is not a job id.
             WrongLog: no device of the hub has such a job.
         """
         tag, _, lsn = str(getattr(job, "id", job)).partition("-")
@@ -118,9 +118,9 @@ class Hub:
         return app
 
     async def hand_on(self, device: str, other: str) -> int:
-        """Enqueue the jobs that wait for a device for another one; return their number.
+        """Move the waiting jobs of a device to another device; return their number.
 
-        They are other jobs there, and cancelled here. A job that the device took without reporting
+        They get new ids there and are cancelled here. A job that the device took without reporting
         its end may run on both.
         """
         return await self.outbox(device).hand_on(self.outbox(self.device(other).name))
@@ -161,15 +161,15 @@ class Device:
         self.name = name
 
     async def enqueue(self, call: Call[R]) -> JobHandle[R]:
-        """Enqueue a call for this device, which takes it at its next request.
+        """Enqueue a call for this device, which takes the job at its next request.
 
-        The device runs it with the call's delay, priority and headers. ``result()`` waits for the
-        end that the device reports. With ``expires`` a job ends here unless the device took it in
-        time, and there unless it ran in time.
+        The device runs the job with the call's delay, priority and headers. ``result()`` waits
+        until the device reports the job's end. With ``expires`` a job ends here unless the device
+        took it in time, and on the device unless it ran in time.
 
         Raises:
             UsageError: the argument is not a call, or has a concurrency key or a header of the hub.
-            PayloadTooLarge: its payload is over 1 MiB.
+            PayloadTooLarge: the payload is over 1 MiB.
             LogError: the outbox cannot be written.
         """
         return await self._hub.outbox(self.name).send(_checked(call))
@@ -177,16 +177,16 @@ class Device:
     enqueue_sync = blocking(enqueue)
 
     def log(self) -> LogReader:
-        """Open the hub's copy of the device's log, of several the last; close it.
+        """Open the hub's copy of the device's log, or of its latest one; the caller closes it.
 
         Raises:
-            LogError: nothing came of it yet.
+            LogError: the device has sent no log yet.
         """
         return LogReader.open(newest(self._hub.path, self.name).path)
 
 
 class DeviceGroup:
-    """Devices that were put together by ``taskq hub enroll --group``."""
+    """Devices with the same ``--group`` of ``taskq hub enroll``."""
 
     def __init__(self, hub: Hub, name: str) -> None:
         self._hub = hub
@@ -197,15 +197,15 @@ class DeviceGroup:
         return self._hub.registry.groups().get(self.name, [])
 
     async def enqueue(self, call: Call[R]) -> list[JobHandle[R]]:
-        """Enqueue a call once for each member of now.
+        """Enqueue a call once for each current member.
 
-        If one cannot be enqueued, the others are cancelled. A crash in between leaves the first
-        ones: with a ``key`` the same call again adds only what is missing.
+        If one job cannot be enqueued, the others are cancelled. A crash in between leaves the first
+        jobs enqueued; with a ``key`` a second identical call adds only the missing jobs.
 
         Raises:
-            UsageError: it is no call, has a concurrency key or a header of the hub, or nobody is in
-                the group.
-            PayloadTooLarge: its payload is over 1 MiB.
+            UsageError: the argument is not a call, or has a concurrency key or a header of the hub,
+                or the group is empty.
+            PayloadTooLarge: the payload is over 1 MiB.
             LogError: an outbox cannot be written.
         """
         devices = await off_loop(lambda: self.devices)
@@ -239,7 +239,7 @@ def _checked(call: Call[R]) -> Call[R]:
 
 
 class Outbox(TaskQ):
-    """The app of the log of jobs for one device, which no worker runs here."""
+    """App of the log of jobs for one device; no worker runs them here."""
 
     def __init__(self, hub: Path, device: str) -> None:
         self.path = outbox.folder(hub, device)
@@ -254,7 +254,7 @@ class Outbox(TaskQ):
     async def send(self, call: Call[R]) -> JobHandle[R]:
         """Enqueue a call for the device."""
         if call.extras is not None and call.extras.key is not None and self.is_there:
-            await self.settle()  # its key may be free
+            await self.settle()  # may free the key
         begins = await off_loop(outbox.begins, self.hub, self.device)
         job = await self.enqueue(call.options(headers={outbox.FROM: begins}))
         await off_loop(outbox.ring, self.hub)
@@ -272,7 +272,7 @@ class Outbox(TaskQ):
         return (await port.look(outbox.waiting_in))[0]
 
     async def hand_on(self, other: Outbox) -> int:
-        """Enqueue what waits here for another device, and cancel it here."""
+        """Enqueue the waiting jobs for another device, and cancel them here."""
         jobs = await self.waiting()
         port = await self.connection.port()
         for job in jobs:
@@ -292,14 +292,14 @@ class Outbox(TaskQ):
         return await off_loop(lambda: why(self, self.merged(view)))
 
     def find_there(self, view: JobView) -> tuple[outbox.There, JobView] | None:
-        """Return a job as its device's log has it, from the hub's copy; None: it is not there."""
+        """Return a job from the hub's copy of its device's log; None if the job is not there."""
         self._reader.read(view.headers)
         there = self._reader.find(self._tag, view.lsn)
         its = there and self._reader.view(there)
         return (there, its) if there and its else None
 
     def jobs(self, states: Collection[State] = ()) -> list[JobView]:
-        """Return the jobs for the device that have one of these states here, the oldest first."""
+        """Return the device's jobs with one of these states in the outbox, oldest first."""
         with LogReader.open(str(self.path)) as reader:
             views = reader.jobs(set(states) or None, None, None, _JOBS_MAX)
         return [self.merged(view) for view in reversed(views)]
@@ -327,7 +327,7 @@ class Outbox(TaskQ):
         return view
 
     def is_given(self, view: JobView) -> bool:
-        """Return whether the device may have a job of which it told nothing yet."""
+        """Return whether the device may have the job without having reported it yet."""
         given = Registry(self.hub).standing(self.device).get("given", {})
         return view.lsn <= int(given.get(self._tag.of(view.lsn), 0))
 
@@ -338,7 +338,7 @@ class Outbox(TaskQ):
 
 
 def why(app: Outbox, view: JobView) -> Reason:
-    """Return why a job has not ended, from an outbox and the copies."""
+    """Return the reason why a job has not ended, from an outbox and the copies."""
     registry, device, pair = Registry(app.hub), app.device, app.find_there(view)
     if view.state not in LIVE_STATES:
         word, where = view.state.name.lower(), f" on {device}" if pair else ""
@@ -368,14 +368,14 @@ def _heard(registry: Registry, device: str) -> str:
 
 
 def open_jobs(hub: Path, device: str) -> list[tuple[str, JobView, str]]:
-    """Return (device, job, why) of its jobs that have not ended, the oldest first."""
+    """Return (device, job, reason) of the device's open jobs, oldest first."""
     app = Outbox(hub, device)
     waiting = [view for view in app.jobs(WAITING_STATES) if view.state in LIVE_STATES]
     return [(device, view, why(app, view).text) for view in waiting]
 
 
 class SentJob(JobHandle[R]):
-    """A hold on a job for a device: its result and state are what the device's log says."""
+    """Handle of a job for a device; result and state come from the device's log."""
 
     __slots__ = ()
 
@@ -384,7 +384,7 @@ class SentJob(JobHandle[R]):
         return cast("Outbox", self._app)
 
     async def result(self, timeout: Duration | None = None) -> R:  # noqa: ASYNC109 - part of the API
-        """Wait until the hub has the job's end; see ``JobHandle.result``."""
+        """Wait until the device's report of the end arrives; see ``JobHandle.result``."""
         limit = None if timeout is None else seconds(timeout, "timeout")
         until = None if limit is None else time.monotonic() + limit
         pause = _LOOK_SECONDS
@@ -410,7 +410,7 @@ class SentJob(JobHandle[R]):
     result_sync = blocking(result)  # type: ignore[arg-type, misc]
 
     async def cancel(self) -> bool:
-        """Cancel the job here at once, and on its device when that syncs."""
+        """Cancel the job here at once, and on its device at the next sync."""
         if (await self._view()).state not in LIVE_STATES:
             return False
         is_cancelled = await super().cancel()

@@ -136,7 +136,7 @@ def serve(
     if is_new and directory.exists() and any(directory.iterdir()):
         raise WrongUsage(f"{directory} is no hub, and not empty: look at the path")
     module = _package("server")
-    from taskq_plugins.patience import listen  # noqa: PLC0415 - the server has its packages
+    from taskq_plugins.patience import listen  # noqa: PLC0415 - only the server needs it
 
     place = re.fullmatch(r"(\[[^]]+\]|[^:\s]+)(?::([0-9]{1,5}))?", bind)
     if place is None or int(place[2] or 0) >= _PORTS:
@@ -151,7 +151,7 @@ def serve(
             Registry(directory).open()
             scheme = "https" if tls["certfile"] else "http"
             words = f"serving {directory} at {scheme}://{host}:{port}"
-            # One process and one loop: each copy has one writer.
+            # One process and one loop, so each copy has one writer.
             server = module.Server(directory.absolute(), _seconds(keep))
             where = {"host": host.strip("[]"), "port": port}
             figures: Any = contextlib.nullcontext()
@@ -381,7 +381,7 @@ def _seconds(text: str) -> float:
 
 
 def _package(name: str, extra: str = "hub") -> Any:
-    """Import a module of the hub: help must not load its dependencies."""
+    """Import a module of the hub late, so that help does not load its dependencies."""
     try:
         return importlib.import_module(f"taskq_plugins.hub.{name}")
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The hub's side of a session: requests in, answers out; the copies are opened at first touch."""
+"""The hub's side of a session: carry out requests on the copies, which are opened at first use."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 SEALS: Final = "seals.jsonl"
 IDENTITY, LOG = engine.Replica.IDENTITY, engine.Replica.LOG
-#: Segments that come again: what came of each.
+#: Folder for the parts of segments that the device sends again.
 AGAIN: Final = "again"
-#: In the identity of a copy: its number among the logs of its device, in order of arrival. Times of
-#: files do not show that: files are written again, and brought back.
+#: Field in the identity of a copy: its number among the device's logs, in order of arrival. File
+#: times do not show this order, since files are rewritten and restored.
 CAME: Final = "came"
 #: Names of logs.
 LOG_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
-#: Has its own inode in it, so that a copy of it shows.
+#: File with its own inode number as content; a copy of the file has another inode.
 _PLACE: Final = ".place"
 _READ_BYTES: Final = 1024 * 1024
 _log: Final = logging.getLogger("taskq")
@@ -44,14 +44,14 @@ _LSN_MAX: Final = 2**63
 
 
 class CopyFiles:
-    """Stand for one copy, beside its server or not.
+    """Files of one copy, also for other processes than the server.
 
     Attributes:
-        disk: to read by.
-        hub: its directory.
-        device: whose it is.
-        log_id: of the log.
-        path: of its directory.
+        disk: disk to read from.
+        hub: directory of the hub.
+        device: name of the device.
+        log_id: id of the log.
+        path: directory of the copy.
     """
 
     def __init__(self, disk: engine.Disk, hub: str | Path, device: str, log_id: UUID) -> None:
@@ -68,7 +68,7 @@ class CopyFiles:
 
     @property
     def came(self) -> int:
-        """Return as which of its device's logs it came."""
+        """Return the copy's number among its device's logs, in order of arrival."""
         return int(_described(self.disk, self.path).get(CAME, 0))
 
     @property
@@ -82,7 +82,7 @@ class CopyFiles:
 
     @property
     def begins(self) -> int:
-        """Return the first lsn that was ever here; 0: nothing was, or it is not known any more."""
+        """Return the first lsn that was ever here; 0 if there was none, or it is unknown."""
         folder = f"{self.path}/old/1" if self.breaks else self.path
         lines = whole_lines(self.disk, f"{folder}/{SEALS}")[0]
         sealed = [line["segment"] for line in lines[:1]]
@@ -169,7 +169,7 @@ def newest(hub: str | Path, device: str) -> CopyFiles:
 
 
 def described(hub: Path, device: str) -> list[dict[str, Any]]:
-    """Return what there is of each log of a device, for people and programs."""
+    """Return a description of each log of a device, for people and programs."""
     logs = []
     for copy in kept(hub, device):
         with copy.files() as files:
@@ -190,7 +190,7 @@ def described(hub: Path, device: str) -> list[dict[str, Any]]:
 
 
 class LostRecords(NamedTuple):
-    """Records of a device that its hub never got, and that are gone."""
+    """Records of a device that are lost: the hub never received them."""
 
     first: int
     last: int
@@ -198,7 +198,7 @@ class LostRecords(NamedTuple):
 
 
 def gaps(copy: CopyFiles) -> list[LostRecords]:
-    """Return what is missing in a copy, and what between it and the copies of its parents."""
+    """Return the lost records within a copy, and between the copies of its parents and it."""
     lines = [line for line in copy.breaks if line["step"] == "begun"]
     ends = [(engine.Border.from_list(line["left"]).next_lsn, line["at"][0]) for line in lines]
     lost = [
@@ -220,7 +220,7 @@ def gaps(copy: CopyFiles) -> list[LostRecords]:
 
 
 def lineage(disk: engine.Disk, path: str, log_id: UUID) -> engine.Identity:
-    """Return the identity of a copy as far as its bytes go: features may be unknown here."""
+    """Return the identity of a copy; its features may be unknown to this version."""
     parents = _described(disk, path).get("parents", ())
     ends = [(UUID(parent["log_id"]), parent["next_lsn"]) for parent in parents]
     return engine.Identity.of_replica(log_id, 0, frozenset(), ends)
@@ -265,13 +265,13 @@ def whole_lines(disk: engine.Disk, path: str) -> tuple[list[dict[str, Any]], int
         except ValueError:
             break
         if not (line.endswith(b"\n") and isinstance(values, dict)):
-            break  # it was cut short, or is being added
+            break  # an incomplete line: cut short, or being written
         lines.append(values)
         size += len(line)
     return lines, size, len(data)
 
 
-# -- what is wrong with one ------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------
 
 
 class Fault(NamedTuple):
@@ -280,8 +280,8 @@ class Fault(NamedTuple):
     Attributes:
         copy: the copy.
         what: description.
-        name: of the segment to send again; "" if its unreadable end is cut off, which then comes as
-            new data.
+        name: segment to send again. "" if the copy's unreadable end is cut off instead; the device
+            then sends it as new data.
     """
 
     copy: CopyFiles
@@ -304,7 +304,7 @@ def _of_segments(copy: CopyFiles) -> Iterator[Fault]:
     for segment in [lsn for lsn in lines if lsns and lsn >= lsns[0]]:
         name, line = engine.segment_name(segment), lines[segment]
         size, there = line["end"][1], copy.size(f"{LOG}/{name}")
-        if there < 0:  # after the end it comes as new data
+        if there < 0:  # after the copy's end: the device sends it as new data
             what = f"{name} was sealed, and is not there"
             yield Fault(copy, what, name if segment < lsns[-1] else "")
         elif there < size:
@@ -321,11 +321,11 @@ def _of_records(copy: CopyFiles) -> Iterator[Fault]:
 
 def ask_again(registry: Registry, fault: Fault) -> None:
     copy = fault.copy
-    if not fault.name:  # opening the copy checks its whole end
+    if not fault.name:  # opening the copy checks all of its last segment
         registry.durable(copy.device, copy.log_id).remove()
         return
     disk, folder = copy.disk, f"{copy.path}/{AGAIN}/{LOG}"
-    # A part, though empty, requests the segment.
+    # An empty part requests the segment.
     disk.make_directory(folder)
     disk.close(disk.open(f"{folder}/{fault.name}", create=True))
     for directory in (folder, f"{copy.path}/{AGAIN}", copy.path):
@@ -333,7 +333,7 @@ def ask_again(registry: Registry, fault: Fault) -> None:
 
 
 def is_elsewhere(hub: Path) -> bool:
-    """Return whether the directory was copied since it was served: files may be of two times."""
+    """Return whether the directory is a copy of a served one, perhaps with files of two times."""
     place = hub / _PLACE
     try:
         return place.read_text(encoding="ascii") != f"{place.stat().st_ino}"
@@ -342,22 +342,22 @@ def is_elsewhere(hub: Path) -> bool:
 
 
 def note_place(hub: Path) -> None:
-    if hub.is_dir():  # else nothing came yet
+    if hub.is_dir():  # otherwise the hub is new
         place = hub / _PLACE
         place.touch()
         place.write_text(f"{place.stat().st_ino}", encoding="ascii")
 
 
-# -- what of one may go ----------------------------------------------------------------------------
+# -- retention -------------------------------------------------------------------------------------
 
 
 class CompactionFloor(NamedTuple):
     """Compaction state of a copy, so that COMPACTED records are read once.
 
     Attributes:
-        breaks: number of noted breaks: another break may change the records.
+        breaks: number of noted breaks; another break may change the records.
         since: first segment of the next scan.
-        below: records below this lsn were written again.
+        below: compaction rewrote all records below this lsn that the log still needs.
     """
 
     breaks: int = 0
@@ -368,11 +368,11 @@ class CompactionFloor(NamedTuple):
 def due(
     copy: CopyFiles, before_ns: int, known: CompactionFloor
 ) -> tuple[list[str], CompactionFloor]:
-    """Return what a copy does not need any more, and what is known of it then.
+    """Return the files that a copy no longer needs, and its new compaction state.
 
-    That are the oldest segments that arrived before that moment and of which the log itself says
-    that all is written again, and what a break left if all of it is from then. While a break is
-    being carried out nothing is due.
+    Due are the oldest segments if they arrived before the moment and the log's own compaction has
+    rewritten them, and the records set aside at a break if all of them arrived before the moment.
+    While a break is being carried out nothing is due.
     """
     lines = copy.breaks
     if lines and lines[-1]["step"] == "begun":
@@ -413,7 +413,7 @@ def _aside(copy: CopyFiles, folder: str, before_ns: int) -> Iterator[str]:
 
 
 class DeclaredGap(NamedTuple):
-    """A gap: where the copy ended, and where it goes on."""
+    """A gap: where the copy ended, and where it continues."""
 
     left: engine.Border
     at: engine.Border
@@ -422,11 +422,11 @@ class DeclaredGap(NamedTuple):
 class Gaps:
     """The gaps of one copy; ``unmark`` drops the durable mark.
 
-    The segments before a gap are set aside as a log of their own (``old/<n>``): a log with a hole
-    folds to other jobs than the device's.
+    The segments before a gap are set aside as a log of their own (``old/<n>``), since a fold over a
+    gap would yield other jobs than the device has.
 
     Attributes:
-        all: declared gaps, oldest first. The latest may still have to be carried out.
+        all: declared gaps, oldest first.
     """
 
     def __init__(
@@ -456,7 +456,7 @@ class Gaps:
     def _carry_out(self) -> None:
         disk, path, at = self._disk, self._path, self.all[-1].at
         old = f"{path}/old/{len(self.all)}"
-        # An earlier try may have come some of the way.
+        # A crash may have interrupted an earlier try.
         lsns = [lsn for lsn in segments(disk, path) if lsn < at.segment]
         names = [f"{LOG}/{engine.segment_name(lsn)}" for lsn in lsns]
         if names:
@@ -466,7 +466,7 @@ class Gaps:
             for directory in (f"{old}/{LOG}", old, f"{path}/old", path):
                 disk.sync_directory(directory)
         self._unmark()
-        for name in (*reversed(names), SEALS):  # nothing follows a hole at any time
+        for name in (*reversed(names), SEALS):  # newest first: never a segment after a gap
             disk.remove(f"{path}/{name}")
         for directory in (f"{path}/{LOG}", path):
             disk.sync_directory(directory)
@@ -479,19 +479,19 @@ def segments(disk: engine.Disk, path: str) -> list[int]:
 
 
 def _link(disk: engine.Disk, source: str, target: str) -> None:
-    """Give a file a second name, unless that is taken: by an earlier try, which came further."""
+    """Give a file a second name, unless an earlier, interrupted try has done so."""
     if disk.status(target) is None and disk.status(source) is not None:
         disk.link(source, target)
 
 
-# -- small files of lines: what was sealed, and what breaks were declared --------------------------
+# -- small files of lines: sealed segments, declared breaks ----------------------------------------
 
 
 class Notes:
     """Lines of JSON, each durable when ``add`` returns.
 
     Attributes:
-        lines: what is noted, oldest first.
+        lines: all lines, oldest first.
     """
 
     def __init__(self, disk: engine.Disk, path: str) -> None:
@@ -508,29 +508,29 @@ class Notes:
         with opened(disk, self._path, create=True) as file:
             engine.write_all(disk, file, line, self._size)
             disk.sync(file)
-        if not self._size:  # it is new
+        if not self._size:  # a new file
             disk.sync_directory(self._path.rpartition("/")[0])
         self._size += len(line)
         self.lines.append(values)
 
 
 _START: Final = engine.Replica.START
-#: The file of a frame that comes in pieces, and how a frame's header says its body's size.
+#: File of a frame that arrives in pieces, and the size of a frame's header.
 _PIECES: Final = "pieces"
 _FRAME_HEAD: Final = 56
-#: How far a copy grows before it notes what of it is durable: no more is looked at, and written
-#: once more, when it is opened after a crash.
+#: A copy notes its durable end after this growth. An opening after a crash reads, and writes once
+#: more, at most this number of bytes.
 MARK_BYTES: Final = 4 * 1024 * 1024
 
 
 class Copy:
-    """One copy for its only writer. After an ``OSError`` it has to be opened anew.
+    """One copy for its only writer. After an ``OSError`` the copy must be opened again.
 
     Attributes:
-        at: after its last durable frame. NOWHERE: empty; with offset 0: after a gap, which waits
-            for that segment.
+        at: end of the last durable frame; NOWHERE if empty. Offset 0: the copy waits, after a gap,
+            for this segment.
         gaps: declared gaps.
-        identity: of the log.
+        identity: identity of the log.
     """
 
     def __init__(
@@ -545,11 +545,11 @@ class Copy:
         self.identity = lineage(disk, path, log_id)
         self._files = engine.Replica(disk, path, self.identity, writable=True)
         self.at = models.NOWHERE
-        #: the end before a segment that begins, by its header
+        #: end before a beginning segment, by the segment's header
         self._ended = models.NOWHERE
-        #: position before a frame that comes in pieces, and how many of its bytes came
+        #: position before a frame that arrives in pieces, and number of its bytes so far
         self._pieces = models.NOWHERE, 0
-        #: segments that are to come again, and what was noted when they were sealed
+        #: segments that the device must send again, with the notes of their seals
         self._lacks: dict[int, dict[str, Any]] = {}
         self._find_end()
 
@@ -557,7 +557,7 @@ class Copy:
         self._files.forget()
 
     def rest(self) -> None:
-        """Note the durable end, which saves the next opening a look, and close the files."""
+        """Note the durable end, so that the next opening need not check it, and close the files."""
         if self.at.frame and self._marked != self.at:
             self._note_durable(self.at)
         self.close()
@@ -565,7 +565,7 @@ class Copy:
     def _find_end(self) -> None:
         disk, files, log = self._disk, self._files, f"{self._path}/{LOG}"
         files.forget()
-        disk.remove(f"{self._path}/{_PIECES}")  # they may be torn
+        disk.remove(f"{self._path}/{_PIECES}")  # pieces may be torn
         for name in disk.names(log):
             if name.endswith(".tmp"):
                 disk.remove(f"{log}/{name}")
@@ -576,7 +576,7 @@ class Copy:
             self.at = self._secured(files.lsns[-1])
         self._lacks = {segment: seals[segment] for segment in self._lacking(seals)}
         if self._marked != self.at or not self.at.frame:
-            # Who was killed between a rename and its sync told nobody; now it counts.
+            # An earlier process may have been killed between a rename and its fsync.
             for directory in (log, self._path):
                 disk.sync_directory(directory)
 
@@ -603,17 +603,17 @@ class Copy:
         mark = engine.Border.from_list(noted) if noted else models.NOWHERE
         if mark.segment != segment or not files.stands(mark):
             mark = models.NOWHERE
-            if noted:  # the same frames may come again, and not be on disk yet
+            if noted:  # the same frames may arrive again: then the old mark would be wrong
                 self._mark.remove()
         self._marked = mark
-        if mark.frame and files.size(segment) == mark.offset:  # nothing came since it was on disk
+        if mark.frame and files.size(segment) == mark.offset:  # no growth since the mark
             return mark
         return files.secured(segment, mark)
 
     def learn(self, incompat: frozenset[str]) -> None:
         """Note features of the log before a frame needs them.
 
-        Unknown features concern readers: frames are checked without them.
+        Features that are unknown here concern only readers; frames are checked without them.
         """
         if self._incompat >= incompat:
             return
@@ -636,11 +636,11 @@ class Copy:
         return min(first_young(self._disk, self._files, before_ns), self.at.next_lsn)
 
     def let_go(self, old: list[str]) -> None:
-        """Remove files that ``due`` gave: segments one at a time, the oldest first."""
+        """Remove files that ``due`` returned: segments one at a time, oldest first."""
         for name in old:
             folder, _, file = name.rpartition("/")
             lsn = engine.segment_lsn(file) if folder == LOG else None
-            if lsn is not None:  # the remaining part is a log at any moment
+            if lsn is not None:  # the rest is a valid log at any moment
                 self._files.let_go(lsn)
             else:
                 self._disk.remove(f"{self._path}/{name}")
@@ -652,7 +652,7 @@ class Copy:
     # -- growing ----------------------------------------------------------------------------------
 
     def append(self, asked: models.Append) -> models.Stored:
-        """Append the whole frames among the bytes; of a larger frame keep the piece."""
+        """Append all whole frames of the bytes, and keep the piece of a larger frame."""
         behind, at, data = asked.behind, self.at, asked.data
         if not behind.offset and behind.segment in self._lacks:
             return models.Stored(self.at, self._joined_segment(asked))
@@ -672,7 +672,7 @@ class Copy:
         if end != behind:
             if not behind.offset:
                 self._note_end(self._ended)
-            # No copy of the data: a disk takes any buffer.
+            # A view, not a copy: a disk takes any buffer.
             self._files.add(cast("bytes", memoryview(data)[: end.offset - behind.offset]), behind)
             self._stored(end)
         if not is_well:
@@ -690,9 +690,9 @@ class Copy:
         return self._files.whole(data, _START, behind, epoch)
 
     def _joined(self, asked: models.Append) -> bytes:
-        """Keep a piece of a frame; return all of them once the frame is whole.
+        """Keep a piece of a frame; return the joined pieces once the frame is whole.
 
-        They survive a line, not the hub: nothing of them is synced.
+        Pieces survive a broken line, but not a crash of the hub: they are not synced.
         """
         disk, start = self._disk, 0 if asked.behind.offset else _START
         size = self._pieces[1] if self._pieces[0] == asked.behind else 0
@@ -713,8 +713,8 @@ class Copy:
     def _begin(self, asked: models.Append, data: bytes) -> int:
         """Begin a segment that continues the copy; return its epoch.
 
-        Its header names the end before it. Later bytes of that segment stay: a recovery of the
-        device moved them, and they come again.
+        Its header names the end of the segment before it. Later bytes of that segment stay there:
+        a recovery of the device moved them, and they arrive again in the new segment.
         """
         at, header = self.at, self._files.header_in(asked.behind.segment, data)
         if header is None:
@@ -740,7 +740,7 @@ class Copy:
         self._marked = at
 
     def declare(self, asked: models.Declare) -> models.Stored:
-        """Set aside what is here: the log goes on after a gap."""
+        """Set the present segments aside; the log continues after a gap."""
         if self.gaps.knows(asked):
             return models.Stored(self.at)
         at = asked.at
@@ -753,10 +753,10 @@ class Copy:
         return models.Stored(self.at)
 
     def _joined_segment(self, asked: models.Append) -> int:
-        """Add a piece of a sealed segment that comes again; return its bytes here, 0 for the whole.
+        """Add a piece of a repeated sealed segment; return its size so far, 0 once it is whole.
 
-        It has a file of its own until all of it reads, which also finds torn pieces. So nothing is
-        synced before.
+        The pieces have a file of their own until the whole segment passes its checks. The checks
+        find torn pieces, so nothing is synced before.
         """
         disk, segment = self._disk, asked.behind.segment
         target, size = self._files.file_path(segment), self._lacks[segment]["end"][1]
@@ -783,25 +783,25 @@ class Copy:
         return 0
 
 
-#: Copies held open; others are opened at their next request.
+#: Copies kept in memory; others are opened at their next request.
 _COPIES_MAX: Final = 1_000
-#: Logs of one device: each shard, restore and reinstallation is one.
+#: Logs of one device; each shard, restore and reinstallation adds one.
 _LOGS_MAX: Final = 256
 
 
 class Copies:
-    """The copies of all devices, and the only process that writes to them.
+    """The copies of all devices; no other process writes to them.
 
-    Thread-safe across devices; one thread at a time for each device.
+    Threads may work on different devices at once, but only one thread on each device.
 
     Args:
-        make_disk: makes this machine's disk, for each copy anew.
-        path: of the hub's directory.
+        make_disk: makes a new disk for each copy.
+        path: the hub's directory.
         registry: keeps the durable end of each copy, or None.
-        mark_bytes: as of ``Copy``.
+        mark_bytes: as for ``Copy``.
 
     Raises (any method):
-        OSError: the disk refused; nothing was answered for.
+        OSError: a disk operation failed; nothing of the request was acknowledged.
         LogError: a copy cannot be read.
     """
 
@@ -819,7 +819,7 @@ class Copies:
         self._copies: dict[tuple[str, UUID], Copy] = {}
         self._floors: dict[tuple[str, UUID], CompactionFloor] = {}
         self._guard = threading.Lock()
-        #: the newest session of each log: none of before this process is believed
+        #: newest session of each log; sessions of an earlier process are superseded
         self._sessions: dict[tuple[str, UUID], int] = {}
         self._first_session = random.SystemRandom().getrandbits(48)
 
@@ -849,10 +849,9 @@ class Copies:
     def _held(
         self, device: str, log_id: UUID, begins: models.Sync | None = None
     ) -> Iterator[Copy | None]:
-        """Have a copy for the block, and nobody else meanwhile; a session that begins makes one.
+        """Hold a copy exclusively for the block; the beginning of a session creates one.
 
-        Thousands of devices are quiet at any time: none of them keeps a file open, and most of them
-        no memory.
+        At any time thousands of devices are quiet. They keep no file open, and most use no memory.
         """
         key = device, log_id
         copy = self._copies.pop(key, None) or self._opened(device, log_id)
@@ -865,7 +864,7 @@ class Copies:
                 copy.close()
             copy = None  # the next request reads the files again
             with contextlib.suppress(OSError, LogError):
-                self._opened(device, log_id)  # cuts off half a frame
+                self._opened(device, log_id)  # cuts off a torn frame
             raise
         finally:
             if copy is not None:
@@ -889,7 +888,7 @@ class Copies:
             return models.PlacesKnown(tuple(has))
         if isinstance(asked, models.Leave):
             self._registry.leave(device, asked.log_id)
-        # A log that was left goes on nowhere but on another machine with this token.
+        # If a log grows after its device left it, another machine has this token.
         elif isinstance(asked, models.Append | models.Declare) and self._registry.holds(
             device, asked.log_id
         ):
@@ -898,11 +897,11 @@ class Copies:
 
     def _begin(self, device: str, copy: Copy, asked: models.Sync) -> models.CopyEnd:
         key = device, asked.log_id
-        # Logs without a copy are not remembered.
+        # Only logs with a copy are remembered.
         session = self._sessions[key] = self._sessions.get(key, self._first_session) + 1
         copy.learn(asked.incompat)
         kin, end = self._kin(device, copy), asked.end
-        for other in kin:  # a late request of theirs may bring other records with the same lsns
+        for other in kin:  # their late requests may bring other records with the same lsns
             if (named := (device, other.log_id)) in self._sessions:
                 self._sessions[named] += 1
         ends = [copy.at, *(other.last_of(copy.identity) for other in kin)]
@@ -923,7 +922,7 @@ class Copies:
         for other in kept(self._path, device, self._make_disk()):
             if other.log_id == own.log_id or not other.is_there:
                 continue
-            with contextlib.suppress(LogError):  # a damaged copy stops no other log
+            with contextlib.suppress(LogError):  # a damaged copy must not stop other logs
                 if other.identity.owner(next_lsn).log_id == own.owner(next_lsn).log_id:
                     kin.append(other)
         return kin
@@ -940,7 +939,7 @@ class Copies:
         return copies
 
     def keep(self, copy: CopyFiles, before_ns: int) -> list[str]:
-        """Remove what is due, see ``due``; return the names of these files."""
+        """Remove the files that ``due`` returns; return their names."""
         key = copy.device, copy.log_id
         gone, self._floors[key] = due(copy, before_ns, self._floors.get(key, CompactionFloor()))
         if gone:
@@ -980,7 +979,7 @@ class Copies:
         values = json.loads(engine.Identity.of_replica(*named).encode())
         others = in_order(kept(self._path, device, disk))
         values[CAME] = 1 + max((other.came for other in others), default=0)
-        # The identity follows its directories to the disk.
+        # The identity is written after its directories are durable.
         engine.replace_file(disk, f"{path}/{IDENTITY}", json.dumps(values).encode())
         copy = self._opened(device, asked.log_id)
         assert copy is not None

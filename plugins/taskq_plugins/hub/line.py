@@ -1,4 +1,4 @@
-"""The way to one hub: its address, the device's token, and a connection that is kept."""
+"""Connection to one hub: its address, the device's token, and a persistent HTTP connection."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from taskq_plugins.hub import models
 if TYPE_CHECKING:
     from taskq.conditions import Condition
 
-#: Probing takes a process; it is not done more often than that.
+#: A probe starts a process, so probes are at least this far apart.
 LOOK_SECONDS: Final = 60.0
-#: How long the question takes whether the network is metered, at most.
+#: Time limit of a probe.
 _PROBE_SECONDS: Final = 10.0
 _DAY_SECONDS: Final = 86_400.0
 _MIB: Final = 2**20
-#: How it went last, for ``taskq sync --status``, and what was sent on a metered line.
+#: Outcome of the last session, for ``taskq sync --status``, and volume used on a metered line.
 _NOTE: Final = "readers/hub.json"
 
 
 class HubWaits(models.HubError):
-    """Nothing is sent just now, and nobody has to do anything about it."""
+    """Nothing is sent for now; no person needs to act."""
 
     def __init__(self, why: str, seconds: float = LOOK_SECONDS) -> None:
         super().__init__(why)
@@ -55,15 +55,15 @@ class HubWaits(models.HubError):
 
 
 class Allowance:
-    """Volume of a log that may go over one line; a metered day begins with its first byte.
+    """Volume that a log may send over one line; a metered day begins with its first byte.
 
     Args:
         hub: the settings.
-        url: of the hub.
-        now: seconds since the epoch.
+        url: address of the hub.
+        now: clock, in seconds since the epoch.
 
     Attributes:
-        metered: why the network is metered and bears only a day's volume; "" if it is not.
+        metered: why the network counts as metered, with a daily volume; "" if it does not.
         part_bytes: largest body that the hub, or a proxy before it, accepts.
     """
 
@@ -91,7 +91,7 @@ class Allowance:
         for required in self._requires:
             if problem := await _told(required.name, required.problem(), required.timeout_seconds):
                 raise HubWaits(f"nothing is sent while {required.name} does not hold: {problem}")
-        # Without a setting a missing answer is not reported.
+        # With metered = "all" nothing is probed, so no failure of a probe is reported.
         metered = "" if self._hub.metered == "all" else await _told("metered", metered_line())
         if metered and self._hub.metered == "never":
             raise HubWaits(f"nothing is sent, as metered = 'never' has it: {metered}")
@@ -147,7 +147,7 @@ def note(path: str, **values: Any) -> None:
 
 
 def last_note(path: str) -> dict[str, Any]:
-    """Return what was noted of a log: ``synced_ns``, ``lsn``, ``error``, …; {}: nothing."""
+    """Return the notes about a log: ``synced_ns``, ``lsn``, ``error``, …; {} without notes."""
     try:
         return dict(json.loads(Path(path, _NOTE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -158,17 +158,17 @@ async def _told(name: str, probed: Awaitable[str], timeout_seconds: float = _PRO
     try:
         async with Deadline(timeout_seconds):
             return await probed
-    except Exception as error:  # noqa: BLE001 - whatever a probe meets
+    except Exception as error:  # noqa: BLE001 - any failure of a probe
         return f"{name} cannot be told ({type(error).__name__}: {error})"
 
 
-#: A part is smaller on a slow line, and grows again on a fast one, down to this size.
+#: Least size of a part. A slow line makes parts smaller, a fast one larger again.
 _PART_BYTES_MIN: Final = 64 * 1024
 _FAST_SECONDS: Final = 1.0
 _SLOW_SECONDS: Final = 10.0
-#: Each has the line's time-out for itself.
+#: Bytes of a body per send or receive; the timeout applies to each.
 _PIECE_BYTES: Final = 256 * 1024
-#: The largest is a stretch of a segment.
+#: Limit of an answer; the largest answers are parts of segments.
 _ANSWER_BYTES_MAX: Final = 64 * 2**20
 _CONNECT_SECONDS: Final = 10.0
 _ANSWER_SECONDS: Final = 60.0
@@ -176,7 +176,7 @@ _ANSWER_SECONDS: Final = 60.0
 _HEADS_BYTES: Final = 2 * 1024
 _HANDSHAKE_BYTES: Final = 8 * 1024
 _RECORD_BYTES: Final = 64
-#: Smaller bodies, and bodies that would not shrink by this much, are sent unpacked.
+#: Smaller bodies, and bodies that would not shrink to this ratio, are sent uncompressed.
 _PACKED_BYTES_MIN: Final = 1_024
 _PACKED_RATIO: Final = 0.95
 _CREATED: Final = 201
@@ -186,7 +186,7 @@ _ENROLL_FIRST: Final = (
     "the hub asks for a token: run 'taskq hub enroll HUB NAME' there, keep what it prints in a "
     "file, and give --token-file FILE; or run it with --code there, and give --code CODE here"
 )
-#: A requested wait: less than three hours.
+#: Value of ``Retry-After``: less than three hours.
 _SECONDS: Final = re.compile(r"[0-9]{1,4}\Z")
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _CONTAINER: Final = ("/.dockerenv", "/run/.containerenv")
@@ -222,7 +222,7 @@ def line_to(hub: HubSettings, url: str | None, file: Path | None) -> tuple[str, 
         token = read_private(file, _TOKEN_BYTES_MAX)
     if not token.strip():
         raise UsageError(_ENROLL_FIRST)
-    if len(token.split()) > 1 or not token.isascii():  # never shown: it may be another secret
+    if len(token.split()) > 1 or not token.isascii():  # not shown: the text may be another secret
         raise UsageError(
             f"{file} holds no token: it is the one word that 'taskq hub enroll' prints"
         )
@@ -240,7 +240,7 @@ def token_file(url: str) -> Path:
 
 
 class HubReply(NamedTuple):
-    """Status and body of an answer, and how long it asks to wait."""
+    """Status and body of an answer, and its requested wait."""
 
     status: int
     content: bytes
@@ -248,15 +248,15 @@ class HubReply(NamedTuple):
 
 
 class Http:
-    """One connection to a hub, each request in a thread: a cancelled one blocks nobody.
+    """One connection to a hub; requests run on threads, so a cancelled one blocks no other.
 
     Args:
-        url: of the hub.
-        ca: certificates that may sign the hub's; None: the machine's.
-        rate: bytes of bodies a second; None: unlimited.
+        url: address of the hub.
+        ca: trusted certificates of authorities; None: the machine's.
+        rate: limit of body bytes a second; None: unlimited.
 
     Attributes:
-        used_bytes: sent and received so far, with an upper bound for TLS.
+        used_bytes: bytes sent and received so far, with an upper bound for TLS.
     """
 
     def __init__(self, url: str, ca: Path | None = None, rate: int | None = None) -> None:
@@ -284,7 +284,7 @@ class Http:
         try:
             return await aside(partial(self._exchanged, turn, asked), turn)
         except BaseException:
-            # After a cancellation this ends the thread's wait.
+            # After a cancellation, closing ends the thread's wait.
             self.close()
             self._turn = threading.BoundedSemaphore(1)
             raise
@@ -295,7 +295,7 @@ class Http:
         head = len(path) + sum(len(name) + len(value) + 4 for name, value in headers.items())
         self.used_bytes += head + _HEADS_BYTES // 4
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the answer says why
-            # An iterator without bytes goes as a chunked body, in a packet after the head.
+            # An empty iterator would be sent as a chunked body, in a second packet.
             connection.request(method, path, self._pieces(body) if body else None, headers | own)
         with connection.getresponse() as answer:
             content = answer.read(_ANSWER_BYTES_MAX + 1)
@@ -319,7 +319,7 @@ class Http:
                 connection.set_tunnel(*self._place, headers=self._proxy[2])
             connection.connect()
             if self._connection is not connection or self._turn is not turn:
-                connection.close()  # not connected yet when it was closed
+                connection.close()  # it was closed before it was connected
                 raise ConnectionAbortedError("cancelled while it connected")
             connection.sock.settimeout(_ANSWER_SECONDS)
             self.used_bytes += _HANDSHAKE_BYTES if self._is_secret else 0
@@ -356,7 +356,7 @@ def _is_over(sock: socket.socket | None) -> bool:
 def _proxy_for(parts: SplitResult) -> tuple[str, int, dict[str, str]] | None:
     if parts.scheme != "https" or not any(name.lower().endswith("_proxy") for name in os.environ):
         return None
-    from urllib.request import getproxies, proxy_bypass  # noqa: PLC0415 - few have one
+    from urllib.request import getproxies, proxy_bypass  # noqa: PLC0415 - proxies are rare
 
     given = getproxies().get("https")
     if not given or proxy_bypass(parts.netloc.rpartition("@")[2]):
@@ -372,17 +372,17 @@ def _proxy_for(parts: SplitResult) -> tuple[str, int, dict[str, str]] | None:
 
 
 class Line:
-    """The way to one hub; it may serve many sessions, one after the other.
+    """Connection of a device to one hub, for successive sessions.
 
     Args:
-        url: of the hub.
-        token: of the device; "" while it has none.
-        carrier: in place of the network.
+        url: address of the hub.
+        token: token of the device; "" before enrolment.
+        carrier: replaces the network, for tests.
         hub: the settings.
 
     Raises (any method):
-        HubWaits: the line may not carry that now.
-        HubError: nobody answers, or not so that one can go on.
+        HubWaits: the settings forbid sending now.
+        HubError: the hub does not answer, or its answer is of no use.
     """
 
     spoken = ", ".join(map(str, models.VERSIONS))
@@ -399,10 +399,10 @@ class Line:
         self.device = device_of(token)
         self.machine = machine_of(self.device, self.hub.machine)
         self.sent_bytes = 0
-        #: how this process has the log open; the tasks that run here, if that is known
+        #: options of this process's log; names of the tasks that run here, None if unknown
         self.config = LogConfig()
         self.known: Collection[str] | None = None
-        #: by the path of a log, what it took of each outbox; see ``outbox.positions``
+        #: by path of a log: its positions in the outboxes, see ``outbox.positions``
         self.taken: dict[str, dict[str, int]] = {}
         self.allowance = Allowance(self.hub, self.url)
         self._part_bytes = models.PART_BYTES_MAX
@@ -410,7 +410,7 @@ class Line:
         self._own = {models.SPOKEN: self.spoken}
         self._own |= {"Authorization": f"Bearer {token}"} if token else {}
         self._carrier = carrier or Http(self.url, self.hub.ca, self.hub.rate)
-        #: waiting requests must not block others
+        #: a second connection, since a long poll would block other requests
         self._holder = carrier or Http(self.url, self.hub.ca)
 
     def piece_bytes(self) -> int:

@@ -23,7 +23,7 @@ _HUB: Final = "taskq_hub_"
 
 
 class HubMetrics:
-    """How a hub and its devices stand, at each scrape."""
+    """Collects the state of a hub and its devices at each scrape."""
 
     def __init__(self, registry: Registry, gate: Gate) -> None:
         self._registry = registry

@@ -1,7 +1,7 @@
-"""The messages of the protocol, as types, and how HTTP carries them.
+"""The messages of the protocol as types, and their form in HTTP.
 
 ``PROTOCOL.md`` explains each field, and a test compares it with the types here. Both sides validate
-every message; ``GET /openapi.json`` is made from the same types.
+every message. ``GET /openapi.json`` is generated from the same types.
 """
 
 from __future__ import annotations
@@ -31,40 +31,40 @@ from taskq.engine import Border
 from taskq.errors import LogError
 from taskq.text import flat
 
-#: Versions of the protocol, and the header that lists them, both ways.
+#: Versions of the protocol, and the header that lists them in requests and answers.
 VERSIONS: Final = (1,)
 SPOKEN: Final = "Taskq-Versions"
-#: Limit of a body with bytes of a log, packed or not: what proxies take by default.
+#: Limit of a body with bytes of a log, compressed or not: proxies accept this by default.
 PART_BYTES_MAX: Final = 1024 * 1024
-#: Limits of other bodies; the last is for a device without a token.
+#: Limits of other bodies; the last is for requests without a token.
 JSON_BYTES_MAX: Final = 128 * 1024
 QUESTION_BYTES_MAX: Final = 256 * 1024
 CODE_BYTES_MAX: Final = 1_024
 FRAMES: Final = "application/vnd.taskq.frames"
-#: The same through zlib.
+#: Frames compressed with zlib.
 PACKED: Final = FRAMES + "+zlib"
 JSON: Final = "application/json"
 PROBLEM: Final = "application/problem+json"
 NOWHERE: Final = Border()
 
-#: Most positions that one ``Ask`` names.
+#: Positions in one ``Ask`` at most.
 ASKED_MAX: Final = 64
-#: Most segments that one answer asks for again.
+#: Segments that one answer may request again.
 AGAIN_MAX: Final = 1_000
-#: Features that a log may have.
+#: Features of a log at most.
 FEATURES_MAX: Final = 32
-#: Logs that a log goes on from.
+#: Parents of a log at most.
 PARENTS_MAX: Final = 1_000
 #: Limit of texts for people; longer ones are cut.
 CAUSE_CHARACTERS_MAX: Final = 200
-#: Header of a job on a device: its id in the outbox.
+#: Header of a job on a device, with the job's id in the outbox.
 JOB: Final = "hub-job"
-#: Longest a question may wait for its answer.
+#: Longest wait of a question for its answer.
 WAIT_SECONDS_MAX: Final = 50.0
-#: Most jobs of one answer, and most outboxes in one question.
+#: Jobs of one answer at most, and outboxes in one question.
 JOBS_MAX: Final = 256
 OUTBOXES_MAX: Final = 256
-#: Payload bytes of an answer, unless one job is larger.
+#: Payload bytes of an answer, unless a single job is larger.
 BYTES_MAX: Final = 1024 * 1024
 
 
@@ -90,7 +90,7 @@ def _rising(parents: tuple[tuple[UUID, int], ...]) -> tuple[tuple[UUID, int], ..
     return parents
 
 
-#: A device goes on above it; beyond, lsns would come to an end.
+#: A device writes later lsns, so this limit leaves room below 2^63.
 Lsn = Annotated[int, Field(strict=True, ge=0, lt=2**62)]
 #: Size of a file, or an offset in it.
 Size = Annotated[int, Field(strict=True, ge=0, lt=2**40)]
@@ -102,7 +102,7 @@ _Stem = Annotated[str, Field(strict=True, pattern=r"^([0-9a-f]{112})?$")]
 Place = Annotated[Border, GetPydanticSchema(_place)]
 Machine = Annotated[str, Field(strict=True, pattern=r"^([0-9a-f]{64})?$")]
 Feature = Annotated[str, Field(strict=True, pattern=r"^[a-z0-9-]{1,40}$")]
-#: The first part of the id of a job.
+#: First part of a job's id, derived from the log's id.
 Tag = Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{8}$")]
 JobId = Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{8}-[0-9]{1,19}$")]
 Seconds = Annotated[float, Field(strict=True, ge=0, le=WAIT_SECONDS_MAX, allow_inf_nan=False)]
@@ -110,7 +110,7 @@ Code = Annotated[str, Field(strict=True, max_length=100)]
 Features = Annotated[frozenset[Feature], Field(max_length=FEATURES_MAX), PlainSerializer(sorted)]
 Cause = Annotated[str, Field(strict=True), _words(CAUSE_CHARACTERS_MAX)]
 Name = Annotated[str, Field(strict=True, max_length=255)]
-#: In base64.
+#: Bytes, in base64.
 Payload = Annotated[
     bytes,
     BeforeValidator(lambda text: base64.b64decode(text, validate=True)),
@@ -122,12 +122,12 @@ Parents = Annotated[
 ]
 
 
-# -- what a device asks ----------------------------------------------------------------------------
+# -- requests of a device --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Enroll:
-    """Ask for a token, by a code that holds once."""
+    """Ask for a token, with a code that is valid once."""
 
     code: Code
     machine: Machine
@@ -135,7 +135,7 @@ class Enroll:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Begin a session: the newest one of a device wins."""
+    """Begin a session, which ends earlier sessions of the log."""
 
     log_id: UUID
     created_ns: Moment
@@ -157,18 +157,18 @@ class _OfSession:
 
 @dataclass(frozen=True, slots=True)
 class Ask(_OfSession):
-    """Ask which of these the copy has, too."""
+    """Ask which of these positions are in the copy, too."""
 
     places: Annotated[tuple[Place, ...], Field(max_length=ASKED_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class Append(_OfSession):
-    """Whole frames after a position; a new segment comes with its header, at offset 0.
+    """Append whole frames after a position; a new segment starts with its header, at offset 0.
 
-    A frame that is larger than a request comes in pieces, of which ``held`` bytes came before; so
-    does a sealed segment that the copy lacks, from its offset 0. ``before`` is the header of
-    the last frame of the segment before a new one.
+    A frame larger than a request is sent in pieces; ``held`` is the number of bytes sent before.
+    A sealed segment that the copy lacks is sent in pieces, too, from its offset 0. ``before`` is
+    the header of the last frame of the segment before a new one.
     """
 
     behind: Place
@@ -179,7 +179,7 @@ class Append(_OfSession):
 
 @dataclass(frozen=True, slots=True)
 class Declare(_OfSession):
-    """The device has not got what comes next any more: the copy is to go on at another place."""
+    """Declare a gap: the device has lost the next records, so the copy continues after them."""
 
     left: Place
     at: Place
@@ -189,14 +189,14 @@ class Declare(_OfSession):
 
 @dataclass(frozen=True, slots=True)
 class Leave(_OfSession):
-    """The log was set back, so it goes on as another from there, and as this one nowhere."""
+    """Leave a log that was set back: it continues from a position as another log."""
 
     at: Place
 
 
 @dataclass(frozen=True, slots=True)
 class Question(_OfSession):
-    """Ask for jobs after the last record that was taken of each outbox, by the tag of its log."""
+    """Ask for jobs after the last record taken from each outbox, by the tag of its log."""
 
     after: Annotated[dict[Tag, Lsn], Field(max_length=OUTBOXES_MAX)]
     wait_seconds: Seconds = 0.0
@@ -206,7 +206,7 @@ class Question(_OfSession):
 Request = Sync | Ask | Append | Declare | Leave | Question
 
 
-# -- what it is answered ---------------------------------------------------------------------------
+# -- answers ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ class CopyEnd:
 
 @dataclass(frozen=True, slots=True)
 class PlacesKnown:
-    """For each place whether the copy has it."""
+    """For each position whether the copy has it."""
 
     has: tuple[Truth, ...]
 
@@ -248,8 +248,8 @@ class Stored:
 class HubJob:
     """A job on its way to a device.
 
-    Its ``number`` is the job's in the outbox, and ``id`` its name everywhere. ``due_ns`` is a span
-    from now, or a moment with ``due_is_wall``; ``expires_ns`` is a span from now.
+    ``number`` is the job's lsn in the outbox, ``id`` its id everywhere. ``due_ns`` is a span from
+    now, or a moment with ``due_is_wall``. ``expires_ns`` is a span from now.
     """
 
     number: Lsn
@@ -270,9 +270,8 @@ class HubJob:
 class Given:
     """Jobs of an outbox for a device, after record ``after`` of their log and up to ``end``.
 
-    A device takes them only if that is how far it has come: an answer may be of an earlier day.
-
-    ``cancels`` are ids of jobs that it took before and is to cancel, each with its queue.
+    A device takes them only if ``after`` is its own position, since an answer may be a late one.
+    ``cancels`` are (id, queue) of jobs that the device took before and must cancel.
     """
 
     tag: Tag
@@ -287,25 +286,25 @@ class Given:
 
 
 class Trouble(enum.Enum):
-    """Why a request was refused."""
+    """Reasons to refuse a request."""
 
-    #: the copy ends elsewhere: compare, and go on from there
+    #: the copy ends elsewhere: compare again, and continue from its end
     MISMATCH = "mismatching-upload-offset"
-    #: a frame is not as it was written
+    #: a frame is damaged
     DAMAGED = "damaged-frame"
-    #: the hub, or a proxy before it, takes less at a time
+    #: the hub, or a proxy before it, accepts only smaller bodies
     LARGE = "too-large"
-    #: the token came from another machine: a person decides
+    #: another machine used the token: a person must decide
     CLONED = "cloned"
-    #: a log that was left goes on, too, so two machines have this token: a person looks
+    #: a log grows after its device left it, so two machines have the token: a person must decide
     HELD = "held"
-    #: a newer session of the device has begun, or the hub began anew
+    #: a newer session of the log has begun, or the hub was restarted
     SUPERSEDED = "superseded"
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Nothing of the request counts, or only what ``at`` says."""
+    """A refusal: nothing of the request is stored, or only the bytes before ``at``."""
 
     trouble: Annotated[Trouble, Field(alias="type")]
     at: Place
@@ -333,10 +332,10 @@ class HubError(LogError):
 
 
 class HubStops(HubError):
-    """It will answer so until a person has done something."""
+    """A refusal that lasts until a person acts."""
 
 
-# -- as HTTP carries them --------------------------------------------------------------------------
+# -- messages in HTTP ------------------------------------------------------------------------------
 
 Carried: TypeAlias = tuple[str, str, dict[str, str], bytes]
 #: Paths of the requests with a JSON body.
@@ -384,10 +383,10 @@ def carried(asked: Request | Enroll) -> Carried:
 def understood(
     asked: Request, status: int, body: bytes, wait_seconds: float = 0.0
 ) -> Answer | None:
-    """Return what an answer says.
+    """Return the answer in a status and body.
 
     Raises:
-        HubError: the device cannot go on from it.
+        HubError: the device cannot continue after this answer.
     """
     title = ""
     if isinstance(asked, Question) and status == _NOTHING:
@@ -410,14 +409,14 @@ def understood(
 
 
 def refusal(status: int, title: str = "") -> HubError:
-    """Return what an answer of that status means for a person."""
+    """Return an error that explains a status to a person."""
     kind = HubStops if status in (401, 403, 410, 426) else HubError
     by = _SEE_HUB if status >= HTTPStatus.BAD_REQUEST and status not in _ON_THE_WAY else _PORTAL
     return kind(f"the hub answers {status}: {_ADVICE.get(status) or title or by}")
 
 
 def agreed(spoken: Iterable[str]) -> int:
-    """Return the highest version of both sides, 0 without one."""
+    """Return the highest version that both sides have, or 0."""
     return max((version for version in VERSIONS if str(version) in spoken), default=0)
 
 

@@ -1,9 +1,9 @@
 """Jobs for devices: the hub has a log for each device, its outbox.
 
-A device asks for the records of its outbox after its position there, and ingests the jobs: its own
-log holds them and the position together. A job's end is a record of the device's log, and
-the hub reads it from its copy. A job of the outbox is open until the copies hold its end; then it
-is expired there, which frees its key.
+A device asks for the records of its outbox after its position, and ingests the jobs: one
+transaction of its own log has the jobs and the new position. A job's end is a record of the
+device's log, which the hub reads from its copy. A job in the outbox is open until a copy has its
+end. Then the hub expires the job in the outbox, which frees its key.
 """
 
 from __future__ import annotations
@@ -67,21 +67,21 @@ if TYPE_CHECKING:
     from taskq import TaskLog
     from taskq_plugins.hub.line import Line
 
-#: Header of the entry for a job that a device refuses: its words.
+#: Header of the entry for a refused job, with the device's reason.
 REFUSED: Final = "hub-refused"
-#: Header of a job in its outbox: the last segment of each copy when the job was enqueued. Earlier
-#: segments have nothing of the job. File times do not show this: clocks are set back.
+#: Header of a job in its outbox: the last segment of each copy at the enqueue. Earlier segments
+#: have no records of the job. File times do not show this, since clocks may be set back.
 FROM: Final = "hub-from"
-#: A call may have none of them, and a job takes no other of them down.
+#: A call may have none of these headers; a job on a device has only the first.
 OWN_HEADERS: Final = frozenset({JOB, REFUSED, FROM})
-#: Begins the name of a source of a device, before the id of an outbox's log.
+#: Prefix of a device's source, before the id of an outbox's log.
 SOURCE: Final = "hub-jobs "
-#: Jobs that ended are kept: a device that was away must hear of a cancellation.
+#: How long ended jobs are kept, so that a device hears of a cancellation after an absence.
 KEEP_SECONDS: Final = 90 * 86_400.0
 _CONFIG: Final = LogConfig(keep_seconds=KEEP_SECONDS)
-#: Stands in each record of a device's log that brings a job of the hub, or a position.
+#: Bytes in each record of a device's log about a job of the hub, or a position.
 _MARK: Final = b"hub-"
-#: Most records that one answer is made of, and most jobs that one request ends.
+#: Records read for one answer at most, and jobs that one request expires.
 _RECORDS_MAX: Final = 100_000
 _ENDED_MAX: Final = 500
 _LSN_MAX: Final = 2**63
@@ -93,25 +93,25 @@ def folder(hub: str | Path, device: str) -> Path:
 
 
 def devices(hub: str | Path) -> list[str]:
-    """Return the devices that the hub sends jobs to."""
+    """Return the devices with an outbox."""
     return sorted(file.parent.name for file in Path(hub, OUTBOX).glob(f"*/{IDENTITY}"))
 
 
 def ring(hub: str | Path) -> None:
-    """Wake devices that wait for jobs: the server looks at the time of the folder."""
+    """Wake the devices' long polls: change the folder's time, which the server watches."""
     with contextlib.suppress(OSError):
         os.utime(Path(hub, OUTBOX))
 
 
 def begins(hub: str | Path, device: str, disk: Disk | None = None) -> str:
-    """Return where the copies of a device end now, for the header of a new job."""
+    """Return the current ends of a device's copies, for the header of a new job."""
     copies = kept(hub, device, disk)
     ends = [(copy.log_id, segments(copy.disk, copy.path)) for copy in copies]
     return " ".join(f"{log_id.hex}:{lsns[-1]}" for log_id, lsns in ends if lsns)
 
 
 def item_of(job: HubJob) -> Item:
-    """Return a job on its way down as its receiver enqueues it: once, since its key is its id."""
+    """Return a job as the device enqueues it; its key is its id, so it is enqueued once."""
     spec = EnqueueSpec(job.queue, job.task, job.priority, job.attempts, job.flags)
     extras = Extras(
         due_ns=job.due_ns, due_is_wall=job.due_is_wall, expires_ns=job.expires_ns,
@@ -120,17 +120,17 @@ def item_of(job: HubJob) -> Item:
     return spec, job.payload, extras
 
 
-# -- what a device's log says ----------------------------------------------------------------------
+# -- jobs in a device's log ------------------------------------------------------------------------
 
 
 class There(NamedTuple):
     """A job on its device.
 
     Attributes:
-        path: of the copy of the device's log.
-        number: the job's in that log.
-        is_over: whether it has ended.
-        words: why the device refused it.
+        path: copy of the device's log.
+        number: lsn of the job in that log.
+        is_over: whether the job has ended.
+        words: the device's reason to refuse the job.
     """
 
     path: str
@@ -140,12 +140,12 @@ class There(NamedTuple):
 
 
 class CopyReader:
-    """Reader of one copy; it restarts if its place is gone.
+    """Reader of one copy; it starts again if the copy lost the reader's position.
 
     Attributes:
         begin: segments before this one are not read.
-        jobs: by their ids in the outbox.
-        taken: by the tag of an outbox, the last of its records that was taken.
+        jobs: jobs by their ids in the outbox.
+        taken: by the tag of an outbox, the last record taken from it.
     """
 
     def __init__(self, disk: Disk, path: str, log_id: UUID, begin: int = 0) -> None:
@@ -180,7 +180,7 @@ class CopyReader:
         extras = record.extras or Extras()
         headers, job = extras.headers, self._live.pop(record.job, "")
         name = headers.get(JOB, "")
-        # Jobs that a handler enqueues may have the headers of its job, but not its key.
+        # A handler's own jobs may have the headers of its job, but not the key.
         if extras.key == _key(name) or REFUSED in headers:
             job = name
         if not job:
@@ -194,15 +194,15 @@ class CopyReader:
 
 
 class DeviceReader:
-    """Reader of all logs of a device, the last of which takes jobs."""
+    """Reader of all logs of a device; the last log takes jobs."""
 
     def __init__(self, hub: str | Path, device: str, disk: Disk | None = None) -> None:
         self._hub, self._device, self._disk = str(hub), device, disk or PatientDisk()
-        #: the oldest first
+        #: oldest first
         self._logs: dict[UUID, CopyReader] = {}
 
     def read(self, headers: Mapping[str, str]) -> None:
-        """Read the records about a job of the outbox with these headers, and about later jobs."""
+        """Read records about a job of the outbox with these headers, and about later jobs."""
         begins = {UUID(log): int(lsn) for log, lsn in _SEGMENT.findall(headers.get(FROM, ""))}
         for copy in in_order(kept(self._hub, self._device, self._disk)):
             log, begin = self._logs.pop(copy.log_id, None), begins.get(copy.log_id, 0)
@@ -212,10 +212,10 @@ class DeviceReader:
             log.read()
 
     def find(self, tag: Tag, job: int) -> There | None:
-        """Return where a job of an outbox was last.
+        """Return the latest place of a job of an outbox.
 
-        An end holds in every log. Otherwise a log that was left counts for nothing: its jobs come
-        again, unless the last log has taken more than that.
+        An end counts in every log. If no log has one, the last log decides: once it has taken the
+        outbox up to this job without having it, the job is lost.
         """
         name = tag.id(job)
         places = [log.jobs[name] for log in reversed(self._logs.values()) if name in log.jobs]
@@ -232,7 +232,7 @@ class DeviceReader:
         return bool(self._logs) and job <= self._last.taken.get(tag.of(job), 0)
 
     def is_settled(self, tag: Tag, job: int) -> bool:
-        """Return whether a job has ended or is lost: its device took it and knows nothing of it."""
+        """Return whether a job has ended or is lost: its device took it but no longer has it."""
         there = self.find(tag, job)
         return there.is_over if there is not None else self.is_taken(tag, job)
 
@@ -241,11 +241,11 @@ class DeviceReader:
             return reader.job(there.number)
 
 
-# -- what the hub does -----------------------------------------------------------------------------
+# -- the hub's side --------------------------------------------------------------------------------
 
 
 def waiting_in(sight: LogView) -> tuple[list[int], Mapping[str, str]]:
-    """Return the jobs that wait in an outbox, and the headers of the oldest."""
+    """Return the waiting jobs of an outbox, and the headers of the oldest."""
     table = sight.facets.need_agenda().table
     jobs = [job for job, _, _ in table.rows(0, table.live)]
     view = sight.view(jobs[0]) if jobs else None
@@ -253,7 +253,7 @@ def waiting_in(sight: LogView) -> tuple[list[int], Mapping[str, str]]:
 
 
 async def settle(connection: Connection, reader: DeviceReader) -> None:
-    """Expire the jobs of an outbox whose ends the device's copies name, or that are lost."""
+    """Expire the jobs of an outbox that are lost, or have ended in one of the device's copies."""
     port = await connection.port()
     await port.withdraw([], expired=True)  # expires late jobs
     jobs, headers = await port.look(waiting_in)
@@ -283,9 +283,9 @@ class _New(NamedTuple):
     """New records of an outbox for a device.
 
     Attributes:
-        end: the last record that was looked at.
-        jobs: that the device has not taken, and that have not ended.
-        cancelled: ends of jobs that it has taken.
+        end: the last record that was read.
+        jobs: open jobs that the device has not taken.
+        cancelled: ends of jobs that the device has taken.
     """
 
     end: int
@@ -317,10 +317,10 @@ def _read(journal: Any, first: int, after: dict[str, int]) -> _New:
 def given(
     journal: Any, look: Callable[[int], JobView | None], asked: Question, now_ns: int
 ) -> Given:
-    """Return the jobs of an outbox that a device has not taken, as far as one log wrote them.
+    """Return the jobs of an outbox that a device has not taken, from one log at a time.
 
-    An outbox that was restored goes on as another log, and has its parents' records: a device may
-    have taken some of them from another child. ``look`` returns a job of the outbox.
+    A restored outbox continues as another log with the records of its parents. A device may have
+    taken some of these from another child. ``look`` returns a job of the outbox.
     """
     tag = journal.tag
     logs = (*tag.parents, (str(tag), _LSN_MAX))
@@ -345,12 +345,12 @@ def given(
 
 
 def _handed(jobs: Iterable[HubJob], bytes_max: int) -> tuple[tuple[HubJob, ...], bool]:
-    """Return what of these jobs goes into an answer, and whether that is all."""
+    """Return the first jobs, up to the limits of an answer, and whether these are all."""
     handed, size = list[HubJob](), 0
     for job in jobs:
         size += len(job.payload)
         is_over = size > min(bytes_max, BYTES_MAX)
-        # A line with little left takes no job that is larger; another takes one at least.
+        # A line with little volume left gets no larger job; any other line gets at least one job.
         if len(handed) == JOBS_MAX or (is_over and (handed or bytes_max < BYTES_MAX)):
             return tuple(handed), False
         handed.append(job)
@@ -358,7 +358,7 @@ def _handed(jobs: Iterable[HubJob], bytes_max: int) -> tuple[tuple[HubJob, ...],
 
 
 def hub_job(job_id: str, record: Record, now_ns: int) -> HubJob | None:
-    """Return a job on its way down; None if it is too late for it."""
+    """Return a job for the device; None if the job has expired."""
     extras, carried = record.extras, record.carried
     assert extras is not None
     due_ns, is_wall, expires_ns = extras.due_ns, extras.due_is_wall, extras.expires_ns
@@ -379,10 +379,10 @@ def hub_job(job_id: str, record: Record, now_ns: int) -> HubJob | None:
 
 
 _log: Final = logging.getLogger("taskq")
-#: How often the folder of outboxes is looked at, and how often jobs that ended are expired there.
+#: How often the folder of outboxes is checked, and how often ended jobs are expired there.
 _LOOK_SECONDS: Final = 0.25
 _SETTLE_SECONDS: Final = 3_600.0
-#: Questions that wait for their answer at a time; one more is answered at once.
+#: Waiting questions at most; a further question is answered at once.
 _ASKING_MAX: Final = 2_000
 
 
@@ -390,7 +390,7 @@ class OutboxServer:
     """The outboxes of a hub, for one event loop.
 
     Attributes:
-        asking: the questions that wait, the latest of each log, and what ends its wait.
+        asking: the scope of each waiting question, the latest one of each log.
     """
 
     def __init__(self, path: Path, registry: Registry) -> None:
@@ -399,14 +399,14 @@ class OutboxServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._rung = asyncio.Event()
         self._is_over = False
-        #: by device, the end of its outbox where nothing was there for it, and what it had taken
+        #: by device: end of the outbox and the device's positions at an answer without jobs
         self._quiet: dict[str, tuple[object, ...]] = {}
 
     def given(self, device: str, asked: Question) -> Given | None:
-        """Return the jobs for a device; None for nothing.
+        """Return the jobs for a device, or None.
 
-        The log that came last takes the jobs of a device with several, or a parent of it, if a
-        person lets a device go on that was set back.
+        If a device has several logs, the jobs go to the log that arrived last, or to its parent if
+        a person lets a device continue that was set back.
         """
         path = folder(self._path, device)
         seen = end_of(path), asked.bytes_max, dict(asked.after)
@@ -419,12 +419,12 @@ class OutboxServer:
         with LogReader.open(str(path)) as reader:
             journal = reader.journal
             if asked.after.get(journal.tag, 0) >= (at := journal.next_lsn):
-                # It was set back in place, and would give numbers of earlier jobs again.
+                # The outbox was set back in place, and would reuse lsns of earlier jobs.
                 fork(str(path), at)
                 return None
             answer = given(journal, reader.job, asked, time.time_ns())
         before = self._registry.standing(device).get("given", {})
-        # Over what it was given, and did not get in time, a device moves without a job.
+        # If earlier answers had jobs that have ended since, an empty answer moves the position.
         if answer.is_empty and before.get(answer.tag, 0) <= answer.after:
             self._quiet[device] = seen
             return None
@@ -432,7 +432,7 @@ class OutboxServer:
         return answer
 
     async def run(self) -> None:
-        """Wake waiting devices when jobs come, and free what ended; until cancelled."""
+        """Until cancelled, wake waiting devices when jobs arrive, and expire ended jobs."""
         ring, settled = _changed(self._path), 0.0
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
@@ -460,9 +460,9 @@ class OutboxServer:
     async def answer(
         self, device: str, asked: Question, look: Callable[[Question], Awaitable[Any]]
     ) -> Any:
-        """Answer a question once ``look`` returns something; None: nothing came.
+        """Answer a question once ``look`` returns something; None after the wait.
 
-        An earlier question of the same log ends then.
+        An earlier question of the same log ends at once.
         """
         key, wait, self._loop = (device, asked.log_id), CancelScope(), asyncio.get_running_loop()
         if before := self.asking.get(key):
@@ -476,7 +476,7 @@ class OutboxServer:
                     rung = self._rung
                     if answer := await look(asked):
                         return answer
-                    wait.deadline = until  # not before it was looked once
+                    wait.deadline = until  # set after the first look
                     await rung.wait()
         finally:
             if self.asking[key] is wait:
@@ -498,7 +498,7 @@ def _changed(hub: Path) -> int:
 
 
 def end_of(path: str | Path) -> tuple[str, int, int] | None:
-    """Return what changes whenever the log grows, or is another; None without a log."""
+    """Return a value that changes when the log grows or is replaced; None without a log."""
     try:
         last = max(Path(path, "log").glob("*.log"))
         status = last.stat()
@@ -507,7 +507,7 @@ def end_of(path: str | Path) -> tuple[str, int, int] | None:
     return last.name, status.st_ino, status.st_size
 
 
-#: Parts of one session.
+#: Answers with jobs in one session at most.
 _ROUNDS_MAX: Final = 64
 #: Queue of entries for refused jobs, which expire at once.
 _REFUSED_QUEUE: Final = "hub-refused"
@@ -523,7 +523,7 @@ class TakeResult(NamedTuple):
 
 
 def positions(path: str) -> dict[str, int]:
-    """Return the last record that was taken of each outbox, by the tag of its log.
+    """Return the last record taken from each outbox, by the tag of its log.
 
     Raises:
         LogError: the log cannot be read.
@@ -537,7 +537,7 @@ class DeviceOutbox:
     """Takes a device's jobs.
 
     Args:
-        accept: patterns of task names, such as ``photos.*``; empty: nothing is taken.
+        accept: patterns of task names, such as ``photos.*``; if empty, no job is taken.
         known: names of the tasks that run here; None if unknown.
     """
 
@@ -552,13 +552,13 @@ class DeviceOutbox:
         ask: Callable[[Question], Awaitable[object]],
         opened: Callable[[], contextlib.AbstractAsyncContextManager[TaskLog]],
     ) -> TakeResult:
-        """Take what is there.
+        """Take all jobs that the hub has for the device.
 
         Args:
-            session: of the sync before it.
-            log_id: of the log.
-            after: what ``positions`` returned; it moves on.
-            ask: asks the hub; any answer but ``Given`` says that nothing is there.
+            session: session of the preceding sync.
+            log_id: id of the log.
+            after: result of ``positions``; updated in place.
+            ask: asks the hub; any answer but ``Given`` means that no job is waiting.
             opened: opens the device's own log.
 
         Raises:
@@ -569,12 +569,12 @@ class DeviceOutbox:
             given = await ask(Question(session, log_id, after))
             if not isinstance(given, Given) or (given.is_empty and given.end == given.after):
                 break
-            if given.after != after.get(given.tag, 0):  # somebody on the way gave an old answer
+            if given.after != after.get(given.tag, 0):  # a stale answer, for example of a proxy
                 break
             judged = [self._judged(job) for job in given.jobs]
             source, before = f"{SOURCE}{given.tag}", after.get(given.tag)
             async with opened() as log:
-                # Before the position moves: a process that is killed in between cancels them again.
+                # Cancel before the position moves; after a kill in between, cancel again.
                 cancelled = [await _cancel(log, *wanted) for wanted in given.cancels]
                 move = checked_move(source, given.end, before)
                 await log.connection.send_many([item for item, _ in judged], move)
@@ -587,7 +587,7 @@ class DeviceOutbox:
         return taken
 
     def _judged(self, job: HubJob) -> tuple[Item, bool]:
-        """Return a job as it goes into the log, and whether it is refused."""
+        """Return a job's entry for the log, and whether the job is refused."""
         why = ""
         if not any(fnmatch.fnmatchcase(job.task, pattern) for pattern in self._accept):
             said = ", ".join(self._accept) or "nothing"
@@ -600,7 +600,7 @@ class DeviceOutbox:
         except (TaskqError, TypeError, ValueError, OverflowError) as error:
             why = f"it cannot be read there: {error}"
         headers = {JOB: job.id, REFUSED: why[:_WORDS_MAX]}
-        # Nobody runs it: it expires at once.
+        # No worker runs the entry of a refused job: it expires at once.
         return (EnqueueSpec(_REFUSED_QUEUE), b"", Extras(expires_ns=1, headers=headers)), True
 
 
@@ -612,12 +612,12 @@ async def _cancel(log: TaskLog, job: str, queue: str) -> bool:
     try:
         view = await log.find(_key(job), queue)
         return view is not None and await log.cancel(view.job_id)
-    except (JobNotFound, LogDamaged) as error:  # the jobs after it are taken all the same
+    except (JobNotFound, LogDamaged) as error:  # later jobs are still taken
         _log.warning("hub: job %s cannot be cancelled here: %s", job, error)
         return False
 
 
-#: An answer that comes sooner, and says nothing, is of a hub that lets nobody wait just now.
+#: An earlier, empty answer comes from a hub that is too busy to let questions wait.
 _SOON_SECONDS: Final = 5.0
 #: Longest pause after requests without an answer.
 _PAUSE_SECONDS_MAX: Final = 600.0
@@ -630,10 +630,10 @@ def backoff(seconds: float, failures: int) -> float:
 
 
 class LongPoll:
-    """Long poll of one device, on a connection of its own beside its sessions.
+    """Long poll of one device, on a connection of its own.
 
-    An answer only starts a session, which asks again and takes the jobs. So does a hub that does
-    not answer well, after a pause.
+    An answer only starts a session, which asks again and takes the jobs. An error of the hub starts
+    a session, too, after a pause.
     """
 
     def __init__(self, line: Line, tasks: TaskGroup) -> None:
@@ -643,7 +643,7 @@ class LongPoll:
         self._before: Answer | None = None
 
     def ask(self, question: Question | None) -> None:
-        """Ask after a session, unless an earlier question still waits."""
+        """Ask after a session, unless an earlier question is still waiting."""
         self._answered.clear()
         if question is not None and not self._is_asking:
             self._is_asking = True
@@ -667,7 +667,7 @@ class LongPoll:
                 self._failures = 0
                 if isinstance(answer, Refused) or answer not in (None, self._before):
                     break
-                # The same jobs again: they were taken, and the log has not reported it yet.
+                # The same answer as before: the log has not yet reported that it took these jobs.
                 is_soon = monotonic() - began < _SOON_SECONDS
                 await asyncio.sleep(every if answer is not None or is_soon else 0)
             self._before = answer

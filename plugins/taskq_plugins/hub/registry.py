@@ -1,9 +1,9 @@
-"""A hub's devices without their logs: ``HUB/registry.db``, SQLite with a WAL.
+"""Registry of a hub's devices, without their logs: ``HUB/registry.db``, SQLite with a WAL.
 
-A token names its device, and the hub keeps only its hash: at most two, the older one goes when
-another is made. A device is bound to the first machine that reports its id, which reveals a copied
-token. Table ``devices`` is durable when a call returns. Table ``hints`` is not synced: its content
-(time of the last contact, last number taken, durable ends of copies) can be rebuilt.
+A token names its device, and the hub keeps only the token's hash. A device has at most two tokens;
+a third replaces the oldest. A device is bound to the first machine that reports its id, so a copied
+token is noticed. Table ``devices`` is durable when a call returns. Table ``hints`` is not synced:
+its content (time of the last contact, last number taken, durable ends of copies) can be rebuilt.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _TOKEN: Final = re.compile(rf"tq1\.{_NAME}\.[A-Za-z0-9_-]{{43}}\Z")
 _CODE: Final = re.compile(rf"{_NAME}\.[A-Z2-7]{{16}}\Z")
 _SECRET_BYTES: Final = 32
 _CODE_BYTES: Final = 10
-#: Valid tokens of a device: the one in use, and the next.
+#: Valid tokens of a device: the current one, and the next.
 _TOKENS_MAX: Final = 2
 _DAY_NS: Final = 86_400 * SECOND_NS
 #: Directory with the jobs for devices.
 OUTBOX: Final = "outbox"
 _FILE: Final = "registry.db"
-#: Twice what SQLite's file of shared memory takes.
+#: Twice the size of SQLite's shared-memory file.
 _ROOM_BYTES_MIN: Final = 64 * 1024
 _WAIT_SECONDS: Final = 30.0
 _TABLES: Final = """
@@ -58,12 +58,12 @@ _TABLES: Final = """
 """
 _PUT: Final = "INSERT OR REPLACE INTO devices VALUES (?, ?)"
 _HINT: Final = "INSERT OR REPLACE INTO hints VALUES (?, ?, ?)"
-#: Names of hints: how a device stood when it was heard of; how far a copy is durable.
+#: Names of hints: state of a device at its last contact; prefix of the durable end of a copy.
 _HEARD, _DURABLE = "heard", "durable/"
 
 
 class Hint(NamedTuple):
-    """Something that is noted and not synced: after a crash it may be what it was before."""
+    """A note without fsync: a crash may bring an earlier value back."""
 
     registry: Registry
     device: str
@@ -83,15 +83,15 @@ class Hint(NamedTuple):
 class Registry:
     """The devices of a hub, for any thread, and for several processes at a time.
 
-    A missing hub is made, so commands check a typed path first.
+    A missing directory is created, so commands check a typed path first.
 
     Args:
-        hub: its directory; None: in memory only.
+        hub: directory of the hub; None: in memory only.
 
     Raises (any method):
-        OSError: the disk refused.
+        OSError: a disk operation failed.
         LogDamaged: the file is damaged.
-        UsageError: not a valid name, or no such device.
+        UsageError: the name is not valid, or the device does not exist.
     """
 
     def __init__(self, hub: Path | None = None) -> None:
@@ -101,7 +101,7 @@ class Registry:
     # -- tokens, codes, machines ------------------------------------------------------------------
 
     def enroll(self, device: str, machine: str = "") -> str:
-        """Return a new token of a device; of those it had the latest holds on."""
+        """Return a new token of a device; of its earlier tokens only the latest stays valid."""
         token = f"tq1.{checked(device)}.{secrets.token_urlsafe(_SECRET_BYTES)}"
         with self._changed(device) as facts:
             hashes = [*facts.get("tokens", []), _hash(token)][-_TOKENS_MAX:]
@@ -110,7 +110,7 @@ class Registry:
         return token
 
     def invite(self, device: str) -> str:
-        """Return a code that gets a token once, within a day."""
+        """Return a code that can be exchanged for a token once, within a day."""
         secret = base64.b32encode(secrets.token_bytes(_CODE_BYTES)).decode()
         code = f"{checked(device)}.{secret}"
         with self._changed(device) as facts:
@@ -141,7 +141,7 @@ class Registry:
         return not (machine and bound) or hmac.compare_digest(machine, str(bound))
 
     def replace(self, device: str) -> None:
-        """End a device's tokens: the next machine with its name may be another."""
+        """End a device's tokens, and allow another machine with its name."""
         with self._changed(self.known(device)) as facts:
             facts.update(tokens=[], code=None, machine="", left=[], state="active")
 
@@ -151,30 +151,30 @@ class Registry:
 
     def erase(self, device: str) -> None:
         assert self._hub is not None
-        self.retire(device)  # a token that was used once more would bring some of it back
+        self.retire(device)  # a later request with a valid token would bring files back
         folder, going, disk = self._hub / "devices" / device, self._hub / ".gone", PatientDisk()
-        shutil.rmtree(going, ignore_errors=True)  # of a try that was cut short
-        with contextlib.suppress(FileNotFoundError):  # it never sent anything, or this is that try
+        shutil.rmtree(going, ignore_errors=True)  # left by an interrupted try
+        with contextlib.suppress(FileNotFoundError):  # no log was sent, or a second try
             folder.rename(going)
             disk.sync_directory(str(folder.parent))
             shutil.rmtree(going)
         for table, column in (("hints", "device"), ("devices", "name")):
-            self.run(f"DELETE FROM {table} WHERE {column} = ?", device)  # noqa: S608 - of ours
+            self.run(f"DELETE FROM {table} WHERE {column} = ?", device)  # noqa: S608 - constant names
 
     def leave(self, device: str, log_id: UUID) -> None:
-        """Note that a log goes on as another: as this one it goes on nowhere."""
+        """Note that the device left this log: it continues as another one."""
         with self._changed(device) as facts:
             facts["left"] = sorted({*facts.get("left", ()), str(log_id)})
 
     def holds(self, device: str, log_id: UUID) -> bool:
-        """Hold a device if this log of it was left."""
+        """Return whether the device left this log; if so, hold the device."""
         if str(log_id) not in self._facts(device).get("left", ()):
             return False
         with self._changed(device) as facts:
             facts.update(state="held", held=str(log_id))
         return True
 
-    # -- who they are, and how they stand ---------------------------------------------------------
+    # -- names and states -------------------------------------------------------------------------
 
     def names(self) -> list[str]:
         return sorted((name for (name,) in self.run("SELECT name FROM devices")), key=_natural)
@@ -217,7 +217,7 @@ class Registry:
         return standing
 
     def note(self, device: str, **values: Any) -> None:
-        """Note how a device stands."""
+        """Note values of a device's state."""
         hint = Hint(self, device, _HEARD)
         with self._turn:
             hint.write((hint.read() or {}) | values)
@@ -225,10 +225,7 @@ class Registry:
     def note_end(
         self, device: str, log: Identity, end: tuple[int, int, int], **values: Any
     ) -> None:
-        """Note how far the copy of a log is, and the log itself, and how many gaps it has.
-
-        Its parents go on nowhere.
-        """
+        """Note a log, the end of its copy, and its number of gaps; its parents count as left."""
         with self._turn:
             ends = (self.hinted(device, _HEARD) or {}).get("ends", {})
             for parent in {str(parent.log_id) for parent in log.parents} & ends.keys():
@@ -244,7 +241,7 @@ class Registry:
         return members
 
     def join(self, group: str, device: str) -> None:
-        """Put a device into a group, which is there as long as one is in it."""
+        """Add a device to a group; a group without devices does not exist."""
         checked(group, "group")
         with self._changed(self.known(device)) as facts:
             facts["groups"] = sorted({*map(str, facts.get("groups", ())), group})
@@ -281,7 +278,7 @@ class Registry:
             with self._turn:
                 yield
         except sqlite3.OperationalError as error:
-            # Even to read it a file beside it is made, whose refusal names no cause.
+            # Even a read creates a second file; SQLite does not report why that failed.
             is_full = error.sqlite_errorcode == sqlite3.SQLITE_FULL or self._has_no_room()
             code = errno.ENOSPC if is_full else errno.EIO
             raise OSError(code, str(error), path) from error
@@ -354,7 +351,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 def _records(at_lsn: int, end_lsn: int) -> int:
     count = end_lsn - at_lsn
     skips = (count + Replica.LSN_SKIP // 2) // Replica.LSN_SKIP
-    # A clone may have begun its numbers below the copy's: then it has at least one.
+    # A clone's numbers may begin below the copy's: then report at least one.
     return max(count - skips * Replica.LSN_SKIP, min(max(count, 0), 1))
 
 

@@ -1,6 +1,6 @@
-"""The hub's HTTP: ``taskq hub serve``. Requests of a device run one by one, others in parallel.
+"""HTTP server of a hub, ``taskq hub serve``. Only requests of one device run one after another.
 
-One gate checks each request before the app: token, size, speed and number at once.
+A gate checks each request before the app gets it: token, size, speed, number of requests at once.
 Put a proxy with TLS between the hub and the internet.
 """
 
@@ -52,7 +52,7 @@ _log: Final = logging.getLogger("taskq")
 
 # -- the gate --------------------------------------------------------------------------------------
 
-#: Time limit of a body, and of a body slower than a KiB a second.
+#: Time limit of a body, and of a body that arrives with less than a KiB a second.
 BODY_SECONDS: Final = 600.0
 _SLOW_SECONDS: Final = 15.0
 _SLOW_BYTES: Final = 1_024
@@ -64,7 +64,7 @@ _TOO_LARGE: Final = 413
 _RETRY_SECONDS: Final = 5
 _AGAIN: Final = frozenset({408, 429, 503, 507})
 _NOT_THERE: Final = frozenset({404, 405})
-#: Tokens and codes that do not hold, of one address in a minute.
+#: Invalid tokens and codes from one address in a minute, at most.
 _TRIES_MAX: Final = 10
 _MINUTE: Final = 60.0
 #: Paths without a token.
@@ -77,12 +77,12 @@ _BODY_BYTES_MAX: Final = {
 
 
 class Gate:
-    """Admits requests to an app; answers the others itself, and reads nothing of their bodies.
+    """Admits requests to an app; refuses the others without reading their bodies.
 
     Args:
-        app: gets whole bodies.
-        device_of: returns whose token it is, or None.
-        asking: device of each request that waits for news, which takes no slot.
+        app: gets requests with whole bodies.
+        device_of: returns the device of a token, or None.
+        asking: returns the device of each waiting long poll, which takes no slot.
 
     Attributes:
         refused: number of refusals by status.
@@ -115,7 +115,7 @@ class Gate:
                 await self._app(scope, await self._bounded(Request(scope), receive), send)
         except HTTPException as error:
             if error.status_code == _TOO_LARGE:
-                await _drained(receive)  # a proxy that cannot send all of it hears no answer
+                await _drained(receive)  # a proxy reads the answer only after sending it all
             await _problem(error)(scope, receive, send)
 
     @contextlib.asynccontextmanager
@@ -130,7 +130,7 @@ class Gate:
             raise self.unknown(request, "the token is not known here")
         request.state.device = device
         _require_version(request)
-        # Waiting for jobs, or waking up with thousands of others, uses no slot.
+        # A long poll uses no slot, neither while waiting nor when thousands wake up together.
         waiting, asking = self._waiting.get(device, 0), self._asking()
         if waiting - asking.count(device) >= _OF_DEVICE_MAX:
             raise HTTPException(429, "one request after the other")
@@ -183,7 +183,7 @@ def _require_version(request: Request) -> None:
 
 
 async def _read(receive: Receive, most: int) -> bytes:
-    """Read a body that comes in time; what is cut short counts for nothing."""
+    """Read a body within its time limit; an incomplete body is refused."""
     body, begin = bytearray(), get_running_loop().time()
     with contextlib.suppress(TimeoutError):
         async with timeout(None) as limit:
@@ -213,20 +213,20 @@ def _problem(error: HTTPException) -> Response:
     return JSONResponse({"type": "about:blank", "title": title}, status, wait, models.PROBLEM)
 
 
-# -- what a device may fill ------------------------------------------------------------------------
+# -- disk quota of a device ------------------------------------------------------------------------
 
-#: A file takes whole blocks, and a folder or an empty file one.
+#: A file takes whole blocks; a folder or an empty file takes one.
 _BLOCK: Final = 4_096
-#: Most that a request writes beside its bytes: folders, a file of names, lines of notes.
+#: A request writes at most this in addition to its bytes: folders, a file of names, notes.
 _BESIDE_BYTES: Final = 64 * 1024
-#: Free space that stays for the operator.
+#: Free space reserved for the operator.
 _FREE_BYTES_MIN: Final = 64 * 1024 * 1024
 #: Disk quota of a device.
 DEVICE_BYTES_MAX: Final = 10 * 2**30
 
 
 def used_bytes(folder: Path) -> int:
-    """Return the disk space of all below a folder."""
+    """Return the disk space of a folder with everything in it."""
     sizes: dict[int, int] = {}
     for path, _, names in os.walk(folder):
         for name in (".", *names):
@@ -240,7 +240,7 @@ class Account:
     """Disk usage and quota of one device.
 
     Attributes:
-        used: bytes that were counted, and what requests may have written since.
+        used: counted bytes, plus the most that requests since may have written.
     """
 
     def __init__(self, folder: Path, most: int) -> None:
@@ -264,11 +264,11 @@ class Account:
 
 # -- the app ---------------------------------------------------------------------------------------
 
-#: How long the hub has what the log itself does not need any more.
+#: How long the hub keeps segments that the log itself no longer needs.
 KEEP_SECONDS: Final = 30 * 86_400.0
 _KEEP_EVERY_SECONDS: Final = 3_600.0
 _THREADS: Final = 16
-#: How often it is noted when a device was heard of, unless it came to its end.
+#: How often a device's last contact is noted, apart from completed syncs.
 _NOTED_SECONDS: Final = 10.0
 _ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FULL: Final = "its disk is full: free some space there, then try again"
@@ -298,13 +298,13 @@ class Server:
     """A hub's HTTP server.
 
     Args:
-        path: of its directory.
+        path: directory of the hub.
         keep_seconds: see KEEP_SECONDS.
         device_bytes: see DEVICE_BYTES_MAX.
 
     Attributes:
-        app: for an ASGI server, in one process.
-        site: the part of it after the gate.
+        app: the ASGI application, for a single process.
+        site: the part of the application after the gate.
     """
 
     def __init__(
@@ -315,7 +315,7 @@ class Server:
         self._registry = Registry(path)
         self._copies = Copies(PatientDisk, str(path), self._registry)
         self._outbox = OutboxServer(path, self._registry)
-        #: one request of a device at a time; the hub has no locks of its own
+        #: one lock for each device, since the copies have no locks of their own
         self._turns: dict[str, asyncio.Lock] = {}
         self._accounts: dict[str, Account] = {}
         self._noted: dict[tuple[str, UUID], tuple[float, int]] = {}
@@ -351,7 +351,7 @@ class Server:
             app.get(path, dependencies=known)(read)
         return app
 
-    # -- by itself --------------------------------------------------------------------------------
+    # -- lifespan and upkeep ----------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def _life(self, _app: FastAPI) -> AsyncIterator[None]:
@@ -364,16 +364,16 @@ class Server:
         await self.close()
 
     async def close(self) -> None:
-        """Note how far the copies are on disk, and give their files back."""
+        """Note the durable ends of the copies, and close their files."""
         self._copies.close()
         self._registry.close()
 
     def end(self) -> None:
-        """Answer the requests that wait for news."""
+        """Answer all waiting long polls."""
         self._outbox.end()
 
     async def _mend(self) -> None:
-        """Request the missing data of copies after a live backup or a set-back of the hub."""
+        """Request missing data of copies after a live backup, or after the hub was set back."""
         try:
             if await self._on_thread(copies.is_elsewhere, self._path):
                 for copy in await self._on_thread(self._copies.all):
@@ -400,7 +400,7 @@ class Server:
                     except (OSError, LogError) as error:
                         _log.warning("hub: %s stays as it is: %s", copy.path, error)
 
-    # -- what is asked ----------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------
 
     async def _health(self) -> dict[str, str]:
         return {}
@@ -453,7 +453,7 @@ class Server:
         """Ask for jobs."""
 
         async def look(asked: models.Question) -> models.Answer | None:
-            async with self._turn(device):  # for each look, but not for the wait
+            async with self._turn(device):  # held for each look, not for the wait
                 if not self._copies.is_latest(device, asked):
                     return _ANEW
                 given: models.Given | None = await self._on_thread(
@@ -501,7 +501,7 @@ class Server:
         gaps = len(copies.gaps(copy))
         self._registry.note_end(device, copy.identity, (lsn, end, gaps), **clock)
 
-    # -- what a device reads of its own logs, for a restore ---------------------------------------
+    # -- reads by a device of its own logs, for a restore -----------------------------------------
 
     def _logs(self, device: Device) -> dict[str, Any]:
         logs = []
@@ -544,7 +544,7 @@ class Server:
 
 
 def _written(asked: Any) -> int:
-    """Return what a request writes at most; a piece of a frame comes into two files."""
+    """Return the most that a request writes; a piece of a frame is written to two files."""
     parents = 100 * len(asked.parents) if isinstance(asked, models.Sync) else 0
     return _BESIDE_BYTES + parents + 2 * len(getattr(asked, "data", b""))
 
@@ -563,7 +563,7 @@ def _unpacked(request: Request, data: bytes) -> bytes:
 def _file(file: Path) -> FileResponse:
     with contextlib.suppress(FileNotFoundError):
         status = file.lstat()
-        if stat.S_ISREG(status.st_mode):  # a link or a folder is not there
+        if stat.S_ISREG(status.st_mode):  # links and folders do not count
             return FileResponse(file, media_type="application/octet-stream", stat_result=status)
     raise _not_there()
 
@@ -593,22 +593,22 @@ async def _failed(request: Request, error: Exception) -> Response:
     return _problem(HTTPException(507 if title else 503, title or _LATER))
 
 
-# -- as a process: sockets, limits, and a prompt end -----------------------------------------------
+# -- the process: sockets, limits, prompt shutdown -------------------------------------------------
 
 #: Connections: long polls of devices, and others.
 _LINES_MAX: Final = 2_500
 _STRANGERS_MAX: Final = 400
-#: Descriptors for these, and for their files.
+#: Descriptors for the connections and their files.
 _FILES: Final = 4_096
 _HEAD_BYTES_MAX: Final = 16 * 1024
-#: Parameters of mallopt(3): arenas, bytes from which on memory is mapped, and is given back.
+#: Parameters of mallopt(3): arenas, size from which memory is mapped, size from which it is freed.
 _MALLOC: Final = {-8: 1, -3: 16 * 2**20, -1: 64 * 2**20}
-#: Time for running requests at the end.
+#: Time for running requests at shutdown.
 _DRAIN_SECONDS: Final = 2
 
 
 class Protocol(Patient):
-    """A line to a device: how slowly a body may come is seen to where it is read."""
+    """A connection to a device; ``_read`` limits the time of a body."""
 
     body_seconds = BODY_SECONDS
     strangers_max = _STRANGERS_MAX
@@ -622,7 +622,7 @@ class Protocol(Patient):
 
 
 def _allow_files() -> None:
-    import resource  # noqa: PLC0415 - not every system has it
+    import resource  # noqa: PLC0415 - Windows lacks it
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
@@ -630,12 +630,12 @@ def _allow_files() -> None:
 
 
 class Listener(uvicorn.Server):
-    """Serves a hub until it is asked to end, then ends promptly.
+    """Serves a hub until a signal, then ends promptly.
 
-    Answers are on the disk already, so aborting the rest loses nothing.
+    Acknowledged data is already durable, so aborting requests loses nothing.
 
     Attributes:
-        began: called once it listens.
+        began: called once the server listens.
     """
 
     def __init__(
@@ -674,12 +674,12 @@ class Listener(uvicorn.Server):
 
 
 def keep_memory() -> None:
-    """Make malloc keep a body's memory for the next one: each MiB costs 160 page faults otherwise.
+    """Make malloc keep a body's memory for the next one; otherwise each MiB costs 160 page faults.
 
-    ``MALLOC_…`` variables of the user stay in force.
+    ``MALLOC_…`` variables of the user keep their effect.
     """
     if not any(name.startswith("MALLOC_") for name in os.environ):
-        with contextlib.suppress(AttributeError, OSError, TypeError):  # it is the GNU library's
+        with contextlib.suppress(AttributeError, OSError, TypeError):  # only glibc has mallopt
             library = ctypes.CDLL(None)
             for parameter, value in _MALLOC.items():
                 library.mallopt(parameter, value)

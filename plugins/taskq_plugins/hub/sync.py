@@ -1,4 +1,4 @@
-"""A device's sessions over HTTP: ``taskq sync``, once or for as long as the log grows."""
+"""A device's sessions over HTTP: ``taskq sync``, once or continuously."""
 
 from __future__ import annotations
 
@@ -30,29 +30,30 @@ if TYPE_CHECKING:
 
     from taskq import TaskLog, TaskQ
 
-#: Limit of repeated questions in a session; a healthy one needs one for a break, and the rest.
+#: Rounds of one session at most; a healthy one needs a round for each break, and one to send.
 _PUSH_ROUNDS_MAX: Final = 12
 
 
 class Unsettled(LogError):
-    """A session did not come to an end, though every request of it was answered."""
+    """A session did not finish, although each of its requests was answered."""
 
 
 class Verdict(enum.Enum):
     """State of a log relative to the hub's copy, in the order of the checks."""
 
-    #: the hub has nothing of the log: its oldest segment comes first
+    #: the hub has nothing of the log: send the oldest segment first
     NEW = "new"
-    #: the hub's last frame is here, too, or right before the oldest here: continue
+    #: the log has the hub's last frame, or begins right after it: continue
     BEHIND = "behind"
-    #: it is here, but so are older segments, which the copy lacks since a gap: the log was set
-    #: back, or a loss of power undid a compaction. It goes on as another log from its end
+    #: likewise, but the log has older segments, which the copy lacks since a gap: the log was set
+    #: back, or a power loss undid a compaction. It continues as another log from its end
     OLDER = "older"
-    #: the log was set back, and nothing was written since: it goes on as another from its end
+    #: the log was set back, with no writes since: it continues as another log from its end
     AHEAD = "ahead"
-    #: the next frame is not here any more: declare, continue with the oldest segment
+    #: the log no longer has the next frame: declare a gap, continue with the oldest segment
     GAP = "gap"
-    #: the log was set back and went on: it goes on as another after the last common frame
+    #: the log was set back and has new records: it continues as another log after the last common
+    #: frame
     DIFFERS = "differs"
 
 
@@ -74,26 +75,26 @@ def _goes_on_from(log: engine.DurableLog, at: engine.Border) -> bool:
 
 
 def opening(log: engine.DurableLog) -> models.Sync:
-    """Return what begins a session of a log."""
+    """Return the first request of a session."""
     own = log.identity
     return models.Sync(own.log_id, own.created_ns, own.incompat, log.end, own.parents)
 
 
-#: The answer for a log that its device left.
+#: Answer for a log that its device has left.
 _LEFT: Final = models.Refused(models.Trouble.HELD, models.NOWHERE)
 
 
 class Push:
-    """Bring the hub's copy to where a log ends.
+    """Bring the hub's copy to the end of a log.
 
     Args:
-        log: as it stands now: what is written meanwhile goes with the next session.
-        ask: asks the hub.
-        part_bytes: of the next request, unless one frame is larger.
-        piece_bytes: limit of any request; a larger frame goes in pieces.
+        log: the log at this moment; later records are sent in the next session.
+        ask: sends a request to the hub.
+        part_bytes: size of the next request, unless one frame is larger.
+        piece_bytes: limit of any request; a larger frame is sent in pieces.
 
     Attributes:
-        parting: where the log is to go on as another; nowhere: it is the hub's.
+        parting: position from which the log must continue as another; nowhere if it need not.
     """
 
     #: the hub's last report about its copy
@@ -125,11 +126,11 @@ class Push:
                     cause = "the hub lost what it had"
                 if await self._declare(cause) != _LEFT:
                     continue
-                # The device died before it went on as another log, and its log went on.
+                # The device was killed between ``Leave`` and its fork, and wrote more records.
                 verdict = Verdict.DIFFERS
                 verdicts.append(verdict)
             if verdict is not Verdict.NEW and verdict is not Verdict.BEHIND:
-                if not log.segments:  # with its first record it differs
+                if not log.segments:  # an empty log has no end to leave at
                     return verdicts
                 differs = verdict is Verdict.DIFFERS
                 self.parting = await self._parting() if differs else log.end
@@ -149,7 +150,7 @@ class Push:
         ids, at = (synced.session, self._log_id), engine.Border(log.segments[0])
         return await self._ask(models.Declare(*ids, synced.at, at, log.end.next_lsn, cause))
 
-    # -- sending: each returns False where the hub turned out to stand elsewhere -------------------
+    # -- sending: each method returns False if the copy ends elsewhere ----------------------------
 
     async def _send(self, verdict: Verdict) -> bool:
         log, synced, at = self._log, self._synced, self._synced.at
@@ -160,7 +161,7 @@ class Push:
         behind = at
         if verdict is Verdict.NEW or at.segment not in log.segments:
             behind = engine.Border(log.segments[0]) if log.segments else models.NOWHERE
-        elif not log.stands(at):  # it was moved: the rest of the segment is a prefix of the hub's
+        elif not log.stands(at):  # a recovery moved it: the copy has more of the segment
             behind = log.end_of(at.segment)
         while behind.segment:
             if not await self._send_segment(behind):
@@ -187,7 +188,7 @@ class Push:
         read: Callable[[int, int], bytes],
         before: engine.Border = models.NOWHERE,
     ) -> models.Answer | None:
-        """Send what ``read`` returns of (offset, bytes); the hub keeps the pieces of it."""
+        """Send the pieces that ``read`` returns for (offset, bytes), until the hub has them all."""
         ids, held, stem = (self._synced.session, self._log_id), 0, before.stem.hex()
         while True:
             piece = read(held, self._piece_bytes())
@@ -206,19 +207,19 @@ class Push:
         if answer.trouble is not models.Trouble.DAMAGED:
             if answer.at != before or not before.segment:
                 return
-            what = "a segment before it is missing"  # all is there, and it names another end
+            what = "a segment before it is missing"  # its header names another end
         raise LogDamaged(
             f"{engine.segment_name(behind.segment)}, {what}, so the hub does not take it. See "
             f"taskq verify, and taskq repair; then the rest goes"
         )
 
-    # -- where two logs part -----------------------------------------------------------------------
+    # -- the last common position ------------------------------------------------------------------
 
     async def _parting(self) -> engine.Border:
-        """Return the last place that the hub has, too; at worst the start of the log.
+        """Return the last position that the hub has, too; at worst the start of the log.
 
-        The hub is asked: with the newest ends of segments first, then with frames of the first
-        segment that differs.
+        Ask the hub about ends of segments, newest first, then about frames of the first segment
+        with a difference.
         """
         log, most = self._log, models.ASKED_MAX
         parting, differs = engine.Border(log.segments[0]), log.segments[0]
@@ -230,7 +231,7 @@ class Push:
                 break
         borders = log.borders(differs) if differs else []
         while borders:
-            # All frames up to one place are common, and none after it.
+            # All frames up to some position are common, and none after it.
             asked = borders[:: max(len(borders) // most, 1)][:most]
             shared = await self._shared(asked)
             parting = shared[-1] if shared else parting
@@ -250,16 +251,16 @@ def _piece(data: bytes, offset: int, bytes_max: int) -> bytes:
 
 
 _log: Final = logging.getLogger("taskq")
-#: Limit of forks in one call: one is what there is to expect.
+#: Limit of forks in one call; normally there is at most one.
 _FORKS_MAX: Final = 3
-#: With less free space everything sent may be removed at once.
+#: With less free space, all sent records may be removed at once.
 _PRESSED_BYTES: Final = 64 * 1024 * 1024
-#: After trouble the next try comes after up to this time, doubled each time.
+#: Upper bound of the delay after the first failure, doubled for each further one.
 _RETRY_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.5
-#: Sessions that one sync adds to report what it took.
+#: Further sessions of one sync, which report the jobs it took.
 _ROUNDS_MAX: Final = 8
-#: Longest time that something is not sent, and that a hub hears nothing, on a metered line.
+#: On a metered line: wait before new records are sent, and longest time without a session.
 _METERED_EVERY_SECONDS: Final = 900.0
 _METERED_POLL_SECONDS: Final = 6 * 3_600.0
 
@@ -269,11 +270,11 @@ class SyncResult(NamedTuple):
 
     Attributes:
         verdicts: states of the log relative to the hub's copy, in order.
-        sent_bytes: of the log.
-        end: of the log, and of the copy unless nothing was sent.
+        sent_bytes: bytes of the log that were sent.
+        end: end of the log, and of the copy unless nothing was sent.
         behind_bytes: bytes that the copy lacks.
         taken: jobs taken.
-        question: question for the long poll while the log rests.
+        question: question for the long poll until the next session.
     """
 
     verdicts: list[Verdict]
@@ -285,9 +286,9 @@ class SyncResult(NamedTuple):
 
 
 async def sync(path: str, line: Line, *, is_dry: bool = False) -> SyncResult:
-    """Bring the hub's copy of a log to where the log ends now, then take its jobs.
+    """Bring the hub's copy to the current end of the log, then take jobs.
 
-    A session after that reports the jobs at once. ``is_dry``: only find out how it stands.
+    Another session reports these jobs at once. ``is_dry``: only compare the copy with the log.
     """
     done = await _sync_once(path, line, is_dry=is_dry)
     taken, rounds = done.taken, 0
@@ -306,7 +307,7 @@ async def sync(path: str, line: Line, *, is_dry: bool = False) -> SyncResult:
 
 
 async def _sync_once(path: str, line: Line, *, is_dry: bool = False) -> SyncResult:
-    """Run a session; a log that was set back goes on as another, which is sent then."""
+    """Run a session; if the log was set back, fork it and send the new log."""
     try:
         verdicts = list[Verdict]()
         for _ in range(_FORKS_MAX):
@@ -328,7 +329,7 @@ async def _synced(path: str, line: Line, *, is_dry: bool) -> tuple[SyncResult, e
     identity = engine.Identity.read(disk, path)
     if identity is None:
         raise LogError(f"{path} is not a task log")
-    # Two at a time would end each other's sessions.
+    # Two processes at a time would end each other's sessions.
     hold = engine.NamedReader.take(disk, path, identity, engine.NamedReader.HUB)
     try:
         line.allowance.take_up(path)
@@ -349,7 +350,7 @@ class _Session:
     """Run one session of a log, over a line to its hub.
 
     Attributes:
-        parting: where the log is to go on as another; nowhere: it is the hub's.
+        parting: as in ``Push``.
     """
 
     path: str
@@ -370,14 +371,14 @@ class _Session:
         known, before = self.hold.load(), line.sent_bytes
         log.pin = known.lsn if known else 0
         if known is None and log.segments:
-            self._pin(log.segments[0])  # from now on nothing goes unsent
+            self._pin(log.segments[0])  # from now on only sent records are removed
         push = Push(log, self._ask, line.part_bytes, line.piece_bytes)
         verdicts = await push.run()
         done = SyncResult(verdicts, line.sent_bytes - before, log.end)
         self.parting = push.parting
         if self.parting.segment:
             return done
-        if line.hub.accept:  # who takes nothing refuses nothing either
+        if line.hub.accept:  # without accepted tasks no job is even refused
             done = await self._take(done, line.taken[self.path])
         if engine.LocalDisk().free_bytes(self.path) < _PRESSED_BYTES:
             self._pin(log.end.next_lsn)
@@ -405,8 +406,8 @@ class _Session:
         return done._replace(taken=taken, question=None if nothing else question)
 
     def _opened(self) -> TaskLog:
-        from taskq import TaskLog  # noqa: PLC0415 - most devices are never sent a job
-        from taskq.hooks import Connection  # noqa: PLC0415 - likewise
+        from taskq import TaskLog  # noqa: PLC0415 - most devices never get a job
+        from taskq.hooks import Connection  # noqa: PLC0415 - as above
 
         return TaskLog(Connection(self.path, self.line.config))
 
@@ -415,23 +416,23 @@ class _Session:
         self.hold.keep_from(max(older, default=lsn), lsn)
 
 
-# -- again and again -------------------------------------------------------------------------------
+# -- continuous sync -------------------------------------------------------------------------------
 
 
 async def follow(path: str, line: Line, *, at_once: bool = False, once: bool = False) -> SyncResult:
-    """Sync whenever the log has grown, until cancelled; errors of the line never end it.
+    """Sync whenever the log has grown, until cancelled; errors of the line are retried.
 
     Args:
         path: the log's directory.
-        line: to the hub.
-        at_once: also between the ``every`` of the settings.
-        once: return when everything is sent.
+        line: connection to the hub.
+        at_once: whether to sync without the pause ``every`` of the settings.
+        once: whether to return when everything is sent.
     """
     if once:
         return await _follow(path, line, None, at_once=at_once)
     async with create_task_group() as tasks:
         done = await _follow(path, line, outbox.LongPoll(line, tasks), at_once=at_once)
-    return done  # noqa: RET504 - a group may swallow what ends it
+    return done  # noqa: RET504 - a task group may swallow an exception
 
 
 async def _follow(
@@ -447,7 +448,7 @@ async def _follow(
             stops = isinstance(error, models.HubStops | ReaderBusy)
             if holding is None and stops:
                 raise
-            if str(error) != complaint:  # a week without a line is reported once
+            if str(error) != complaint:  # log a week without a network once
                 complaint = str(error)
                 _log.warning("sync: %s", error)
             asked = error.seconds if isinstance(error, models.HubError) else 0.0
@@ -461,7 +462,7 @@ async def _follow(
         if holding is None:
             return done
         holding.ask(done.question)
-        # After jobs more may be waiting, and the hub waits for their report.
+        # After jobs sync again at once: more may be waiting, and their report is due.
         if not (done.taken.jobs or done.taken.refused):
             await _rest(path, line, holding, seen, began, 0.0 if at_once else hub.every)
 
@@ -474,7 +475,7 @@ async def _rest(
     began: float,
     every: float,
 ) -> None:
-    """Wait until a session is due: something was written or is there, or the hub is to hear."""
+    """Wait until a session is due: the log grew, jobs arrived, or ``poll`` is over."""
     poll = line.hub.poll
     if line.allowance.metered:
         every, poll = max(every, _METERED_EVERY_SECONDS), max(poll, _METERED_POLL_SECONDS)
@@ -494,11 +495,11 @@ async def _pause(seconds: float, url: str) -> None:
 
 
 class Syncing:
-    """Sync of a worker with ``sync=True``, on a loop and thread of its own."""
+    """Syncs a worker's log (``sync=True``) on a thread and loop of its own."""
 
     def __init__(self, app: TaskQ) -> None:
         self._app, settings = app, app.settings
-        if settings.data_dir.absolute() != app.data_dir:  # its log was moved there since
+        if settings.data_dir.absolute() != app.data_dir:  # the app's log was moved
             settings = load_settings(None, data_dir=app.data_dir)
         hub = settings.hub or HubSettings()
         url, token = line_to(hub, hub.url, None)
@@ -516,7 +517,7 @@ class Syncing:
 
     async def _follow(self, path: str, config: engine.LogConfig) -> None:
         line = self._line()
-        # As the worker has the log open: this process has it open once.
+        # The worker's options, since a process opens a log only once.
         line.config, line.known = config, self._app.tasks
         try:
             await follow(path, line)

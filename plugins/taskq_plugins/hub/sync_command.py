@@ -1,4 +1,4 @@
-"""``taskq sync``: a log goes to its hub. It may run for months: it loads only what it needs."""
+"""``taskq sync``: send a log to its hub. It may run for months, so it loads few modules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from taskq_plugins.hub.line import Line, last_note, line_to, token_file
 from taskq_plugins.hub.models import HubError, refusal
 from taskq_plugins.hub.sync import Verdict
 
-#: A code holds once, however many logs go.
+#: Used codes: a code is valid once, but may serve the sync of several logs.
 _redeemed: Final = set[str]()
 #: Messages about verdicts.
 _ODD: Final = {
@@ -74,7 +74,7 @@ def sync(data_dir: Path | None, **given: Any) -> None:
         done = _run(line, syncing.follow(path, line, at_once=True, once=True))
     else:
         done = _run(line, syncing.sync(path, line, is_dry=given["dry_run"]))
-    from taskq.cli import count_of  # noqa: PLC0415 - who follows needs none of it
+    from taskq.cli import count_of  # noqa: PLC0415 - --follow does not need it
 
     odd = [_ODD[verdict] for verdict in done.verdicts if verdict in _ODD]
     if given["dry_run"]:
@@ -108,8 +108,8 @@ def _restore(target: Path, line: Line) -> None:
 
 
 async def _fetched(line: Line, target: Path) -> Any:
-    """Make a log of the hub's copy; bytes of an earlier try are not asked for again."""
-    from taskq.engine import restore, segment_name  # noqa: PLC0415 - likewise
+    """Restore a log from the hub's copy; bytes of an earlier try are not fetched again."""
+    from taskq.engine import restore, segment_name  # noqa: PLC0415 - only a restore needs it
 
     logs = json.loads(await _get(line, ""))["logs"]
     if not logs:
@@ -161,7 +161,7 @@ def _tell(path: str, end: int, note: dict[str, Any]) -> None:
 def _line(data_dir: Path | None, given: dict[str, Any]) -> Line:
     hub = load_settings(None, data_dir=data_dir).hub or HubSettings()
     url = given["url"] or hub.url
-    if given["restore"]:  # somebody waits for it
+    if given["restore"]:  # a person is waiting
         hub = hub.model_copy(update={"requires": (), "metered": "all"})
     if given["code"] and url and given["code"] not in _redeemed:
         line = Line(url, "", None, hub)

@@ -1,4 +1,4 @@
-"""Carry copies by hand: from a stick, and to a backup of the hub."""
+"""Copy logs without a network: from a USB stick into the hub, and from the hub to a backup."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from taskq_plugins.hub.sync import Push
 
 Each: TypeAlias = Callable[[str], AbstractContextManager[Any]]
 _PART_BYTES: Final = 4 * 1024 * 1024
-#: Retries of a log's backup after a break or a removal interrupts it.
+#: Tries of a log's backup: a break or a removal in the copy interrupts it.
 _TRIES: Final = 8
 
 
 def taken_in(hub: Path, device: str, source: Path) -> tuple[UUID, int]:
-    """Bring a device's log, or a backup of it, into its copy; return its id and next lsn."""
+    """Push a device's log, or a backup of it, into its copy; return its id and next lsn."""
     registry, ends = Registry(hub), [models.NOWHERE]
     held, name = copies.Copies(engine.PatientDisk, str(hub), registry), registry.known(device)
     log = engine.DurableLog(engine.PatientDisk(), str(source))
@@ -37,7 +37,7 @@ def taken_in(hub: Path, device: str, source: Path) -> tuple[UUID, int]:
                 f"{source} and the hub's copy do not fit together: nothing of it was taken, let "
                 f"the device itself sync"
             )
-        if isinstance(asked, models.Leave):  # the hub has more already
+        if isinstance(asked, models.Leave):  # the hub already has later records
             return models.Stored(ends[-1])
         answer = held.answer(name, asked)
         ends.extend([answer.at] if isinstance(answer, models.CopyEnd | models.Stored) else [])
@@ -54,7 +54,7 @@ def taken_in(hub: Path, device: str, source: Path) -> tuple[UUID, int]:
         held.close()
 
 
-# -- a backup beside the server --------------------------------------------------------------------
+# -- a live backup ---------------------------------------------------------------------------------
 
 
 def hub_backed_up(hub: Path, target: Path, each: Each = contextlib.nullcontext) -> int:
@@ -67,7 +67,7 @@ def hub_backed_up(hub: Path, target: Path, each: Each = contextlib.nullcontext) 
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     count, now = 0, part / f"{OUTBOX}.now"
-    for device in devices(hub):  # before the copies: what ended meanwhile is read from them
+    for device in devices(hub):  # before the copies, which then have the ends of these jobs
         with each(device):
             engine.back_up(str(folder(hub, device)), str(now))
             engine.restore(str(now), str(folder(part, device)))
@@ -94,7 +94,7 @@ def _back_up_copy(copy: copies.CopyFiles, target: Path) -> None:
         shutil.rmtree(target, ignore_errors=True)
         before = copies.content(copy.disk, breaks)
         try:
-            # Files about earlier segments.
+            # Files of earlier segments.
             _copy_files(source, target)
             for below in sorted((source / "old").glob("*/*")):
                 aside = target / below.relative_to(source)
@@ -103,7 +103,7 @@ def _back_up_copy(copy: copies.CopyFiles, target: Path) -> None:
                     _copy_files(below, aside)
             _copy_files(source / copies.LOG, target / copies.LOG)
         except FileNotFoundError:
-            continue  # expired segments go at any time
+            continue  # expired segments may be removed meanwhile
         if copies.content(copy.disk, breaks) == before:
             return
     raise LogError(f"{source} was set aside or shortened again and again: try again later")
