@@ -405,12 +405,7 @@ def keep(rows: list[Row]) -> None:
 @click.option("-n", "processes", default=2, show_default=True, help="Processes of --reach.")
 @click.option("--ledger", is_flag=True, help="Try what tests/mutants.md leaves open, and keep it.")
 def main(
-    folders: tuple[str, ...],
-    count: int,
-    seed: int,
-    processes: int,
-    only_reach: bool,
-    ledger: bool,
+    folders: tuple[str, ...], count: int, seed: int, processes: int, only_reach: bool, ledger: bool
 ) -> None:
     """Try mutants of FOLDERS."""
     old = rows_in(LEDGER.read_text()) if ledger else []

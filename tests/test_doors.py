@@ -34,11 +34,7 @@ ROOMS: Final = (
     "taskq.shards",
 )
 #: The doors, and how many names each has at most.
-NAMES_MAX: Final = {
-    "taskq.engine": 62,
-    "taskq.hooks": 31,
-    "taskq.cli": 21,
-}
+NAMES_MAX: Final = {"taskq.engine": 62, "taskq.hooks": 31, "taskq.cli": 21}
 #: Variable names of an app or its log.
 HOLDERS: Final = frozenset({"app", "_app", "log", "_log", "connection", "_connection"})
 #: Public names of the doors within private modules.

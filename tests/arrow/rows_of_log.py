@@ -187,10 +187,7 @@ def _birth(record: Record, extras: Extras) -> Iterator[tuple[str, Any]]:
     yield "key", _key(extras.key)
     yield "headers", extras.headers or None
     born = codec.decode_born(record.data if record.carried is None else record.carried.born)
-    yield (
-        "replaces",
-        find_moment(born.options, 0, len(born.options), Option.REPLACES) or None,
-    )
+    yield ("replaces", find_moment(born.options, 0, len(born.options), Option.REPLACES) or None)
     if record.carried is not None:
         is_wall = record.carried.due_is_wall
         yield "moments", int(is_wall) | int(extras.expires_is_wall) << 1

@@ -229,10 +229,7 @@ def _others(text: bytes, number: int) -> list[bytes]:
 
 
 _records: st.SearchStrategy[Any] = st.one_of(
-    _births(),
-    _carried(),
-    _of_jobs(),
-    st.builds(_others, _names, _small).flatmap(st.sampled_from),
+    _births(), _carried(), _of_jobs(), st.builds(_others, _names, _small).flatmap(st.sampled_from)
 )
 
 

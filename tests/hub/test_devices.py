@@ -16,13 +16,7 @@ from taskq.core.model import PAYLOAD_BYTES_MAX, State
 from taskq.log.read.reader import LogReader
 from taskq.log.upkeep.backup import restore
 from taskq_plugins.hub.line import Line
-from taskq_plugins.hub.models import (
-    FRAMES,
-    PACKED,
-    PART_BYTES_MAX,
-    HubError,
-    HubStops,
-)
+from taskq_plugins.hub.models import FRAMES, PACKED, PART_BYTES_MAX, HubError, HubStops
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.server import used_bytes
 from taskq_plugins.hub.sync import Verdict, sync

@@ -16,11 +16,7 @@ from taskq.engine import LocalDisk, PatientDisk
 from taskq.log.read.reader import LogReader, verify
 from taskq.log.read.readers import HUB_READER, reader_positions
 from taskq_plugins.hub.copies import Copies, Copy, CopyFiles, kept
-from taskq_plugins.hub.models import (
-    NOWHERE,
-    HubError,
-    Sync,
-)
+from taskq_plugins.hub.models import NOWHERE, HubError, Sync
 from taskq_plugins.hub.server import used_bytes
 from taskq_plugins.hub.sync import Verdict
 from tests.hub.place import DEVICE, Place, is_copy, run

@@ -23,14 +23,7 @@ from taskq.core.model import SECOND_NS, Extras
 from taskq.core.sources import checked_move
 from taskq.core.views import JobView
 from taskq.core.why import Why
-from taskq.errors import (
-    JobCancelled,
-    JobExpired,
-    JobFailed,
-    JobNotFound,
-    LogDamaged,
-    UsageError,
-)
+from taskq.errors import JobCancelled, JobExpired, JobFailed, JobNotFound, LogDamaged, UsageError
 from taskq.log.machine.disk import SystemClock
 from taskq.log.read.reader import LogReader
 from taskq.log.requests import Ingest, Op

@@ -303,12 +303,7 @@ async def test_a_device_that_lies_about_everything_stops_nobody(place: Place) ->
     cause = "\x1b[2J\n" * 1_000
     declared = Declare(session, _ID, NOWHERE, Border(2**62 - 1), 2**62 - 1, cause)
     assert (await place.sent(declared)).status_code == 200
-    for words in (
-        ("devices",),
-        ("devices", "--json"),
-        ("devices", "edge-7"),
-        ("check",),
-    ):
+    for words in (("devices",), ("devices", "--json"), ("devices", "edge-7"), ("check",)):
         done = run_taskq("hub", words[0], str(place.hub), *words[1:])
         assert (done.returncode, done.stderr) == (0, ""), words
         assert "\x1b" not in done.stdout

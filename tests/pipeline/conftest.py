@@ -21,10 +21,7 @@ TIMEOUT_SECONDS = 300
 CONF: dict[str, str] = {}
 if not run.tortures:
     # To compile each plan costs more than it saves on a few thousand rows.
-    CONF |= {
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.sql.codegen.wholeStage": "false",
-    }
+    CONF |= {"spark.sql.codegen.factoryMode": "NO_CODEGEN", "spark.sql.codegen.wholeStage": "false"}
 
 
 @pytest.fixture(scope="session")

@@ -66,11 +66,7 @@ from taskq_plugins.spark.tables.fold import rows_of
 from taskq_plugins.spark.tables.logs import CONCERNING, log_rows, logs_of
 from tests.arrow.rows_of_log import pieces, save
 from tests.fleet.made_logs import MadeLog
-from tests.log.world import (
-    SMALL,
-    Process,
-    World,
-)
+from tests.log.world import SMALL, Process, World
 from tests.pipeline.plain import tables as plain_tables
 
 if TYPE_CHECKING:

@@ -282,11 +282,7 @@ def test_jobs_that_are_not_over_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_jobs_that_cannot_be_replayed_are_reported_and_the_rest_is_enqueued(tmp_path: Path) -> None:
-    rows = [
-        job(1),
-        job(2, payload=None),
-        job(4, headers=[("a", "x" * 32_760)]),
-    ]
+    rows = [job(1), job(2, payload=None), job(4, headers=[("a", "x" * 32_760)])]
     fill(tmp_path / "lake", rows)
     done = replay("--yes")
     assert done.exit_code == 1

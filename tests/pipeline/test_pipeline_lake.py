@@ -17,13 +17,7 @@ from deltalake import DeltaTable
 from taskq.cli.main import main
 from taskq.core.errors import UsageError
 from taskq_plugins.fleet.places import START
-from taskq_plugins.spark.errors import (
-    LakeBusy,
-    LakeConflict,
-    LakeDamaged,
-    LakeDiskError,
-    LakeError,
-)
+from taskq_plugins.spark.errors import LakeBusy, LakeConflict, LakeDamaged, LakeDiskError, LakeError
 from taskq_plugins.spark.lake import store
 from taskq_plugins.spark.lake.store import BASE, SMALL_FILES_MAX, Lake
 from tests.cli.helpers import taskq

@@ -6,13 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import (
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from taskq.arrow import SCHEMA
 from taskq.core.errors import UsageError
@@ -22,14 +16,7 @@ from taskq_plugins.spark.source.options import read_options
 from taskq_plugins.spark.source.positions import DataLoss, OptionError, Unreadable
 from taskq_plugins.spark.source.readers import Pieces
 from tests.fleet.made_logs import MadeLog
-from tests.pipeline.kit import (
-    batches_of,
-    lsns,
-    read_batch,
-    rows_read,
-    source,
-    spark_schema,
-)
+from tests.pipeline.kit import batches_of, lsns, read_batch, rows_read, source, spark_schema
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -25,11 +25,7 @@ from taskq_plugins.hub.models import Declare
 from taskq_plugins.spark.source import logs as fleet_logs
 from taskq_plugins.spark.source import plan as planning
 from taskq_plugins.spark.source.options import read_options
-from taskq_plugins.spark.source.positions import (
-    DataLoss,
-    LogHeld,
-    LogVanished,
-)
+from taskq_plugins.spark.source.positions import DataLoss, LogHeld, LogVanished
 from tests.effort import grows, some
 from tests.fleet.made_logs import BEGAN_NS, SECOND, MadeLog, Place, damage
 from tests.pipeline.kit import ALL, Follower, Row, Stream, begun, lsns, read_batch, segment

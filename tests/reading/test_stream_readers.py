@@ -235,9 +235,7 @@ async def test_a_log_that_was_cut_under_a_reader_is_an_error_with_a_name(tmp_pat
         assert await lsns(log.stream(reader="billing", follow=False)) == []
 
 
-async def test_a_log_that_was_put_back_from_a_copy_is_an_error_with_a_name(
-    tmp_path: Path,
-) -> None:
+async def test_a_log_that_was_put_back_from_a_copy_is_an_error_with_a_name(tmp_path: Path) -> None:
     path = tmp_path / "log"
     async with TaskLog.open(path) as log:
         await put(log, 2)

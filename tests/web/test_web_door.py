@@ -84,9 +84,7 @@ async def test_the_printed_address_lets_one_browser_in_once(data: Path) -> None:
     assert cookie.value not in entered.text
 
 
-def test_a_login_outlives_its_server_and_works_at_every_server_of_the_log(
-    tmp_path: Path,
-) -> None:
+def test_a_login_outlives_its_server_and_works_at_every_server_of_the_log(tmp_path: Path) -> None:
     app = TaskQ(tmp_path, durability="os")
     app.store()
     app.close_sync()

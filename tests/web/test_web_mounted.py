@@ -146,9 +146,7 @@ async def test_a_page_that_is_gone_has_no_file_open_though_no_lifespan_ran(app: 
     assert open_files[1] >= open_files[2]  # of other tests, some may be closed meanwhile
 
 
-async def test_a_form_of_one_process_is_accepted_by_another_at_the_same_address(
-    app: TaskQ,
-) -> None:
+async def test_a_form_of_one_process_is_accepted_by_another_at_the_same_address(app: TaskQ) -> None:
     await app.enqueue_by_name("a")
     async with (
         outside(app, allow_actions=True) as client,

@@ -162,9 +162,7 @@ async def test_a_bulk_action_covers_all_matches_and_reports_its_counts(
         assert (await app.stats()).queues[0].scheduled == len(others)
 
 
-async def test_a_bulk_cancel_counts_cancelled_jobs_and_stop_requests(
-    tmp_path: Path,
-) -> None:
+async def test_a_bulk_cancel_counts_cancelled_jobs_and_stop_requests(tmp_path: Path) -> None:
     """A job that began to run since it was listed is neither: what was asked for was of others."""
     app = TaskQ(tmp_path, upkeep=False, name="taskq web")
     runs, done = anyio.Event(), anyio.Event()

@@ -157,9 +157,7 @@ async def test_a_receiver_that_never_ends_its_answer_holds_no_slot(
     assert (messages.succeeded, messages.scheduled) == ((0, 1) if piece is None else (1, 0))
 
 
-async def test_each_webhook_gets_only_its_events_and_tasks(
-    app: TaskQ,
-) -> None:
+async def test_each_webhook_gets_only_its_events_and_tasks(app: TaskQ) -> None:
     first, second = Receiver(), Receiver()
     Webhooks(app, URL, SECRET, events=["dead"], transport=first.transport)
     Webhooks(app, f"{URL}/2", SECRET, tasks={"fine"}, transport=second.transport)
