@@ -20,26 +20,10 @@ from taskq.cli.main import main
 from taskq.engine import Border, PatientDisk
 from taskq.errors import LogDamaged, UsageError
 from taskq.log.upkeep.backup import repair_directory
+from taskq_plugins.hub import models
 from taskq_plugins.hub.commands import hub as group
 from taskq_plugins.hub.copies import Copies
 from taskq_plugins.hub.line import Line, check_url
-from taskq_plugins.hub.models import (
-    FRAMES,
-    NOWHERE,
-    PACKED,
-    PART_BYTES_MAX,
-    Append,
-    Ask,
-    Declare,
-    HubError,
-    HubStops,
-    Leave,
-    Question,
-    Request,
-    Sync,
-    as_json,
-    carried,
-)
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.server import used_bytes
 from taskq_plugins.hub.sync import Verdict
@@ -76,7 +60,7 @@ async def test_two_sides_without_a_common_version_both_say_so_and_what_helps(
     before = place.tree()
     monkeypatch.setattr(Line, "spoken", spoken)
     said = f"this hub speaks protocol 1, and the device {spoken or 'none'}"
-    with pytest.raises(HubStops, match=f"426: {said}: bring the older one up to date"):
+    with pytest.raises(models.HubStops, match=f"426: {said}: bring the older one up to date"):
         await place.sync()
     assert f"edge-7 was refused: {said}" in caplog.text
     assert place.tree() == before
@@ -86,15 +70,15 @@ async def test_two_sides_without_a_common_version_both_say_so_and_what_helps(
 
 async def test_a_body_is_bounded_before_it_is_read(place: Place) -> None:
     path = f"/logs/{_LOG_ID}/segments/00000000000000000001"
-    frames = {"Content-Type": FRAMES, "Content-Length": str(PART_BYTES_MAX + 1)}
+    frames = {"Content-Type": models.FRAMES, "Content-Length": str(models.PART_BYTES_MAX + 1)}
     assert (await place.ask("PATCH", path, headers=frames)).status_code == 413
     large = b" " * (128 * 1024 + 1)
     assert (await place.ask("POST", "/sync", content=large)).status_code == 413
     endless = {"Content-Length": "9" * 30}
     assert (await place.ask("POST", "/sync", headers=endless)).status_code == 411
     assert (await place.ask("POST", "/sync", content=b"[]")).status_code == 400
-    *_, body = carried(_SYNC)
-    packed = {"Content-Type": PACKED}
+    *_, body = models.carried(_SYNC)
+    packed = {"Content-Type": models.PACKED}
     for content, status in ((zlib.compress(body + b" " * 9_000_000, 9), 400), (body + large, 413)):
         answer = await place.ask("POST", "/sync", content=content, headers=packed)
         assert answer.status_code == status
@@ -107,7 +91,7 @@ async def test_a_full_disk_is_reported_before_any_write(
     await place.write()
     with monkeypatch.context() as patch:
         patch.setattr(PatientDisk, "free_bytes", lambda _disk, _path: 1_000)
-        with pytest.raises(HubError, match=r"507.*free some space"):
+        with pytest.raises(models.HubError, match=r"507.*free some space"):
             await place.sync()
     assert not place.copies()
     assert await place.sync() == [Verdict.NEW]
@@ -117,7 +101,7 @@ async def test_the_two_latest_tokens_of_a_device_hold(place: Place) -> None:
     tokens = [Registry(place.hub).enroll("edge-7") for _ in range(3)]
     assert [Registry(place.hub).device_of(token) for token in tokens] == [None, "edge-7", "edge-7"]
     await place.write()
-    with pytest.raises(HubError, match=r"401.*enrol"):
+    with pytest.raises(models.HubError, match=r"401.*enrol"):
         await place.sync(tokens[0])
     kept = b"".join(file.read_bytes() for file in place.hub.glob("registry.db*"))
     assert not any(token.rpartition(".")[2].encode() in kept for token in tokens)
@@ -249,7 +233,7 @@ def _open_files(folder: Path) -> list[str]:
 
 
 _ID: Final = UUID("12345678-1234-5678-1234-567812345678")
-_SYNC: Final = Sync(_ID, 5, frozenset(), NOWHERE)
+_SYNC: Final = models.Sync(_ID, 5, frozenset(), models.NOWHERE)
 #: Fields of no message.
 _ODD: Final[tuple[Any, ...]] = (
     None, True, -1, 1.5, 2**64, 10**400, "", "1", "\x00", "é" * 36, "a" * 36, "-" * 36, "x" * 5_000,
@@ -286,7 +270,7 @@ async def test_a_field_of_a_wrong_type_is_refused_and_writes_nothing(
 ) -> None:
     assert place.token
     before = place.tree()
-    values = json.loads(as_json(_SYNC)) | {field: "HERE"}
+    values = json.loads(models.as_json(_SYNC)) | {field: "HERE"}
     body = json.dumps(values).replace('"HERE"', value)
     assert (await place.ask("POST", "/sync", content=body)).status_code == 400
     assert place.tree() == before
@@ -295,13 +279,13 @@ async def test_a_field_of_a_wrong_type_is_refused_and_writes_nothing(
 async def test_a_device_that_lies_about_everything_stops_nobody(place: Place) -> None:
     await place.write()
     await place.sync()
-    most = Sync(
+    most = models.Sync(
         _ID, 2**63 - 1, frozenset(f"{number:040}" for number in range(32)),
-        NOWHERE, tuple((UUID(int=n), n + 2) for n in range(1_000)), 2**53 - 1, "", 2**63 - 1,
+        models.NOWHERE, tuple((UUID(int=n), n + 2) for n in range(1_000)), 2**53 - 1, "", 2**63 - 1,
     )  # fmt: skip
     session = (await place.sent(most)).json()["session"]
     cause = "\x1b[2J\n" * 1_000
-    declared = Declare(session, _ID, NOWHERE, Border(2**62 - 1), 2**62 - 1, cause)
+    declared = models.Declare(session, _ID, models.NOWHERE, Border(2**62 - 1), 2**62 - 1, cause)
     assert (await place.sent(declared)).status_code == 200
     for words in (("devices",), ("devices", "--json"), ("devices", "edge-7"), ("check",)):
         done = run_taskq("hub", words[0], str(place.hub), *words[1:])
@@ -316,15 +300,17 @@ async def test_a_device_that_lies_about_everything_stops_nobody(place: Place) ->
     await place.sync()
 
 
-def _requests(session: int, log_id: UUID, at: Border, data: bytes) -> list[Request | Question]:
+def _requests(
+    session: int, log_id: UUID, at: Border, data: bytes
+) -> list[models.Request | models.Question]:
     return [
-        Sync(log_id, 5, frozenset({"records-4"}), at, ((UUID(int=9), 7),), 60, "", 10**18),
-        Ask(session, log_id, (at, Border(7))),
-        Append(session, log_id, at, data),
-        Append(session, log_id, Border(at.segment + 1), data, 0, at.stem.hex()),
-        Declare(session, log_id, at, Border(at.segment + 9), 11, "why"),
-        Leave(session, log_id, at),
-        Question(session, log_id, {"12345678": 5}),
+        models.Sync(log_id, 5, frozenset({"records-4"}), at, ((UUID(int=9), 7),), 60, "", 10**18),
+        models.Ask(session, log_id, (at, Border(7))),
+        models.Append(session, log_id, at, data),
+        models.Append(session, log_id, Border(at.segment + 1), data, 0, at.stem.hex()),
+        models.Declare(session, log_id, at, Border(at.segment + 9), 11, "why"),
+        models.Leave(session, log_id, at),
+        models.Question(session, log_id, {"12345678": 5}),
     ]
 
 
@@ -341,9 +327,9 @@ class _Fuzz:
                 facts.update(left=[], state="active")  # a person lets it go on
             begun = await self.place.sent(_SYNC)
             asked = self.chance.choice(
-                _requests(begun.json()["session"], _ID, NOWHERE, self.chance.randbytes(200))
+                _requests(begun.json()["session"], _ID, models.NOWHERE, self.chance.randbytes(200))
             )
-            method, path, headers, body = self._spoilt(*carried(asked))
+            method, path, headers, body = self._spoilt(*models.carried(asked))
             sent = {name: value.encode() for name, value in headers.items()}
             answer = await self.place.ask(method, path, headers=sent, content=body)
             statuses.add(answer.status_code)

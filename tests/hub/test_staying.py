@@ -19,23 +19,10 @@ from taskq.connection.settings import HubSettings
 from taskq.engine import LocalDisk
 from taskq.errors import UsageError
 from taskq.log.segments.identity import read_identity
-from taskq_plugins.hub import Hub, outbox, server
+from taskq_plugins.hub import Hub, models, outbox, server
 from taskq_plugins.hub import line as lines
 from taskq_plugins.hub.copies import kept
 from taskq_plugins.hub.line import Allowance, HubReply, HubWaits, Line, last_note
-from taskq_plugins.hub.models import (
-    NOWHERE,
-    Answer,
-    Ask,
-    CopyEnd,
-    Given,
-    HubError,
-    Question,
-    Refused,
-    Sync,
-    Trouble,
-    understood,
-)
 from taskq_plugins.hub.outbox import LongPoll
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import Verdict, _pause
@@ -179,7 +166,7 @@ async def test_a_request_that_is_cancelled_while_it_connects_leaves_no_connectio
 
 async def test_a_malformed_token_raises_a_hub_error(url: str) -> None:
     line = Line(url, "two\nlines")
-    with pytest.raises(HubError, match="Invalid header value"):
+    with pytest.raises(models.HubError, match="Invalid header value"):
         await line.request("GET", "/healthz", {})
 
 
@@ -224,7 +211,7 @@ async def test_a_hub_is_reached_through_the_proxy_that_the_environment_names(
     async with answering(b"HTTP/1.1 403 Forbidden\r\n\r\n") as (port, asked):
         monkeypatch.setenv("https_proxy", f"http://ada:love%40lace@127.0.0.1:{port}")
         line = Line("https://hub.example:8443", TOKEN)
-        with pytest.raises(HubError, match=r"cannot be reached .*403"):
+        with pytest.raises(models.HubError, match=r"cannot be reached .*403"):
             await line.request("GET", "/logs", {})
     (head,) = asked
     assert head.startswith(b"CONNECT hub.example:8443 HTTP/1.")
@@ -238,7 +225,7 @@ async def test_a_hub_that_is_excepted_is_reached_straight_on(
     async with answering(b"") as (port, asked):
         monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
         monkeypatch.setenv("no_proxy", "hub.invalid")
-        with pytest.raises(HubError, match="cannot be reached"):
+        with pytest.raises(models.HubError, match="cannot be reached"):
             await Line("https://hub.invalid", TOKEN).request("GET", "/logs", {})
     assert not asked
 
@@ -254,7 +241,7 @@ def test_a_proxy_of_another_kind_is_refused_with_what_to_give(
 async def test_an_answer_without_an_end_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "_ANSWER_BYTES_MAX", 100_000)
     async with answering(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 10_000) as (port, _):
-        with pytest.raises(HubError, match="an answer of over 100000 bytes"):
+        with pytest.raises(models.HubError, match="an answer of over 100000 bytes"):
             await Line(f"http://127.0.0.1:{port}", TOKEN).request("GET", "/logs", {})
 
 
@@ -282,32 +269,34 @@ async def test_a_hub_that_is_busy_says_how_long_to_wait() -> None:
 
     async with await asyncio.start_server(busy, "127.0.0.1", 0) as server:
         line = Line(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", TOKEN)
-        with pytest.raises(HubError, match="503") as error:
-            await line.ask(Ask(1, UUID(int=1), ()))
+        with pytest.raises(models.HubError, match="503") as error:
+            await line.ask(models.Ask(1, UUID(int=1), ()))
         assert error.value.seconds == 7
         await line.close()
 
 
 _COUNT = 6
-_ANEW = Refused(Trouble.SUPERSEDED, NOWHERE)
+_ANEW = models.Refused(models.Trouble.SUPERSEDED, models.NOWHERE)
 
 
-async def _synced(line: Line, log_id: UUID) -> CopyEnd:
-    answer = await line.ask(Sync(log_id, 5, frozenset(), NOWHERE))
-    assert isinstance(answer, CopyEnd)
+async def _synced(line: Line, log_id: UUID) -> models.CopyEnd:
+    answer = await line.ask(models.Sync(log_id, 5, frozenset(), models.NOWHERE))
+    assert isinstance(answer, models.CopyEnd)
     return answer
 
 
-async def _held(place: Place, line: Line, log_id: UUID) -> asyncio.Task[Answer | None]:
+async def _held(place: Place, line: Line, log_id: UUID) -> asyncio.Task[models.Answer | None]:
     session, asking = (await _synced(line, log_id)).session, place.server._outbox.asking
-    key, question = (line.device, log_id), Question(session, log_id, {}, 50.0)
+    key, question = (line.device, log_id), models.Question(session, log_id, {}, 50.0)
     before = asking.get(key)
     held = asyncio.create_task(line.hold(question))
     await to_thread.run_sync(eventually, lambda: asking.get(key) is not before)
     return held
 
 
-async def _end(place: Place, held: list[asyncio.Task[Answer | None]], lines: list[Line]) -> None:
+async def _end(
+    place: Place, held: list[asyncio.Task[models.Answer | None]], lines: list[Line]
+) -> None:
     place.server.end()
     await asyncio.wait(held)
     for line in lines:
@@ -326,7 +315,7 @@ async def test_a_herd_that_one_job_wakes_shuts_no_other_device_out(
         await hub.device("edge-1").enqueue(hub.call_by_name("update"))
         while not held[0].done():  # from when they are woken until the last has looked
             await _synced(lines[0], log_id)
-    assert isinstance(await held[0], Given)
+    assert isinstance(await held[0], models.Given)
     await _end(place, held, lines)
 
 
@@ -369,9 +358,9 @@ async def test_a_question_waits_no_longer_than_it_says_and_not_at_all_without_a_
 ) -> None:
     line, log_id = Line(url, place.token), uuid4()
     with fail_after(10):
-        assert await line.hold(Question(7, log_id, {}, 50.0)) == _ANEW
+        assert await line.hold(models.Question(7, log_id, {}, 50.0)) == _ANEW
     session = (await _synced(line, log_id)).session
-    assert await line.hold(Question(session, log_id, {}, 0.1)) is None
+    assert await line.hold(models.Question(session, log_id, {}, 0.1)) is None
     await line.close()
 
 
@@ -383,14 +372,14 @@ class _Deaf:
     def __init__(self, status: int) -> None:
         self.status = status
 
-    async def hold(self, asked: Question) -> Answer | None:
+    async def hold(self, asked: models.Question) -> models.Answer | None:
         if not self.status:
-            raise HubError("nobody answers")
-        return understood(asked, self.status, b"")
+            raise models.HubError("nobody answers")
+        return models.understood(asked, self.status, b"")
 
 
-def _question(session: int) -> Question:
-    return Question(session, UUID(int=7), {}, 50.0)
+def _question(session: int) -> models.Question:
+    return models.Question(session, UUID(int=7), {}, 50.0)
 
 
 @pytest.mark.parametrize("status", [0, 401, 403, 429, 503])

@@ -28,25 +28,7 @@ from taskq.log.read.jobs import JobFilter, each_job, entries
 from taskq.log.read.reader import open_journal
 from taskq.log.requests import EnqueueSpec
 from taskq.log.segments.bodystore import BodyStore
-from taskq_plugins.spark.lake.store import (
-    BATCH,
-    FOLDED,
-    MADE_OF,
-    OPEN,
-    PARTED,
-    POSITION,
-    POSITIONS,
-    POSITIONS_APP,
-    READ,
-    RECORD,
-    RECORDS,
-    Lake,
-    LakeWriter,
-    cleared,
-    erased_jobs,
-    lineage_of,
-    positions_of,
-)
+from taskq_plugins.spark.lake import store
 from taskq_plugins.spark.log_tables import _Fold
 from taskq_plugins.spark.run import batch as batches
 from taskq_plugins.spark.run import command, derived, frames, pipeline
@@ -87,13 +69,13 @@ if TYPE_CHECKING:
 
 #: Columns of a run, and what hangs on the moment at which a table is made.
 _BY_RUN: Final = frozenset(
-    {BATCH, "record_lag_seconds", "arrival_lag_seconds", "oldest_waiting_seconds"}
+    {store.BATCH, "record_lag_seconds", "arrival_lag_seconds", "oldest_waiting_seconds"}
 )
 
 
-def put(lake: Lake, name: str, rows: pa.Table, batch: int | None = None) -> None:
+def put(lake: store.Lake, name: str, rows: pa.Table, batch: int | None = None) -> None:
     """Let a table have these rows alone; they are of no day, and may change."""
-    for column in PARTED.get(name, ()):
+    for column in store.PARTED.get(name, ()):
         if column not in rows.column_names:
             plain = pa.scalar(False) if column == "is_over" else pa.scalar(None, pa.date32())
             rows = rows.append_column(column, pa.repeat(plain, rows.num_rows))
@@ -101,9 +83,9 @@ def put(lake: Lake, name: str, rows: pa.Table, batch: int | None = None) -> None
         writer.commit(name, writer.write(name, rows), lake.files(name), rows.schema, batch)
 
 
-def fill(path: Path, rows: Iterable[dict[str, Any]]) -> Lake:
+def fill(path: Path, rows: Iterable[dict[str, Any]]) -> store.Lake:
     """Return a lake that has these rows of ``jobs`` alone."""
-    lake = Lake.open(path, create=True)
+    lake = store.Lake.open(path, create=True)
     put(lake, "jobs", pa.Table.from_pylist(list(rows), batches.SCHEMAS["jobs"]))
     return lake
 
@@ -115,14 +97,14 @@ def run_here(journals: Path, lake: Path | str, **options: Any) -> Summary:
 
 
 def run(spark: SparkSession | None, journals: Path, lake: Path | str, **options: Any) -> Summary:
-    with Lake.open(lake, create=True).writer() as writer:
+    with store.Lake.open(lake, create=True).writer() as writer:
         session = spark or mock.Mock()  # as within no_spark()
         return update(session, writer, RunOptions(journals=journals, **options))
 
 
 def table_rows(lake: Path | str, *names: str) -> dict[str, list[str]]:
     """Return the rows of tables, by default of all, in an order of their own."""
-    opened = Lake.open(lake)
+    opened = store.Lake.open(lake)
     made = {}
     for name in names or opened.tables():
         made[name] = listed(opened.dataset(name).to_table().to_pylist())
@@ -145,10 +127,10 @@ def _rounded(value: Any) -> Any:
 def check_records(path: Path, written: dict[tuple[str, int], Row]) -> None:
     """Hold the records of a lake against the written ones, by log and lsn."""
     lsns: dict[str, list[int]] = {}
-    for row in Lake.open(path).dataset("records").to_table().to_pylist():
+    for row in store.Lake.open(path).dataset("records").to_table().to_pylist():
         if row["kind"] != "break":
             wanted = written[row["log_id"], row["lsn"]] | {"device": row["device"]}
-            assert wanted == {name: row[name] for name in READ.names}
+            assert wanted == {name: row[name] for name in store.READ.names}
             lsns.setdefault(row["log_id"], []).append(row["lsn"])
     for log_id, own in lsns.items():
         every = [lsn for log, lsn in written if log == log_id and lsn <= max(own)]
@@ -157,33 +139,35 @@ def check_records(path: Path, written: dict[tuple[str, int], Row]) -> None:
 
 def check_tables(path: Path, journals: Path, *names: str) -> None:
     """Hold tables of a lake against plain Python over its records."""
-    lake, outside = Lake.open(path), pipeline.outside_of(look(journals))
+    lake, outside = store.Lake.open(path), pipeline.outside_of(look(journals))
     rows = {name: lake.dataset(name).to_table().to_pylist() for name in ("records", *names)}
-    lineage = lineage_of(positions_of(lake))
+    lineage = store.lineage_of(store.positions_of(lake))
     made = plain_tables(rows["records"], lineage, outside.segments, outside.declared)
     for name in names:
         assert listed(rows[name]) == listed(made[name]), name
 
 
-def add_records(lake: Lake, records: pa.Table, lineage: Lineage | None = None) -> None:
+def add_records(lake: store.Lake, records: pa.Table, lineage: Lineage | None = None) -> None:
     """Append records as a batch of their own, as a run does."""
     with lake.writer() as writer:
-        number = lake.batch(RECORDS) + 1
-        full = {field.name: _column(records, field) for field in RECORD}
-        full[BATCH] = pa.repeat(pa.scalar(number, pa.int64()), len(records))
+        number = lake.batch(store.RECORDS) + 1
+        full = {field.name: _column(records, field) for field in store.RECORD}
+        full[store.BATCH] = pa.repeat(pa.scalar(number, pa.int64()), len(records))
         full["date"] = records["timestamp"].cast(pa.date32())
         parents_rows = [
             {"log_id": log_id, "position": "{}", "parents": json.dumps(parents)}
             for log_id, parents in (lineage or {}).items()
         ]
-        positions = writer.write(POSITIONS, pa.Table.from_pylist(parents_rows, POSITION))
-        writer.commit(POSITIONS, positions, lake.files(POSITIONS), POSITION)
-        versions = {POSITIONS_APP: lake.delta(POSITIONS).version()}
+        positions = writer.write(
+            store.POSITIONS, pa.Table.from_pylist(parents_rows, store.POSITION)
+        )
+        writer.commit(store.POSITIONS, positions, lake.files(store.POSITIONS), store.POSITION)
+        versions = {store.POSITIONS_APP: lake.delta(store.POSITIONS).version()}
         if lake.has("jobs"):
-            versions[MADE_OF["jobs"]] = lake.delta("jobs").version()
-        rows = cleared(pa.table(full, RECORD), erased_jobs(lake))
-        files = writer.write(RECORDS, rows)
-        writer.commit(RECORDS, files, (), RECORD, number, versions)
+            versions[store.MADE_OF["jobs"]] = lake.delta("jobs").version()
+        rows = store.cleared(pa.table(full, store.RECORD), store.erased_jobs(lake))
+        files = writer.write(store.RECORDS, rows)
+        writer.commit(store.RECORDS, files, (), store.RECORD, number, versions)
 
 
 def _column(records: pa.Table, field: pa.Field) -> Any:
@@ -192,7 +176,7 @@ def _column(records: pa.Table, field: pa.Field) -> Any:
     return pa.nulls(len(records), field.type)
 
 
-def fold_here(lake: Lake) -> None:
+def fold_here(lake: store.Lake) -> None:
     """Fold the last batch of records without Spark: its steps run in this process."""
     with no_spark(), lake.writer() as writer:
         batches.fold_batch(mock.Mock(), writer)
@@ -206,19 +190,24 @@ def _touched(_spark: object, batch: batches._Batch) -> pa.Table:
     lake = batch.lake
     kinds = pc.field("kind").isin(sorted(CONCERNING))
     rows = [
-        lake.rows(RECORDS, FOLDED.names, kinds & (pc.field(BATCH) == batch.number), batch.files)
+        lake.rows(
+            store.RECORDS,
+            store.FOLDED.names,
+            kinds & (pc.field(store.BATCH) == batch.number),
+            batch.files,
+        )
     ]
     kept = (
-        lake.rows(OPEN, FOLDED.names, None, batch.hits[OPEN])
-        if batch.hits[OPEN]
+        lake.rows(store.OPEN, store.FOLDED.names, None, batch.hits[store.OPEN])
+        if batch.hits[store.OPEN]
         else rows[0].slice(0, 0)
     )
     rows.append(kept.filter(batches._are_in(kept, batch.touched)))
     if batch.born:
-        every = lake.rows(RECORDS, FOLDED.names, kinds)
+        every = lake.rows(store.RECORDS, store.FOLDED.names, kinds)
         kept = (
-            lake.rows(OPEN, FOLDED.names, None, batch.open_files)
-            if lake.has(OPEN)
+            lake.rows(store.OPEN, store.FOLDED.names, None, batch.open_files)
+            if lake.has(store.OPEN)
             else every.slice(0, 0)
         )
         with duckdb.connect() as duck:
@@ -231,7 +220,7 @@ def _touched(_spark: object, batch: batches._Batch) -> pa.Table:
             ).to_arrow_table()
         for name, owned in (("log_id", "child"), ("device", "home")):
             heirs = heirs.set_column(heirs.schema.get_field_index(name), name, heirs[owned])
-        rows.append(heirs.select(FOLDED.names).cast(FOLDED))
+        rows.append(heirs.select(store.FOLDED.names).cast(store.FOLDED))
     return pa.concat_tables(rows)
 
 
@@ -264,9 +253,9 @@ def _no_steps(_spark: object, writer: Any, batch: batches._Batch) -> None:
 
 def killing(table: str, *, before: bool = False) -> Any:
     """Let a run end, as if it were killed, before or after the commit of a table."""
-    real = LakeWriter.commit
+    real = store.LakeWriter.commit
 
-    def commit(self: LakeWriter, name: str, *args: Any, **options: Any) -> bool:
+    def commit(self: store.LakeWriter, name: str, *args: Any, **options: Any) -> bool:
         if name == table and before:
             raise KeyboardInterrupt
         done = real(self, name, *args, **options)
@@ -274,7 +263,7 @@ def killing(table: str, *, before: bool = False) -> Any:
             raise KeyboardInterrupt
         return done
 
-    return mock.patch.object(LakeWriter, "commit", commit)
+    return mock.patch.object(store.LakeWriter, "commit", commit)
 
 
 SECOND: Final = 1_000_000_000
@@ -689,7 +678,7 @@ def segment(made: MadeLog, lsn: int) -> Path:
     return next(frame.path for frame in made.frames if frame.first_lsn == lsn)
 
 
-READING = RowReader(READ, skips_damage=False, fails_on_loss=True)
+READING = RowReader(store.READ, skips_damage=False, fails_on_loss=True)
 
 
 class Follower:
@@ -728,7 +717,7 @@ class Follower:
 
     @property
     def records(self) -> pa.Table:
-        return pa.Table.from_batches(self.batches, READ)
+        return pa.Table.from_batches(self.batches, store.READ)
 
     @property
     def rows(self) -> list[Row]:

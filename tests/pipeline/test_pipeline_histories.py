@@ -26,18 +26,7 @@ from taskq_plugins.spark.run import pipeline
 from taskq_plugins.spark.run.pipeline import RunOptions
 from tests.effort import grows, some, spread
 from tests.fleet.made_logs import SECOND, MadeLog, claimed, damage, enqueued, succeeded
-from tests.pipeline import plain
-from tests.pipeline.kit import (
-    Follower,
-    check_records,
-    check_tables,
-    folded_rows,
-    killing,
-    listed,
-    no_spark,
-    run,
-    table_rows,
-)
+from tests.pipeline import kit, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -188,7 +177,7 @@ def test_what_is_read_and_folded_depends_neither_on_sizes_nor_on_moments(
 ) -> None:
     """By the planner and the fold alone, without a lake."""
     fleet = Fleet(tmp_path, random.Random(seed))
-    now_and_then, at_once = Follower(tmp_path / "hub"), Follower(tmp_path / "hub")
+    now_and_then, at_once = kit.Follower(tmp_path / "hub"), kit.Follower(tmp_path / "hub")
 
     def read(max_bytes: int) -> None:
         at_once.drain()
@@ -198,10 +187,10 @@ def test_what_is_read_and_folded_depends_neither_on_sizes_nor_on_moments(
     read(700)
     assert not now_and_then.problems
     assert sorted(now_and_then.read()) == sorted(set(at_once.read())) == sorted(at_once.read())
-    fresh = Follower(tmp_path / "hub").drain()
+    fresh = kit.Follower(tmp_path / "hub").drain()
     for follower in (now_and_then, fresh):
-        jobs = folded_rows(follower.records, lineage=follower.parents).jobs
-        assert listed(jobs) == listed(plain.jobs_of(follower.rows, follower.parents)[0])
+        jobs = kit.folded_rows(follower.records, lineage=follower.parents).jobs
+        assert kit.listed(jobs) == kit.listed(plain.jobs_of(follower.rows, follower.parents)[0])
     assert set(fresh.read()) <= set(at_once.read())
 
 
@@ -209,7 +198,7 @@ def step(root: Path, lake: Path, max_bytes: int) -> bool:
     """Read and fold one batch, as a run does; return whether there was one."""
     options = RunOptions(journals=root / "hub", max_bytes=max_bytes)
     opened, session = Lake.open(lake, create=True), mock.Mock()
-    with opened.writer() as writer, no_spark():
+    with opened.writer() as writer, kit.no_spark():
         committed, finished = opened.reached()
         if committed > finished:
             batches.fold_batch(session, writer)
@@ -241,8 +230,8 @@ def test_tables_depend_neither_on_sizes_nor_on_numbers_of_batches(
     read(700)
     if Lake.open(tmp_path / "small", create=True).has("jobs"):
         for name in ("small", "large"):
-            check_records(tmp_path / name, fleet.records())
-            check_tables(tmp_path / name, tmp_path / "hub", "jobs", "attempts")
+            kit.check_records(tmp_path / name, fleet.records())
+            kit.check_tables(tmp_path / name, tmp_path / "hub", "jobs", "attempts")
 
 
 @pytest.mark.slow
@@ -258,9 +247,9 @@ def test_each_table_that_spark_fills_is_that_of_a_plain_fold(
         for _ in range(chance.randint(20, 60)):
             fleet.act()
         size = chance.choice([4_000, 20_000, UNLIMITED])
-        assert not run(spark, tmp_path / "hub", tmp_path / "lake", max_bytes=size).problems
-    check_records(tmp_path / "lake", fleet.records())
-    check_tables(tmp_path / "lake", tmp_path / "hub", "jobs", "attempts", "steps", *DERIVED)
+        assert not kit.run(spark, tmp_path / "hub", tmp_path / "lake", max_bytes=size).problems
+    kit.check_records(tmp_path / "lake", fleet.records())
+    kit.check_tables(tmp_path / "lake", tmp_path / "hub", "jobs", "attempts", "steps", *DERIVED)
 
 
 # -- a batch that was begun is finished from the lake alone ----------------------------------------
@@ -307,7 +296,7 @@ def test_a_batch_that_was_begun_is_finished_from_the_lake_alone(
         log.enqueue(2)
         log.frame(succeeded(1, 6, 9))
     shutil.copytree(tmp_path / "lake", tmp_path / "undisturbed")
-    with killing(table, before=before), pytest.raises(KeyboardInterrupt):
+    with kit.killing(table, before=before), pytest.raises(KeyboardInterrupt):
         step(tmp_path, tmp_path / "lake", UNLIMITED)
     step(tmp_path, tmp_path / "undisturbed", UNLIMITED)
     is_begun = (table, before) not in {
@@ -317,9 +306,11 @@ def test_a_batch_that_was_begun_is_finished_from_the_lake_alone(
     }
     if is_begun:
         change(tmp_path, made)
-        with no_spark(), Lake.open(tmp_path / "lake").writer() as writer:
+        with kit.no_spark(), Lake.open(tmp_path / "lake").writer() as writer:
             if writer.lake.reached()[0] > writer.lake.reached()[1]:
                 batches.fold_batch(mock.Mock(), writer)
     else:
         step(tmp_path, tmp_path / "lake", UNLIMITED)
-    assert table_rows(tmp_path / "lake", *BASE) == table_rows(tmp_path / "undisturbed", *BASE)
+    assert kit.table_rows(tmp_path / "lake", *BASE) == kit.table_rows(
+        tmp_path / "undisturbed", *BASE
+    )

@@ -19,20 +19,7 @@ from taskq_plugins.spark.run import derived
 from taskq_plugins.spark.tables import queries
 from tests.cli.helpers import taskq
 from tests.fleet.made_logs import MadeLog, damage
-from tests.pipeline import plain
-from tests.pipeline.kit import (
-    HOUR,
-    NOON,
-    SECOND,
-    attempt,
-    check_tables,
-    do_steps,
-    job,
-    killing,
-    listed,
-    tables,
-    tried,
-)
+from tests.pipeline import kit, plain
 from tests.pipeline.test_pipeline_histories import Fleet
 
 if TYPE_CHECKING:
@@ -48,7 +35,7 @@ def test_a_lake_that_spark_filled_equals_a_plain_fold_for_every_reader(
     hub, lake = tmp_path / "hub", tmp_path / "lake"
     words = ("pipeline", "run", "--journals", hub, "--lake", lake, "--corrupt", "skip")
     fleet = Fleet(tmp_path, random.Random(13))
-    asyncio.run(do_steps(hub / "orders", 2))
+    asyncio.run(kit.do_steps(hub / "orders", 2))
     for turn in range(3):
         for _ in range(60):
             fleet.act()
@@ -56,11 +43,11 @@ def test_a_lake_that_spark_filled_equals_a_plain_fold_for_every_reader(
             hurt = MadeLog(hub / "hurt")
             frames = [hurt.enqueue(3) for _ in range(3)]
             damage(frames[1])
-            with killing("_open", before=True):
+            with kit.killing("_open", before=True):
                 assert taskq(*words).exit_code != 0
         done = taskq(*words)
         assert done.exit_code == 0, done.output
-    check_tables(lake, hub, "jobs", "attempts", "steps", *DERIVED)
+    kit.check_tables(lake, hub, "jobs", "attempts", "steps", *DERIVED)
     jobs = Lake.open(lake).dataset("jobs").to_table(columns=["state"])["state"]
     states = {"ready", "scheduled", "succeeded", "dead", "cancelled", "running", "lost"}
     assert states <= set(jobs.to_pylist())
@@ -84,10 +71,10 @@ def check_readers(path: Path, spark: SparkSession) -> None:
             "duckdb": duckdb.read_parquet(paths, hive_partitioning=True).to_arrow_table(),
             "spark": read_table(spark, path, name).toArrow(),
         }
-        wanted = listed(table.to_pylist())
+        wanted = kit.listed(table.to_pylist())
         for reader, rows in readers.items():
             cast = rows.select(table.column_names).cast(table.schema)
-            assert listed(cast.to_pylist()) == wanted, (name, reader)
+            assert kit.listed(cast.to_pylist()) == wanted, (name, reader)
 
 
 Rows = list[dict[str, Any]]
@@ -104,12 +91,14 @@ class Lives:
         self.attempts = [self._attempt(number) for number in range(300)]
         self.segments = [self._segment(number) for number in range(60)]
         self.read = [
-            {"device": f"d{n}", "log_id": f"log-d{n}", "ts_ns": NOON + self._span()}
+            {"device": f"d{n}", "log_id": f"log-d{n}", "ts_ns": kit.NOON + self._span()}
             for n in range(6)
         ]
 
     def _span(self) -> int:
-        return self.chance.choice([0, SECOND - 1, self.chance.randrange(-3 * HOUR, 3 * HOUR)])
+        return self.chance.choice(
+            [0, kit.SECOND - 1, self.chance.randrange(-3 * kit.HOUR, 3 * kit.HOUR)]
+        )
 
     def _place(self) -> dict[str, Any]:
         device = f"d{self.chance.randrange(1, 4)}"
@@ -128,16 +117,18 @@ class Lives:
         state = chance.choice([*states, *["dead"] * 4])
         is_settled = state in {"succeeded", "cancelled", "expired", "dead"}
         tries = [
-            tried(chance.choice(["retried", "lost", "dead"]), chance.randrange(3), self._reason())
+            kit.tried(
+                chance.choice(["retried", "lost", "dead"]), chance.randrange(3), self._reason()
+            )
             for _ in range(chance.randrange(4))
         ]
-        return job(
+        return kit.job(
             number, **place, state=state, attempts=tries,
-            enqueued_ns=NOON + self._span(), reason=self._reason(),
+            enqueued_ns=kit.NOON + self._span(), reason=self._reason(),
             enqueued_in=chance.choice([place["log_id"], "log-parent"]),
             settled_in=chance.choice([place["log_id"], "log-parent"]) if is_settled else None,
-            settled_ns=NOON + self._span() if is_settled else None,
-            first_started_ns=chance.choice([None, NOON + self._span()]),
+            settled_ns=kit.NOON + self._span() if is_settled else None,
+            first_started_ns=chance.choice([None, kit.NOON + self._span()]),
             key=chance.choice([None, b"a", b"b", bytes([chance.randrange(256)])]),
             payload=chance.choice([None, b"", b"{}", b"[1]", b"[2]", b'{"x":1}']),
             continued_in=chance.choice([None, None, None, "log-child"]),
@@ -147,9 +138,9 @@ class Lives:
         chance = self.chance
         outcome = chance.choice(["succeeded", "retried", "dead", "released", "lost", None])
         spans = [None, -1, 0, chance.randrange(10**12), chance.randrange(10**16)]
-        return attempt(
+        return kit.attempt(
             number, **self._place(), outcome=outcome, reason=self._reason(),
-            owner=chance.randrange(4), ended_ns=NOON + self._span() if outcome else None,
+            owner=chance.randrange(4), ended_ns=kit.NOON + self._span() if outcome else None,
             wait_ns=chance.choice(spans), run_ns=chance.choice(spans) if outcome else None,
         )  # fmt: skip
 
@@ -157,8 +148,8 @@ class Lives:
         chance, place = self.chance, self._place()
         return place | {
             "segment": 100 * number, "gap_from": chance.choice([None, None, 100 * number]),
-            "size_bytes": chance.randrange(10**6), "modified_ns": NOON + self._span(),
-            "last_record_ns": chance.choice([None, NOON + chance.choice([0, 1, 9]) * HOUR]),
+            "size_bytes": chance.randrange(10**6), "modified_ns": kit.NOON + self._span(),
+            "last_record_ns": chance.choice([None, kit.NOON + chance.choice([0, 1, 9]) * kit.HOUR]),
         }  # fmt: skip
 
 
@@ -171,7 +162,7 @@ def test_each_query_returns_the_rows_of_a_plain_loop(spark: SparkSession) -> Non
 
 def check_lives(spark: SparkSession, lives: Lives) -> None:
     given = {"jobs": lives.jobs, "attempts": lives.attempts}
-    frames = tables(spark, **given, segments=lives.segments, read=lives.read)
+    frames = kit.tables(spark, **given, segments=lives.segments, read=lives.read)
     jobs, attempts = frames["jobs"], frames["attempts"]
     known = {name: frames[name] for name in ("jobs", "segments", "read")}
     events = spark.sql(queries.EVENTS, jobs=jobs, attempts=attempts)
@@ -180,20 +171,20 @@ def check_lives(spark: SparkSession, lives: Lives) -> None:
         "rollup_hour": spark.sql(queries.ROLLUP_HOUR, events=events).toArrow(),
         "failures": derived._fingerprinted(failures),
         "duplicates": spark.sql(queries.DUPLICATES, jobs=jobs).toArrow(),
-        "device_lag": spark.sql(queries.DEVICE_LAG, args={"now": NOON}, **known).toArrow(),
+        "device_lag": spark.sql(queries.DEVICE_LAG, args={"now": kit.NOON}, **known).toArrow(),
     }
     wanted = plain.derived(jobs.toArrow().to_pylist(), attempts.toArrow().to_pylist(),
                            frames["segments"].toArrow().to_pylist(), lives.read)  # fmt: skip
     for name, table in made.items():
-        assert listed(table.to_pylist()) == listed(wanted[name]), name
+        assert kit.listed(table.to_pylist()) == kit.listed(wanted[name]), name
     (lag, *_) = made["device_lag"].sort_by("log_id").to_pylist()
     at_ns = lag["last_record_at"].timestamp() * 1e9
-    assert lag["record_lag_seconds"] == pytest.approx((NOON - at_ns) / 1e9, abs=1e-5)
+    assert lag["record_lag_seconds"] == pytest.approx((kit.NOON - at_ns) / 1e9, abs=1e-5)
 
 
 def record(lsn: int, place: int, /, **details: Any) -> dict[str, Any]:
     row = {"log_id": "a", "job": 1, "kind": "stepped", "step": f"s#{place + 1}"}
-    return row | {"lsn": lsn, "place": place, "ts_ns": NOON + lsn, "value": b"1"} | details
+    return row | {"lsn": lsn, "place": place, "ts_ns": kit.NOON + lsn, "value": b"1"} | details
 
 
 def check_steps(spark: SparkSession) -> None:
@@ -204,11 +195,11 @@ def check_steps(spark: SparkSession) -> None:
     given: Rows = [
         record(9, 0), record(2, 0), record(3, 1, value=None), record(4, 1, log_id="b", value=b""),
         record(5, 2, value=b'{"left out": {"sha256": "ab", "size": 70000}}'),
-        record(6, 3, began_ns=NOON + SECOND), record(7, 0, kind="signalled", place=None),
+        record(6, 3, began_ns=kit.NOON + kit.SECOND), record(7, 0, kind="signalled", place=None),
     ]  # fmt: skip
     records = spark.createDataFrame(pa.Table.from_pylist(given, RECORD))
     rows = spark.sql(queries.STEPS, records=records)
-    assert listed(rows.toArrow().to_pylist()) == listed(
+    assert kit.listed(rows.toArrow().to_pylist()) == kit.listed(
         plain.steps_of(records.toArrow().to_pylist())
     )
     keys = pa.schema([("log_id", pa.string()), ("job", pa.int64()), ("place", pa.int64())])

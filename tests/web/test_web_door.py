@@ -37,17 +37,8 @@ from taskq.reading.record import Choice
 from taskq.reading.stream import look_at_records
 from taskq_plugins import patience
 from taskq_plugins.hub.line import line_to
-from taskq_plugins.web import mount
+from taskq_plugins.web import door, mount
 from taskq_plugins.web.command import _secret
-from taskq_plugins.web.door import (
-    ENTRY,
-    FILE,
-    AccessKeys,
-    SiteAddress,
-    TokenFile,
-    kept_root,
-    visitors_of,
-)
 from taskq_plugins.web.endpoints import Role, Visitor
 from taskq_plugins.web.mount import make_site
 from tests.processes.harness import Child
@@ -71,12 +62,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def test_the_printed_address_lets_one_browser_in_once(data: Path) -> None:
     async with stranger(data) as (client, keys):
-        entered = await client.get(ENTRY, params={"token": keys.entry()})
+        entered = await client.get(door.ENTRY, params={"token": keys.entry()})
         (cookie,) = SimpleCookie(entered.headers["set-cookie"]).values()
         shown = await client.get("/")
         client.cookies.clear()
         for token in (entered.url.params["token"], ""):
-            assert (await client.get(ENTRY, params={"token": token})).status_code == 401
+            assert (await client.get(door.ENTRY, params={"token": token})).status_code == 401
         assert (await client.get("/")).status_code == 401
     assert (entered.status_code, shown.status_code) == (200, 200)
     assert (cookie["httponly"], cookie["samesite"], cookie["path"]) == (True, "Strict", "/")
@@ -88,26 +79,26 @@ def test_a_login_outlives_its_server_and_works_at_every_server_of_the_log(tmp_pa
     app = TaskQ(tmp_path, durability="os")
     app.store()
     app.close_sync()
-    first, again = (AccessKeys(root=kept_root(str(tmp_path))) for _ in range(2))
-    file = tmp_path / FILE
+    first, again = (door.AccessKeys(root=door.kept_root(str(tmp_path))) for _ in range(2))
+    file = tmp_path / door.FILE
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert (first.session, first.form) == (again.session, again.form)
     assert len({first.session, first.form, first.entry(), again.entry()}) == 4
     for mode in (0o640, 0o604):
         file.chmod(mode)
-        assert kept_root(str(tmp_path)) == "", "others may know it"
+        assert door.kept_root(str(tmp_path)) == "", "others may know it"
     file.chmod(0o600)
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
-    assert kept_root(str(tmp_path)) == ""
-    assert kept_root(str(tmp_path / "nothing")) == ""
+    assert door.kept_root(str(tmp_path)) == ""
+    assert door.kept_root(str(tmp_path / "nothing")) == ""
 
 
 async def test_a_browser_that_is_in_lets_another_in_once(data: Path) -> None:
     async with browser(data) as client:
-        assert ENTRY not in (await client.get("/log")).text
+        assert door.ENTRY not in (await client.get("/log")).text
         page = (await client.get("/log?invite=1")).text
-        (address,) = re.findall(rf"{re.escape(ORIGIN)}{ENTRY}\?token=[\w-]+", page)
+        (address,) = re.findall(rf"{re.escape(ORIGIN)}{door.ENTRY}\?token=[\w-]+", page)
         client.cookies.clear()
         assert (await client.get("/log?invite=1")).status_code == 401
         assert (await client.get(address)).status_code == 200
@@ -125,7 +116,7 @@ async def test_a_page_without_secret_knows_no_program(data: Path) -> None:
 
 
 async def test_with_tls_the_cookie_is_for_tls_alone() -> None:
-    place = SiteAddress(scheme="https", hosts=("a.example:9",), allow_actions=False)
+    place = door.SiteAddress(scheme="https", hosts=("a.example:9",), allow_actions=False)
     assert place.cookie_header("x", "https").endswith("; HttpOnly; SameSite=Strict; Secure")
 
 
@@ -162,8 +153,8 @@ async def roles(
     path, file = await made(tmp_path), tmp_path / "tokens"
     file.write_text("".join(f"{name} {role} {name * 12}\n" for name, role in ROLES.items()))
     file.chmod(0o600)
-    place = SiteAddress(scheme="http", hosts=(HOST,), allow_actions=True)
-    site = make_site(str(path), place, AccessKeys(tokens=TokenFile(file)))
+    place = door.SiteAddress(scheme="http", hosts=(HOST,), allow_actions=True)
+    site = make_site(str(path), place, door.AccessKeys(tokens=door.TokenFile(file)))
 
     def client(name: str) -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {name * 12}"} if name else {}
@@ -195,7 +186,7 @@ async def acts_of(client: httpx.AsyncClient, routes: list[Route], job: str) -> d
 
 async def entered(client: httpx.AsyncClient, name: str) -> None:
     client.headers["Origin"] = ORIGIN
-    assert (await client.post(ENTRY, data={"token": name * 12})).status_code == 200
+    assert (await client.post(door.ENTRY, data={"token": name * 12})).status_code == 200
 
 
 def end_of(path: Path) -> int:
@@ -222,7 +213,7 @@ async def test_a_read_only_visitor_is_refused_every_action_and_sees_no_buttons(
                 assert (await person.post(f"/act/{name}", data=fields)).status_code == 403, name
             pages = [route.path for route in routes if "{" not in route.path]
             for page in (*pages, *(f"/jobs/{job['id']}" for job in jobs)):
-                if not page.startswith(("/api/", ENTRY)):
+                if not page.startswith(("/api/", door.ENTRY)):
                     answer = await person.get(
                         page, params={"q": "task:mail"} if page == "/jobs" else {}
                     )
@@ -276,7 +267,7 @@ async def test_each_action_is_audited_with_its_user_in_the_job_timeline(
 
 async def test_a_token_is_good_as_long_as_its_line_and_its_file_are(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
-    keys = AccessKeys(tokens=TokenFile(file))
+    keys = door.AccessKeys(tokens=door.TokenFile(file))
     file.write_text(f"ana read {'a' * 40}\nbob admin {'b' * 40}  # on call\n")
     file.chmod(0o600)
     cookie = keys.log_in("a" * 40)
@@ -293,7 +284,7 @@ async def test_a_token_is_good_as_long_as_its_line_and_its_file_are(tmp_path: Pa
     assert keys.visitor_of_cookie(cookie) is None
     for line in ("ana king " + "a" * 40, "ana read short", "ana read", f"a:b read {'a' * 40}"):
         with pytest.raises(UsageError, match="line 1 is no token"):
-            visitors_of(line)
+            door.visitors_of(line)
 
 
 async def test_a_token_of_the_file_is_for_no_address_and_invites_nobody_past_its_line(
@@ -303,7 +294,7 @@ async def test_a_token_of_the_file_is_for_no_address_and_invites_nobody_past_its
         for name in ROLES:
             async with client(name) as program, client("") as person:
                 # It would stay in histories, and a link could log a browser in as somebody else.
-                refused = await person.get(ENTRY, params={"token": name * 12})
+                refused = await person.get(door.ENTRY, params={"token": name * 12})
                 assert (refused.status_code, "set-cookie" in refused.headers) == (401, False)
                 await entered(person, name)
                 for visitor in (program, person):
@@ -317,11 +308,11 @@ async def test_a_person_enters_a_hub_with_a_token_of_the_file(tmp_path: Path) ->
     file = tmp_path / "tokens"
     file.write_text(f"eve admin {'eve' * 12}\n")
     file.chmod(0o600)
-    place = SiteAddress(scheme="http", hosts=(HOST,), allow_actions=False)
-    hub = mount.make_hub(str(tmp_path), place, AccessKeys(tokens=TokenFile(file)), dict)
+    place = door.SiteAddress(scheme="http", hosts=(HOST,), allow_actions=False)
+    hub = mount.make_hub(str(tmp_path), place, door.AccessKeys(tokens=door.TokenFile(file)), dict)
     transport = httpx.ASGITransport(app=hub)
     async with running(hub), httpx.AsyncClient(transport=transport, base_url=ORIGIN) as person:
-        assert f'method="post" action="{ENTRY}"' in (await person.get("/")).text
+        assert f'method="post" action="{door.ENTRY}"' in (await person.get("/")).text
         await entered(person, "eve")
         assert (await person.get("/")).status_code == 200
 
@@ -333,13 +324,13 @@ async def test_any_name_of_the_outer_apps_login_acts_and_is_in_the_audit(tmp_pat
         "\u0416" * 90: "\u0416" * 50 + " (web)", "": "web",
     }  # fmt: skip
     who = [""]
-    place = SiteAddress(
+    place = door.SiteAddress(
         scheme="http",
         hosts=(HOST,),
         allow_actions=True,
         allows=lambda _: Visitor(who[0], Role.ADMIN),
     )
-    site = make_site(str(path), place, AccessKeys())
+    site = make_site(str(path), place, door.AccessKeys())
     transport, head = httpx.ASGITransport(app=site), {"Origin": ORIGIN}
     async with (
         running(site),
@@ -464,7 +455,7 @@ async def test_a_wrong_request_is_refused(data: Path, who: Callable[..., Any], l
             assert asks == (is_problem and status == 401), path
             secrets = {keys.entry(), keys.session, keys.form} if keys is not None else set()
             assert not secrets & set(re.findall(r"[\w-]+", refused.text))
-        for path in ("/", "/static/page.js", ENTRY):
+        for path in ("/", "/static/page.js", door.ENTRY):
             assert is_closed(await client.get(path))
 
 
@@ -495,8 +486,8 @@ async def test_a_body_that_breaks_off_is_refused_and_no_error_of_the_server(
         "query_string": b"",
         "headers": [(name.encode(), value.encode()) for name, value in head.items()],
     }
-    place = SiteAddress(scheme="http", hosts=(HOST,), allow_actions=True)
-    await make_site(str(data), place, AccessKeys(SECRET))(scope, receive, send)
+    place = door.SiteAddress(scheme="http", hosts=(HOST,), allow_actions=True)
+    await make_site(str(data), place, door.AccessKeys(SECRET))(scope, receive, send)
     assert sent[0]["status"] == 400
 
 
@@ -530,7 +521,7 @@ def test_the_command_prints_an_address_that_works_until_it_is_stopped(
         assert address.startswith("https://localhost:" if is_tls else "http://127.0.0.1:")
         page, cookie = get(address, context=context)
         assert "This browser is known now" in page
-        page, _ = get(address.partition(ENTRY)[0], cookie, context)
+        page, _ = get(address.partition(door.ENTRY)[0], cookie, context)
         assert ">Now</h1>" in page
         child.send(signal.SIGINT)
         assert child.process.wait(10) == 0
@@ -544,7 +535,7 @@ def test_a_case_file_is_looked_at_and_not_changed(data: Path, tmp_path: Path) ->
     with Child(sys.executable, "-m", "taskq", "web", case) as child:
         address = child.line()
         _, cookie = get(address)
-        assert "<h1>Jobs</h1>" in get(address.partition(ENTRY)[0] + "/jobs", cookie)[0]
+        assert "<h1>Jobs</h1>" in get(address.partition(door.ENTRY)[0] + "/jobs", cookie)[0]
 
 
 def test_a_secret_is_made_for_its_owner_alone_and_kept(tmp_path: Path) -> None:
@@ -794,8 +785,8 @@ def address(tmp_path: Path) -> Iterator[tuple[str, int]]:
     app.close_sync()
     with patience.listen("127.0.0.1", 0) as listener:
         host = f"127.0.0.1:{listener.getsockname()[1]}"
-        place = SiteAddress(scheme="http", hosts=(host,), allow_actions=True)
-        server = mount.server_of(make_site(str(tmp_path / "data"), place, AccessKeys()), None)
+        place = door.SiteAddress(scheme="http", hosts=(host,), allow_actions=True)
+        server = mount.server_of(make_site(str(tmp_path / "data"), place, door.AccessKeys()), None)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         yield listener.getsockname()
