@@ -5,8 +5,6 @@ Each stands between ``<!-- NAME: made by python -m tests.tables -->`` and ``<!--
 the links in tests/README.md to tests that have moved.
 """
 
-from __future__ import annotations
-
 import ast
 import enum
 import inspect

@@ -1,7 +1,5 @@
 """Examples of the documents run unchanged and print the shown output; links lead somewhere."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import inspect

@@ -1,7 +1,5 @@
 """Mistakes fail where they are made, by name."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime as dt

@@ -4,8 +4,6 @@
 come from the decoder. Both are lists of dicts by column.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Frames are found however they are walked; damaged ones and other files are refused."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

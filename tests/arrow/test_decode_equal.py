@@ -1,7 +1,5 @@
 """The decoder gives the rows of every other reader of a log, column by column."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Callable

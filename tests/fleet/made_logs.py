@@ -6,14 +6,12 @@ import json
 import shutil
 import uuid
 from copy import copy
-from typing import TYPE_CHECKING, Final, NamedTuple
+from pathlib import Path
+from typing import Final, NamedTuple
 
 from taskq.core.records import Kind, Option
 from taskq.log.format import codec
 from taskq.log.format.frames import segment_name
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SKIP: Final = 2**20
 SECOND: Final = 1_000_000_000

@@ -1,12 +1,10 @@
 """Which logs there are, their segments, and how far each may be read."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import uuid
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -18,13 +16,8 @@ from taskq.log.read.reader import open_journal
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
 from taskq_plugins.fleet import inventory, places
-from taskq_plugins.fleet.places import FleetError, LogTwice, Memory, SegmentFile
+from taskq_plugins.fleet.places import FleetError, LogPlace, LogTwice, Memory, SegmentFile
 from tests.fleet.made_logs import SKIP, MadeLog, enqueued
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq_plugins.fleet.places import LogPlace
 
 
 def durable_mark(log: LogPlace) -> tuple[int, int, int]:

@@ -1,7 +1,5 @@
 """A program that is one executable runs jobs in child processes, and never a copy of itself."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shlex

@@ -7,65 +7,55 @@ import json
 import pickle
 import random
 import secrets
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from unittest import mock
 
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes
+from pyspark.sql.types import StructType
 
 from pyspark_taskq import DefaultSource
 from taskq import Put, TaskLog, TaskQ, durable
 from taskq.arrow import DETAILS, SCHEMA, Corrupt, as_bytes, decode
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
+from taskq.core.views import JobView
 from taskq.log.config import LogConfig
+from taskq.log.format.record import Record
 from taskq.log.read.jobs import JobFilter, each_job, entries
 from taskq.log.read.reader import open_journal
-from taskq.log.requests import EnqueueSpec
+from taskq.log.requests import Delivery, EnqueueSpec
 from taskq.log.segments.bodystore import BodyStore
 from taskq_plugins.spark.lake import store
 from taskq_plugins.spark.log_tables import _Fold
 from taskq_plugins.spark.run import batch as batches
 from taskq_plugins.spark.run import command, derived, frames, pipeline
-from taskq_plugins.spark.run.pipeline import RunOptions, update
-from taskq_plugins.spark.sink.ingest import Upload
+from taskq_plugins.spark.run.pipeline import RunOptions, Summary, update
+from taskq_plugins.spark.sink.ingest import Ingested, Upload
 from taskq_plugins.spark.sink.options import parse_options
 from taskq_plugins.spark.sink.rows import RowCalls
 from taskq_plugins.spark.source import plan as planning
 from taskq_plugins.spark.source.logs import look
 from taskq_plugins.spark.source.options import read_options
-from taskq_plugins.spark.source.plan import Plan, UnreadRest
+from taskq_plugins.spark.source.plan import Plan, Positions, UnreadRest
 from taskq_plugins.spark.source.positions import positions_from_json, positions_to_json
 from taskq_plugins.spark.source.readers import StreamReader
 from taskq_plugins.spark.source.rows import RowReader, read_pieces
 from taskq_plugins.spark.tables import queries
 from taskq_plugins.spark.tables.fold import rows_of
-from taskq_plugins.spark.tables.logs import CONCERNING, log_rows, logs_of
+from taskq_plugins.spark.tables.logs import CONCERNING, Lineage, log_rows, logs_of
 from tests.arrow.rows_of_log import pieces, save
 from tests.fleet.made_logs import MadeLog
 from tests.log.world import SMALL, Process, World
 from tests.pipeline.plain import tables as plain_tables
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-    from pyspark.sql.streaming.datasource import ReadLimit
-    from pyspark.sql.types import StructType
-
-    from taskq.core.views import JobView
-    from taskq.log.format.record import Record
-    from taskq.log.requests import Delivery
-    from taskq_plugins.spark.run.pipeline import Summary
-    from taskq_plugins.spark.sink.ingest import Ingested
-    from taskq_plugins.spark.source.plan import Positions
-    from taskq_plugins.spark.tables.logs import Lineage
 
 #: Columns of a run, and what hangs on the moment at which a table is made.
 _BY_RUN: Final = frozenset(

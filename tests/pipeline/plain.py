@@ -3,26 +3,22 @@
 For logs whose clocks are not set, and that compaction wrote nothing again in.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from taskq.core.fingerprints import LOST_REASON, fingerprint, pattern_of
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    Row = dict[str, Any]
-    Rows = list[Row]
-    Given = Iterable[Mapping[str, Any]]
-    Lineage = Mapping[str, Sequence[tuple[str, int]]]
+Row = dict[str, Any]
+Rows = list[Row]
+Given = Iterable[Mapping[str, Any]]
+Lineage = Mapping[str, Sequence[tuple[str, int]]]
 
 HOUR: Final = 3_600 * 10**9
 _STATES: Final = {

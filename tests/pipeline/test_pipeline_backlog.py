@@ -1,7 +1,5 @@
 """Executors run a chunk of jobs, called on a list and without Spark."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import json
@@ -9,12 +7,14 @@ import pickle
 import sys
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from taskq import Discard, Retry, Snooze, TaskQ, current_job, retry
 from taskq.core.records import Cause, Kind
+from taskq.log.requests import Delivery, Settlement
 from taskq_plugins.spark.backlog import execution
 from taskq_plugins.spark.backlog import worker as backlog_worker
 from taskq_plugins.spark.backlog.execution import (
@@ -34,15 +34,10 @@ from taskq_plugins.spark.backlog.worker import (
     open_payloads,
 )
 from taskq_plugins.spark.errors import SparkError
+from taskq_workers import JobFinished
 from taskq_workers.process.running import WorkerOrder
 from taskq_workers.slots.shipping import RemoteOutcome, ship
 from tests.workers.fakes import FakeApp, make_delivery
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq.log.requests import Delivery, Settlement
-    from taskq_workers import JobFinished
 
 
 @pytest.fixture

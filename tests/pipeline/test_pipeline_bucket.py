@@ -1,13 +1,13 @@
 """A lake in object storage, compared with one in a directory; moto plays the store."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.request import Request, urlopen
 
 import obstore
@@ -20,10 +20,6 @@ from taskq_plugins.spark.lake.store import DERIVED, Lake, LakeWriter
 from tests.cli.helpers import taskq, taskq_json
 from tests.pipeline.kit import do_steps, killing, live, run, table_rows
 from tests.programs import free_port, run_python
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 LAKE = "s3://lakes/the/lake"

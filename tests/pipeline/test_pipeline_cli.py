@@ -1,7 +1,5 @@
 """``taskq pipeline``: errors name missing packages, and which Java is taken."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

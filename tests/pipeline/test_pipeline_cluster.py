@@ -1,22 +1,17 @@
 """A standalone cluster: its master and two workers know nothing of the driver but its address."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from taskq import TaskQ
 from tests.pipeline.kit import table_rows
 from tests.programs import free_port, run_python
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("spark")]
 ROWS = 8_000

@@ -1,14 +1,13 @@
 """``taskq pipeline enqueue``: one job for each row of a file, in a process without Java."""
 
-from __future__ import annotations
-
 import json
 import shlex
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from pyarrow import parquet
 
 from taskq.cli.main import main
@@ -17,11 +16,6 @@ from taskq_plugins.spark import bulk_files
 from tests.pipeline import kit
 from tests.pipeline.kit import fill, jobs
 from tests.programs import run_python
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from click.testing import Result
 
 ROWS: list[dict[str, Any]] = [
     {"to": "a@b.c", "n": 1},

@@ -1,18 +1,18 @@
 """``taskq pipeline erase`` and ``run --keep``: what goes from a lake, and what stays."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyarrow.parquet import ParquetFile
+from pyspark.sql import SparkSession
 
 from taskq import Put, TaskLog
 from taskq.core.records import Kind
@@ -27,11 +27,6 @@ from tests.effort import grows, some
 from tests.fleet.made_logs import MadeLog, claimed, succeeded
 from tests.pipeline import kit
 from tests.pipeline.kit import Follower, do_steps, live, run_here
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pyspark.sql import SparkSession
 
 CARD = "card-4929-1111-2222"
 

@@ -4,16 +4,17 @@ Devices write, are set back to backups and cloned. A fold in plain Python, which
 the pipeline's, gives the rows.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 import uuid
+from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
+from pyspark.sql import SparkSession
 
 from taskq.arrow import Piece, decode
 from taskq.core.records import Cause, Kind
@@ -27,12 +28,6 @@ from taskq_plugins.spark.run.pipeline import RunOptions
 from tests.effort import grows, some, spread
 from tests.fleet.made_logs import SECOND, MadeLog, claimed, damage, enqueued, succeeded
 from tests.pipeline import kit, plain
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
 
 BASE = ("records", "jobs", "attempts", "_open")
 UNLIMITED = 2**62

@@ -1,10 +1,9 @@
 """A lake that Spark filled from real logs, against a plain fold, the logs, and other readers."""
 
-from __future__ import annotations
-
 import asyncio
 import random
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import duckdb
 import pandas as pd
@@ -12,6 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql import SparkSession
 
 from taskq_plugins.spark import read_table
 from taskq_plugins.spark.lake.store import DERIVED, RECORD, Lake
@@ -21,11 +21,6 @@ from tests.cli.helpers import taskq
 from tests.fleet.made_logs import MadeLog, damage
 from tests.pipeline import kit, plain
 from tests.pipeline.test_pipeline_histories import Fleet
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
 
 
 def test_a_lake_that_spark_filled_equals_a_plain_fold_for_every_reader(

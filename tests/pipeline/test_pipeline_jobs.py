@@ -1,11 +1,11 @@
 """``jobs`` and ``attempts`` equal the Python fold of the same log, to the row."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -14,19 +14,13 @@ from taskq.core.records import Kind
 from taskq.core.views import AttemptView
 from taskq.log.format.carried import encode_history
 from taskq_plugins.spark.lake.store import Lake
-from taskq_plugins.spark.tables.fold import rows_of
+from taskq_plugins.spark.tables.fold import JobRows, rows_of
 from taskq_plugins.spark.tables.logs import Log, log_rows, logs_of
 from tests.effort import grows, some
 from tests.log.mix import CONFIGS, History, Mix
 from tests.log.simulation import Simulation
 from tests.log.world import fill_segment, tend
 from tests.pipeline import kit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from taskq_plugins.spark.tables.fold import JobRows
 
 pytestmark = [pytest.mark.timeout(240), grows]
 SECOND: Final = 10**9

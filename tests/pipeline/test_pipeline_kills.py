@@ -5,8 +5,6 @@ starts Java, and is killed at a random moment. TASKQ_TORTURE_KILLS and TASKQ_TOR
 often, and when.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -15,10 +13,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
 
 from taskq_plugins.spark.lake.store import DERIVED, Lake, positions_of
 from taskq_plugins.spark.source.logs import look
@@ -26,11 +25,6 @@ from tests.bench.harness import family
 from tests.fleet.made_logs import MadeLog
 from tests.pipeline.kit import check_records, check_tables, run
 from tests.pipeline.test_pipeline_histories import Fleet
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pyspark.sql import SparkSession
 
 KILLS = int(os.environ.get("TASKQ_TORTURE_KILLS", "40"))
 SEED = int(os.environ.get("TASKQ_TORTURE_SEED", "0")) or random.randrange(2**32)

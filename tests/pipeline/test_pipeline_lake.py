@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -7,11 +5,11 @@ import subprocess
 import sys
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from deltalake import DeltaTable
 
 from taskq.cli.main import main
@@ -19,15 +17,10 @@ from taskq.core.errors import UsageError
 from taskq_plugins.fleet.places import START
 from taskq_plugins.spark.errors import LakeBusy, LakeConflict, LakeDamaged, LakeDiskError, LakeError
 from taskq_plugins.spark.lake import store
-from taskq_plugins.spark.lake.store import BASE, SMALL_FILES_MAX, Lake
+from taskq_plugins.spark.lake.files import DataFile
+from taskq_plugins.spark.lake.store import BASE, SMALL_FILES_MAX, Lake, LakeWriter
 from tests.cli.helpers import taskq
 from tests.pipeline.kit import NOON, SECOND, fill, job, live, put, run_here
-
-if TYPE_CHECKING:
-    from click.testing import Result
-
-    from taskq_plugins.spark.lake.files import DataFile
-    from taskq_plugins.spark.lake.store import LakeWriter
 
 DAYS = (date(2026, 5, 1), date(2026, 5, 2))
 SCHEMA = pa.schema(

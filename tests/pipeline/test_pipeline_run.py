@@ -3,15 +3,15 @@
 Tables that Spark's SQL makes: ``test_pipeline_independent``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json
 import re
 import shutil
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -30,10 +30,6 @@ from taskq_plugins.spark.source.positions import DataLoss
 from tests.cli.helpers import taskq
 from tests.fleet.made_logs import MadeLog, claimed, damage, succeeded
 from tests.pipeline.kit import killing, live, run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("no_java")
 

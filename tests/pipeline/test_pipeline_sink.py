@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import datetime as dt
 import os
@@ -8,7 +6,8 @@ import shutil
 import time
 from collections.abc import Callable
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +15,7 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from taskq import TaskQ, retry
+from taskq.calls.call import OptionChanges
 from taskq.core.errors import TaskqError, UsageError
 from taskq.core.model import Extras
 from taskq.errors import LogError
@@ -23,11 +23,6 @@ from taskq_plugins.spark.sink import ingest, writers
 from taskq_plugins.spark.sink.rows import BadRow
 from taskq_plugins.spark.sink.writers import batch_writer, stream_writer
 from tests.pipeline.kit import enqueued, jobs, sink, table
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq.calls.call import OptionChanges
 
 RESERVED = {"priority", "queue", "key", "window", "until", "eta", "expires", "headers"}
 NOON = dt.datetime(2030, 5, 1, 12, tzinfo=dt.UTC)

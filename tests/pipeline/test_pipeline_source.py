@@ -1,8 +1,7 @@
 """A batch read of task logs: rows, partitions, and errors."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,9 +16,6 @@ from taskq_plugins.spark.source.positions import DataLoss, OptionError, Unreadab
 from taskq_plugins.spark.source.readers import Pieces
 from tests.fleet.made_logs import MadeLog
 from tests.pipeline.kit import batches_of, lsns, read_batch, rows_read, source, spark_schema
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Spark itself: sessions, and the source, the sink, a backlog and README examples in one."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -10,13 +8,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from unittest import mock
 
 import polars as pl
 import pytest
+from pyspark.sql import SparkSession
 
-from taskq import State, TaskLog, TaskQ
+from taskq import JobHandle, State, TaskLog, TaskQ
 from taskq_plugins.spark import session as sessions
 from taskq_plugins.spark.errors import LakeDiskError, SparkError
 from taskq_workers.process.running import WorkerOrder, find_executor
@@ -26,11 +25,6 @@ from tests.fleet.made_logs import MadeLog, damage
 from tests.pipeline.kit import fill, job, jobs
 from tests.programs import run_python, run_taskq
 from tests.samples import backlog_jobs
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from taskq import JobHandle
 
 _LISTENS = "0A"
 _LOOPBACKS = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}

@@ -1,9 +1,8 @@
 """``taskq sql``: questions to one log, which read its tables and nothing else."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -13,9 +12,6 @@ from taskq.cli.main import main
 from taskq.errors import JobFailed
 from taskq.log.read.reader import LogReader
 from tests.fleet.made_logs import MadeLog, claimed, damage, succeeded
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SECONDS = 20
 

@@ -1,13 +1,12 @@
 """Reading growing logs: every record once, through changes of logs and readers."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
 import shutil
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -19,22 +18,17 @@ from taskq.log.format import codec
 from taskq.log.machine.disk import LocalDisk
 from taskq_plugins.fleet import inventory, places
 from taskq_plugins.fleet.inventory import durable_end
-from taskq_plugins.fleet.places import SegmentFile
+from taskq_plugins.fleet.places import LogPlace, Position, SegmentFile, SegmentPlace
 from taskq_plugins.hub.copies import Gaps
 from taskq_plugins.hub.models import Declare
 from taskq_plugins.spark.source import logs as fleet_logs
 from taskq_plugins.spark.source import plan as planning
+from taskq_plugins.spark.source.logs import LogInventory
 from taskq_plugins.spark.source.options import read_options
 from taskq_plugins.spark.source.positions import DataLoss, LogHeld, LogVanished
 from tests.effort import grows, some
 from tests.fleet.made_logs import BEGAN_NS, SECOND, MadeLog, Place, damage
 from tests.pipeline.kit import ALL, Follower, Row, Stream, begun, lsns, read_batch, segment
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from taskq_plugins.fleet.places import LogPlace, Position, SegmentPlace
-    from taskq_plugins.spark.source.logs import LogInventory
 
 
 class Growth:

@@ -1,7 +1,5 @@
 """Gives the shop of the pictures an hour that has passed: ``python past.py`` beside ``shop.py``."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

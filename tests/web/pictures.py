@@ -4,8 +4,6 @@ A shop lives for an hour, its jobs are enqueued, a worker runs some of them, and
 pictures of the page and of ``taskq top``. It needs what the tests in a browser need.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

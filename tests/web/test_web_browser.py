@@ -1,7 +1,5 @@
 """A person with a real browser: Debian's Chromium, driven by playwright."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Webhooks: signed messages about jobs, each with its success, each until it was taken."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

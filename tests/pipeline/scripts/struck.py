@@ -3,8 +3,6 @@
 python struck.py NTH PORT SECRET WORDS…
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

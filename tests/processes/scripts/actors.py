@@ -3,8 +3,6 @@
 Usage: actors.py NAME DIRECTORY ARGUMENT...     (NAME is a function below, and so are its arguments)
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

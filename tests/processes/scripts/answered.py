@@ -6,8 +6,6 @@ Lines of ANSWERS: "put LSN SHA256 MARK" for a job that is acknowledged, whose pa
 the mark, and "done LSN" for a success.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os

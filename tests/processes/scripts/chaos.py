@@ -8,8 +8,6 @@ Usage: chaos.py DIRECTORY DURABILITY NAME KEEP_BYTES      (a line on stdin ends 
 enqueued LSN BODY | delayed LSN BODY | held LSN BODY KEY | duplicate LSN BODY | dead LSN | stale LSN
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

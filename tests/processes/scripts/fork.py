@@ -7,8 +7,6 @@ Threads of the parent enqueue without a pause while it forks. Each child enqueue
 OWNER LSN", and lives until a signal ends it; the parent prints "parent PID OWNER LSN", and waits.
 """
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import os

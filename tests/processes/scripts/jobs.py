@@ -5,8 +5,6 @@ ends the worker before the function is called, or after it returned; the test it
 middle.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import multiprocessing

@@ -6,8 +6,6 @@ Prints three numbers of the rounds after the first slow call: the slow calls, th
 kept the loop waiting, and the seconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import sys

@@ -6,8 +6,6 @@ Usage: terminated.py DIRECTORY paced|worker|both NAME COUNT [BATCH]
 once a worker has run a job. A ``paced`` producer waits for the results of each batch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from pathlib import Path
