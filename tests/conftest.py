@@ -56,16 +56,9 @@ TESTS: Final = Path(__file__).parent
 DISK: Final = os.environ.get("TASKQ_TESTS_DISK")
 #: Folders whose tests use the library as a program does: settings and a directory of their own.
 PROGRAMS: Final = {
-    "app",
-    "calls",
-    "conditions",
-    "connection",
-    "flows",
-    "reading",
-    "schedules",
-    "testing",
+    "app", "calls", "conditions", "connection", "flows", "reading", "schedules", "testing",
     "workers",
-}
+}  # fmt: skip
 
 
 #: The true standard error, which pytest replaces while it runs tests.

@@ -265,14 +265,10 @@ def specified(source: str) -> str:
 
 
 MADE: Final[dict[str, Callable[[], str]]] = {
-    "task options": task_options,
-    "settings": settings,
-    "commands": commands,
-    "worker options": worker_options,
-    "worker keywords": worker_keywords,
-    "errors": errors,
+    "task options": task_options, "settings": settings, "commands": commands,
+    "worker options": worker_options, "worker keywords": worker_keywords, "errors": errors,
     "states": states,
-}
+}  # fmt: skip
 
 
 def anew(text: str) -> str:

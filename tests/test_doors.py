@@ -17,11 +17,9 @@ from tests.words import ROOT, nodes_of, source
 pytestmark = pytest.mark.xdist_group("house")
 #: Outsiders, and the prefix of their own modules.
 OUTSIDE: Final = {
-    "taskq/cli": "taskq.cli",
-    "taskq/testing": "taskq.testing",
-    "workers/taskq_workers": "taskq_workers",
-    "plugins/taskq_plugins": "taskq_plugins",
-}
+    "taskq/cli": "taskq.cli", "taskq/testing": "taskq.testing",
+    "workers/taskq_workers": "taskq_workers", "plugins/taskq_plugins": "taskq_plugins",
+}  # fmt: skip
 PRIVATE: Final = ("taskq.core", "taskq.log", "taskq.cli.")
 #: Modules for commands only, besides ``taskq`` itself.
 ROOMS: Final = (

@@ -256,21 +256,9 @@ def test_few_class_names_are_used_twice() -> None:
 
 
 TOP_LEVEL = {
-    ".ci",
-    ".docs",
-    ".github",
-    ".gitignore",
-    "CHANGELOG.md",
-    "LICENSE",
-    "README.md",
-    "examples",
-    "plugins",
-    "pyproject.toml",
-    "taskq",
-    "tests",
-    "uv.lock",
-    "workers",
-}
+    ".ci", ".docs", ".github", ".gitignore", "CHANGELOG.md", "LICENSE", "README.md", "examples",
+    "plugins", "pyproject.toml", "taskq", "tests", "uv.lock", "workers",
+}  # fmt: skip
 
 
 def test_the_top_level_holds_only_what_belongs_there() -> None:
@@ -294,16 +282,14 @@ SHARE_MAX = 0.03
 WORDS_MAX = 24_000
 BROKEN = {
     "D1": [
-        "Answer whoever asks.",
-        "The segments of one log for who compares.",
-        "Return the time of what is due.",
-        "Delete all that ended.",
+        "Answer whoever asks.", "The segments of one log for who compares.",
+        "Return the time of what is due.", "Delete all that ended.",
     ],
     "D2": ["Keep those that wait.", "The file of one that died.", "Its pid is that of a worker."],
     "D3": ["The caller is told.", "As the record tells it.", "Return what help says of a command."],
     "D4": ["Nor does it log.", "It is kept. Not taken back: others wait.", "Of a body, a line."],
     "D5": ["The bytes behind a frame.", "Let so many jobs pass.", "As SQLite has it."],
-}
+}  # fmt: skip
 GOOD = [
     "Return whether scanning from this job costs more than `count` single lookups.",
     "Append a frame; truncate it if the write was short.",

@@ -72,12 +72,9 @@ APP = {
 SLOW = {"asyncio", "concurrent", "logging", "selectors", "socket", "ssl", "subprocess"}
 #: Modules that ``taskq --help`` loads.
 HELP = {
-    "taskq": "_lazy errors",
-    "taskq.cli": "errors main",
-    "taskq.core": "errors",
-    "taskq.log": "",
+    "taskq": "_lazy errors", "taskq.cli": "errors main", "taskq.core": "errors", "taskq.log": "",
     "taskq.log.machine": "forks",
-}
+}  # fmt: skip
 #: Modules that a worker has not loaded when its first job runs, unless its app imports them.
 LATE = (
     "importlib.metadata email pydantic pydantic_settings rich opentelemetry multiprocessing "
@@ -241,13 +238,8 @@ def test_the_first_enqueue_of_an_open_app_has_nothing_left_to_import(tmp_path: P
     done = run_python("-c", FIRST_ENQUEUE, tmp_path / "data", check=True)
     late = {name.split(".")[0] for name in json.loads(done.stdout)}
     assert not late & {
-        "taskq",
-        "pydantic",
-        "pydantic_core",
-        "asyncio",
-        "ctypes",
-        "typing_extensions",
-    }
+        "taskq", "pydantic", "pydantic_core", "asyncio", "ctypes", "typing_extensions",
+    }  # fmt: skip
 
 
 def test_the_public_face_fits_a_screen_and_errors_and_views_have_homes_of_their_own() -> None:

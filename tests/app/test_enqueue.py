@@ -276,14 +276,12 @@ ROUTE: Final = Path(__file__).parents[1] / "bench" / "route.py"
 #: Limits of rooms, files and functions of ours, there and back.
 MOST: Final = {
     "jobs": {
-        "enqueue": (8, 15, 75),
-        "enqueue to result": (20, 56, 278),
-        "enqueue to ack": (22, 60, 305),
+        "enqueue": (8, 15, 75), "enqueue to result": (20, 56, 278), "enqueue to ack": (22, 60, 305),
         "taskq ls": (15, 40, 245),
     },
     "dead": {"dead letter": (24, 61, 320)},
     "killed": {"open after kill -9": (18, 60, 262)},
-}
+}  # fmt: skip
 
 
 @pytest.mark.posix("counts what a call costs by other functions of the system")

@@ -134,16 +134,11 @@ _options = st.lists(_option | _odd, max_size=4).map(
 )
 _texts = st.text(max_size=5)
 _extras = st.builds(
-    Extras,
-    due_ns=st.integers(0, 2**40),
-    due_is_wall=st.booleans(),
-    expires_ns=st.integers(0, 2**40),
-    expires_is_wall=st.booleans(),
-    key=st.none() | st.binary(min_size=1, max_size=9),
-    window_ns=st.integers(0, 2**40),
-    headers=st.dictionaries(_texts, _texts, max_size=3),
-    keep_ns=st.integers(0, 5),
-)
+    Extras, due_ns=st.integers(0, 2**40), due_is_wall=st.booleans(),
+    expires_ns=st.integers(0, 2**40), expires_is_wall=st.booleans(),
+    key=st.none() | st.binary(min_size=1, max_size=9), window_ns=st.integers(0, 2**40),
+    headers=st.dictionaries(_texts, _texts, max_size=3), keep_ns=st.integers(0, 5),
+)  # fmt: skip
 _packed = st.sampled_from(
     [
         (b"plain", 0),

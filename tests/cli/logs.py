@@ -166,19 +166,11 @@ async def fill_shards(path: Path) -> None:
 
 
 LOGS: Final[dict[str, Callable[[Path], Awaitable[object]]]] = {
-    "sample": fill_sample,
-    "letters": fill_letters,
-    "queues": fill_queues,
-    "schedules": fill_schedules,
-    "reader": fill_reader,
-    "leased": fill_leased,
-    "nothing": fill_nothing,
-    "chains": fill_chains,
-    "grown": fill_grown,
-    "damaged": fill_damaged,
-    "lost": fill_lost,
-    "shards": fill_shards,
-}
+    "sample": fill_sample, "letters": fill_letters, "queues": fill_queues,
+    "schedules": fill_schedules, "reader": fill_reader, "leased": fill_leased,
+    "nothing": fill_nothing, "chains": fill_chains, "grown": fill_grown, "damaged": fill_damaged,
+    "lost": fill_lost, "shards": fill_shards,
+}  # fmt: skip
 
 
 class Session:

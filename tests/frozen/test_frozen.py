@@ -42,18 +42,12 @@ def run(
 ) -> Ran:
     copies = home / "copies"
     own = {
-        "OWN_DATA": str(home / "data"),
-        "COPIES": str(copies),
-        "PATIENCE": str(seconds or SECONDS),
-    }
+        "OWN_DATA": str(home / "data"), "COPIES": str(copies), "PATIENCE": str(seconds or SECONDS),
+    }  # fmt: skip
     done = subprocess.run(
-        [program, *words],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=2 * SECONDS + 10,
+        [program, *words], check=False, capture_output=True, text=True, timeout=2 * SECONDS + 10,
         env={**os.environ, **own, **(variables or {})},
-    )
+    )  # fmt: skip
     count = len(copies.read_text().splitlines()) if copies.exists() else 0
     return Ran(done.stdout.splitlines(), done.stderr, count)
 

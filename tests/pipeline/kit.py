@@ -181,12 +181,10 @@ def _touched(_spark: object, batch: batches._Batch) -> pa.Table:
     kinds = pc.field("kind").isin(sorted(CONCERNING))
     rows = [
         lake.rows(
-            store.RECORDS,
-            store.FOLDED.names,
-            kinds & (pc.field(store.BATCH) == batch.number),
+            store.RECORDS, store.FOLDED.names, kinds & (pc.field(store.BATCH) == batch.number),
             batch.files,
         )
-    ]
+    ]  # fmt: skip
     kept = (
         lake.rows(store.OPEN, store.FOLDED.names, None, batch.hits[store.OPEN])
         if batch.hits[store.OPEN]
@@ -332,15 +330,11 @@ async def live(path: Path, seed: int, turns: int, *, keep: str | None = None) ->
 
 def _job(draw: random.Random) -> Put:
     return Put(
-        payload=b"x" * draw.randrange(3_000),
-        queue=draw.choice(["mail", "default"]),
-        priority=draw.randrange(10),
-        attempts=draw.choice([1, 2, 5]),
-        delay=draw.choice([0, 0, 0, 3_600]),
-        key=draw.choice([None, draw.randbytes(8)]),
-        headers=draw.choice([{}, {"replay_of": "x-1", "a": "b"}]),
-        keep=draw.choice([None, "1d"]),
-    )
+        payload=b"x" * draw.randrange(3_000), queue=draw.choice(["mail", "default"]),
+        priority=draw.randrange(10), attempts=draw.choice([1, 2, 5]),
+        delay=draw.choice([0, 0, 0, 3_600]), key=draw.choice([None, draw.randbytes(8)]),
+        headers=draw.choice([{}, {"replay_of": "x-1", "a": "b"}]), keep=draw.choice([None, "1d"]),
+    )  # fmt: skip
 
 
 async def _settle(log: TaskLog, delivery: Delivery, draw: random.Random) -> None:
@@ -482,16 +476,13 @@ def _row(view: JobView) -> Row:
         "is_over": view.state.name.lower() in {"succeeded", "cancelled", "expired"},
         "attempts": [
             {
-                "number": attempt.number,
-                "owner": f"{attempt.owner:016x}",
-                "started_ns": attempt.started_ns,
-                "ended_ns": attempt.ended_ns or None,
-                "outcome": attempt.outcome or None,
-                "reason": attempt.reason or None,
+                "number": attempt.number, "owner": f"{attempt.owner:016x}",
+                "started_ns": attempt.started_ns, "ended_ns": attempt.ended_ns or None,
+                "outcome": attempt.outcome or None, "reason": attempt.reason or None,
             }
             for attempt in view.attempts
         ],
-    }
+    }  # fmt: skip
 
 
 _HOUR_NS: Final = 3_600 * SECOND_NS

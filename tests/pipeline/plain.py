@@ -22,12 +22,9 @@ Lineage = Mapping[str, Sequence[tuple[str, int]]]
 
 HOUR: Final = 3_600 * 10**9
 _STATES: Final = {
-    "requeued": "ready",
-    "enqueued": "ready",
-    "claimed": "running",
-    "retried": "ready",
+    "requeued": "ready", "enqueued": "ready", "claimed": "running", "retried": "ready",
     "released": "ready",
-}
+}  # fmt: skip
 _ENDS: Final = frozenset({"succeeded", "dead", "cancelled", "expired"})
 _OVER: Final = _ENDS - {"dead"}
 _EVENTS: Final = frozenset({*_STATES, *_ENDS, "purged"})
@@ -52,21 +49,16 @@ def tables(
     last = {row["log_id"]: row for row in sorted(_read(records), key=lambda row: row["lsn"])}
     read = [{name: row[name] for name in ("device", "log_id", "ts_ns")} for row in last.values()]
     return {
-        "jobs": jobs,
-        "attempts": attempts,
-        "steps": steps_of(records),
-        "breaks": breaks_of(records, declared),
-        **derived(jobs, attempts, segments, read),
-    }
+        "jobs": jobs, "attempts": attempts, "steps": steps_of(records),
+        "breaks": breaks_of(records, declared), **derived(jobs, attempts, segments, read),
+    }  # fmt: skip
 
 
 def derived(jobs: Rows, attempts: Rows, segments: Given = (), read: Given = ()) -> dict[str, Rows]:
     return {
-        "rollup_hour": rollups_of(jobs, attempts),
-        "failures": failures_of(jobs, attempts),
-        "duplicates": duplicates_of(jobs),
-        "device_lag": lag_of(jobs, segments, read),
-    }
+        "rollup_hour": rollups_of(jobs, attempts), "failures": failures_of(jobs, attempts),
+        "duplicates": duplicates_of(jobs), "device_lag": lag_of(jobs, segments, read),
+    }  # fmt: skip
 
 
 def _read(records: Iterable[Row]) -> Iterable[Row]:
@@ -269,11 +261,9 @@ def _rollup(place: Any, count: Mapping[str, int], spans: Mapping[str, list[int]]
     ran = failed + count["attempts_succeeded"]
     over = count["dead"] + count["succeeded"]
     made |= {
-        "attempts_ended": ended,
-        "failure_rate": failed / ran if ran else None,
-        "dead_rate": count["dead"] / over if over else None,
-        "date": day(hour * HOUR),
-    }
+        "attempts_ended": ended, "failure_rate": failed / ran if ran else None,
+        "dead_rate": count["dead"] / over if over else None, "date": day(hour * HOUR),
+    }  # fmt: skip
     for name, values in spans.items():
         ranks = (("p50", 50), ("p95", 95), ("p99", 99), ("max", 100))
         for rank, percent in ranks:

@@ -313,13 +313,9 @@ async def here() -> Here:
 
 def worker_of(fake: FakeApp, here: Here, **changes: Any) -> SparkWorker:
     given: dict[str, Any] = {
-        "target": "jobs:app",
-        "concurrency": 4,
-        "queues": None,
-        "burst": False,
-        "drain_timeout": 10.0,
-        "on_event": None,
-    }
+        "target": "jobs:app", "concurrency": 4, "queues": None, "burst": False,
+        "drain_timeout": 10.0, "on_event": None,
+    }  # fmt: skip
     executors: Any = here
     return SparkWorker(fake, executors, WorkerOrder(**(given | changes)), "here")
 

@@ -37,15 +37,12 @@ async def worked(path: Path) -> list[str]:
         ids = await log.put_many(
             [
                 Put(
-                    payload=f"{CARD} {number}".encode(),
-                    key=f"{CARD}-{number}".encode(),
-                    headers={"who": CARD},
-                    attempts=1,
-                    priority=9 - number,
+                    payload=f"{CARD} {number}".encode(), key=f"{CARD}-{number}".encode(),
+                    headers={"who": CARD}, attempts=1, priority=9 - number,
                 )
                 for number in range(4)
             ]
-        )
+        )  # fmt: skip
         ids += await log.put_many([Put(payload=b"plain", key=b"plain")])
         for number, delivery in enumerate(await log.claim(3)):
             if number:

@@ -219,13 +219,9 @@ def app(tmp_path: Path) -> TaskQ:
 async def work_off(app: TaskQ, **changes: Any) -> None:
     """Run a worker on the session that is there, until nothing is left to run."""
     given: dict[str, Any] = {
-        "target": TARGET,
-        "concurrency": 8,
-        "queues": None,
-        "burst": True,
-        "drain_timeout": 10.0,
+        "target": TARGET, "concurrency": 8, "queues": None, "burst": True, "drain_timeout": 10.0,
         "on_event": None,
-    }
+    }  # fmt: skip
     with find_executor("spark")(app, WorkerOrder(**(given | changes))) as worker:
         await worker.run()
 

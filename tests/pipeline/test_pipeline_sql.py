@@ -59,13 +59,11 @@ async def test_jobs_and_attempts_are_what_the_log_says(data: Path) -> None:
         views = sorted(reader.jobs(None, None, None, 100), key=lambda view: view.lsn)
     assert rows(data, "SELECT job_id, state, payload, reason FROM jobs ORDER BY job") == [
         {
-            "job_id": view.job_id,
-            "state": view.state.name.lower(),
-            "payload": view.payload.decode(),
-            "reason": view.reason or None,
+            "job_id": view.job_id, "state": view.state.name.lower(),
+            "payload": view.payload.decode(), "reason": view.reason or None,
         }
         for view in views
-    ]
+    ]  # fmt: skip
     shown = rows(
         data,
         "SELECT task, state, outcome, count(*) n, quantile_cont(run_seconds, .95) AS seconds, "

@@ -248,11 +248,9 @@ def test_the_event_loop_does_not_stall_after_a_slow_call(
     tmp_path: Path, slow: Path, call: str, milliseconds: int
 ) -> None:
     done = run_python(
-        SCRIPTS / "stand_still.py",
-        *(tmp_path, call, milliseconds, ROUNDS),
-        env={**os.environ, "LD_PRELOAD": str(slow)},
-        check=True,
-    )
+        SCRIPTS / "stand_still.py", *(tmp_path, call, milliseconds, ROUNDS),
+        env={**os.environ, "LD_PRELOAD": str(slow)}, check=True,
+    )  # fmt: skip
     calls, waits, seconds = map(float, done.stdout.split())
     assert calls >= ROUNDS
     # The storage thread may have made the slow call before; the loop then finds out in one commit.

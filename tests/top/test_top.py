@@ -73,12 +73,9 @@ class Terminal:
         self.before = termios.tcgetattr(slave)
         self._slave = slave
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "taskq", *map(str, words)],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env=os.environ | {"TERM": "xterm-256color", "NO_COLOR": ""},
-        )
+            [sys.executable, "-m", "taskq", *map(str, words)], stdin=slave, stdout=slave,
+            stderr=slave, env=os.environ | {"TERM": "xterm-256color", "NO_COLOR": ""},
+        )  # fmt: skip
 
     @property
     def text(self) -> str:

@@ -325,11 +325,9 @@ async def test_any_name_of_the_outer_apps_login_acts_and_is_in_the_audit(tmp_pat
     }  # fmt: skip
     who = [""]
     place = door.SiteAddress(
-        scheme="http",
-        hosts=(HOST,),
-        allow_actions=True,
+        scheme="http", hosts=(HOST,), allow_actions=True,
         allows=lambda _: Visitor(who[0], Role.ADMIN),
-    )
+    )  # fmt: skip
     site = make_site(str(path), place, door.AccessKeys())
     transport, head = httpx.ASGITransport(app=site), {"Origin": ORIGIN}
     async with (

@@ -162,13 +162,9 @@ def put(tailed: Path, *payloads: bytes, **options: Any) -> list[str]:
 
 def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*TASKQ, "tail", *map(str, arguments)],
-        stdout=options.pop("stdout", subprocess.PIPE),
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        **options,
-    )
+        [*TASKQ, "tail", *map(str, arguments)], stdout=options.pop("stdout", subprocess.PIPE),
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}, **options,
+    )  # fmt: skip
 
 
 def line_of(process: subprocess.Popen[str]) -> str:
