@@ -304,9 +304,7 @@ def test_whatever_is_imported_first_can_be(tmp_path: Path) -> None:
     [("sql", "SELECT 1", "-d", "data"), ("export", "data", "-o", "jobs.parquet")],
     ids=lambda words: words[0],
 )
-def test_commands_that_have_no_use_for_pandas_leave_it_alone(
-    tmp_path: Path, words: tuple[str, ...]
-) -> None:
+def test_commands_without_a_use_load_no_pandas(tmp_path: Path, words: tuple[str, ...]) -> None:
     program = f"""
 import runpy, sys
 from taskq import TaskQ

@@ -183,9 +183,7 @@ def test_every_session_that_is_shown_is_played() -> None:
 @pytest.mark.parametrize(
     "block", [item.code for all_ in BLOCKS.values() for item in all_ if item.language == "toml"]
 )
-def test_the_settings_that_are_shown_are_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: str
-) -> None:
+def test_shown_names_are_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taskq.toml").write_text(block)
     settings = TaskQ().settings
@@ -284,9 +282,7 @@ def test_every_link_leads_somewhere(document: str) -> None:
             assert anchor in anchors_of(path.read_text(encoding="utf-8")), f"{document}: {target}"
 
 
-def test_the_description_on_an_index_has_no_link_into_the_repository(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_description_on_an_index_links_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
         sys.modules, "hatchling.metadata.plugin.interface", Mock(MetadataHookInterface=object)
     )

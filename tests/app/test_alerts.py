@@ -97,9 +97,7 @@ KINDS: Final[dict[str, tuple[Callable[[], Any], Callable[[Post], Any]]]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_each_kind_of_alert_is_sent_once_at_its_start_and_once_at_its_end(
-    tmp_path: Path, kind: str
-) -> None:
+async def test_each_kind_of_alert_is_sent_at_its_start_and_end(tmp_path: Path, kind: str) -> None:
     when, begin = KINDS[kind]
     post = Post(tmp_path, when())
     async with post.app:
@@ -139,9 +137,7 @@ async def test_a_condition_shorter_than_its_time_sends_no_alert(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("over", [False, True])
-async def test_a_teller_that_was_killed_or_could_not_is_followed_by_another(
-    tmp_path: Path, over: bool
-) -> None:
+async def test_another_watch_follows_a_killed_or_failed_sender(tmp_path: Path, over: bool) -> None:
     wrong, fails = ["bad"], [False]
 
     async def tell(alert: Alert) -> None:
@@ -183,9 +179,7 @@ async def test_a_failing_condition_does_not_stop_other_alerts(
         ("bad", "bad"), ("\ud800", "?"), ("\x00" * 900, "\x00" * 375), ("𝄞" * 900, "𝄞" * 210),
     ],
 )  # fmt: skip
-async def test_what_a_condition_returns_is_a_text_or_nothing(
-    tmp_path: Path, said: Any, text: str | None
-) -> None:
+async def test_a_condition_is_text_or_nothing(tmp_path: Path, said: Any, text: str | None) -> None:
     heard: list[Alert] = []
     post = Post(tmp_path, lambda _: said, heard.append, "mine")
     post.app.alert(when=lambda _: "bad", to=post.hear, name="good")
@@ -212,7 +206,7 @@ async def test_a_receiver_that_hangs_keeps_no_other_from_its_alert(
     assert "alert hung was not sent, and is again in a minute: TimeoutError" in caplog.text
 
 
-async def test_a_function_that_hangs_has_one_thread(
+async def test_a_hung_function_has_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go, calls = threading.Event(), []
@@ -236,9 +230,7 @@ def _away(_: Alert) -> None:
 
 
 @pytest.mark.parametrize("door", ["worker", "command"])
-def test_a_watch_goes_on_after_any_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door: str
-) -> None:
+def test_a_watch_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door: str) -> None:
     class Enough(BaseException):
         """The watch came again."""
 
@@ -362,9 +354,7 @@ def test_any_name_and_text_fit_the_headers(
     assert sent == [f"over {name}: a b c d e f g h i"[:200]]
 
 
-def test_a_cron_line_sends_alerts_without_a_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_alerts_need_no_worker_with_cron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "watched.py").write_text(
         "from taskq import TaskQ\n"
         "app = TaskQ('data')\n"

@@ -75,9 +75,7 @@ async def test_headers_over_the_limit_are_refused_and_never_cut(front: Front, si
 
 
 @pytest.mark.parametrize("way", ["zlib", "zstd"])
-async def test_a_compressed_body_comes_back_wherever_it_is_asked_for(
-    front: Front, way: Compression
-) -> None:
+async def test_a_compressed_body_comes_back_by_every_call(front: Front, way: Compression) -> None:
     text = "the same words again and again, " * 200
     job = await front.put(text, compress=way)
     (delivery,) = await front.claim()
@@ -124,9 +122,7 @@ async def test_the_first_callers_open_the_directory_once(front: Front) -> None:
     await fresh.ask("close")
 
 
-async def test_a_failed_opening_fails_all_its_callers_and_may_be_tried_again(
-    front: Front, tmp_path: Path
-) -> None:
+async def test_a_failed_opening_fails_all_and_is_repeated(front: Front, tmp_path: Path) -> None:
     path = tmp_path / "other"
     path.write_text("in the way")
     fresh = Front(front.kind, path)
@@ -383,9 +379,7 @@ async def test_a_wait_that_ends_first_says_why_the_job_does_not_run(front: Front
 
 
 @without("log", because=NO_HANDLES)
-async def test_a_result_that_is_not_kept_is_gone_and_one_of_no_task_here_is_json(
-    front: Front,
-) -> None:
+async def test_a_result_not_kept_is_gone_and_one_of_an_unknown_task_is_json(front: Front) -> None:
     front.holder.task(name="silent", store_result=False)(work)
     gone = await front.ask("enqueue_by_name", "silent", "x")
     await front.run()

@@ -1,5 +1,7 @@
 """Refusals of wrong Python code: ``refused.md``, line by line."""
 
+from __future__ import annotations
+
 import importlib
 import math
 import os

@@ -150,9 +150,7 @@ def test_a_wish_comes_before_the_limit_of_the_code_and_gives_it_back() -> None:
     assert counts == [3, 2, 15, 0, 0]
 
 
-def test_controls_are_bounded_and_a_change_that_expects_otherwise_does_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_controls_are_bounded_and_compared_first(monkeypatch: pytest.MonkeyPatch) -> None:
     _, process = world_of(SMALL)
     assert process.ask(Op.CONTROL, Change("alert:a", {"n": 1}, {}))
     assert not process.ask(Op.CONTROL, Change("alert:a", {"n": 2}, {}))
@@ -168,9 +166,7 @@ def test_controls_are_bounded_and_a_change_that_expects_otherwise_does_nothing(
 
 @pytest.mark.parametrize("before", [controls.TASK, controls.ALERT])
 @pytest.mark.parametrize("letter", ["n", "\ud800", "𝄞"])
-def test_a_control_reads_back_with_a_name_of_each_length_and_a_longer_one_is_refused(
-    before: str, letter: str
-) -> None:
+def test_a_control_name_of_any_length_up_to_the_limit_comes_back(before: str, letter: str) -> None:
     world, process = world_of(SMALL)
     size = len(letter.encode("utf-8", "surrogatepass"))
     counts = {*range(1, NAME_BYTES_MAX // size + 1, 16 // size), NAME_BYTES_MAX // size}
@@ -188,9 +184,7 @@ def test_a_control_reads_back_with_a_name_of_each_length_and_a_longer_one_is_ref
 # -- schedules ------------------------------------------------------------------------------------
 
 
-async def test_a_schedule_is_added_changed_paused_and_removed_and_any_worker_ticks_it(
-    tmp_path: Path,
-) -> None:
+async def test_a_schedule_is_added_changed_paused_removed_and_ticked_by_all(tmp_path: Path) -> None:
     clock = FakeClock(1_000_000_000)
     post, other = Post(tmp_path), TaskQ(tmp_path, upkeep=False)
     use_clock(post.app, clock)

@@ -52,9 +52,7 @@ def test_a_task_inside_a_function_is_named_after_both(app: TaskQ) -> None:
     assert inner.name == f"{__name__}.test_a_task_inside_a_function_is_named_after_both.inner"
 
 
-def test_a_script_names_its_tasks_as_a_worker_imports_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_names_tasks_as_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = "from taskq import TaskQ\napp = TaskQ('d')\n@app.task\ndef job(): ...\n"
     (tmp_path / "jobs.py").write_text(source)
     package = tmp_path / "bazaar"
@@ -85,9 +83,7 @@ def _run_main(path: Path) -> dict[str, Any]:
     return main.__dict__
 
 
-def test_tasks_without_an_app_share_one_that_the_settings_configure(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_tasks_without_an_app_share_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from taskq.app.app import default_app  # noqa: PLC0415 - beside the one use
 
     monkeypatch.setenv("TASKQ_DATA_DIR", str(tmp_path / "elsewhere"))
@@ -115,9 +111,7 @@ class Later(BaseModel):
     n: int = 1
 
 
-def test_a_worker_that_is_not_installed_is_explained(
-    app: TaskQ, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_not_installed_is_explained(app: TaskQ, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "taskq_workers", None)
     with pytest.raises(UsageError, match="needs the package taskq_workers"):
         app.worker()
@@ -216,9 +210,7 @@ asyncio.run(main())
         "TaskQ(sys.argv[1], kep='7d')",
     ],
 )  # fmt: skip
-def test_a_wrong_call_that_ends_a_program_shows_the_line_of_it_last(
-    tmp_path: Path, line: str
-) -> None:
+def test_the_line_of_a_wrong_call_is_last_in_its_traceback(tmp_path: Path, line: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(line=line))
     done = run_python(script, tmp_path / "data", env={**os.environ, "PYTHON_COLORS": "0"})

@@ -132,9 +132,7 @@ def test_a_frame_that_its_file_or_piece_cuts_in_two_is_damage(three: _Three) -> 
 
 
 @pytest.mark.parametrize("corrupt", Corrupt)
-def test_other_segments_and_newer_formats_are_refused_whatever_is_done_about_damage(
-    corrupt: Corrupt, three: _Three
-) -> None:
+def test_other_segments_and_newer_formats_are_refused(corrupt: Corrupt, three: _Three) -> None:
     segments, path = three.segments, three.path
     other = uuid.uuid4()
     piece = segments.piece()._replace(log_id=str(other))
@@ -158,9 +156,7 @@ def test_other_segments_and_newer_formats_are_refused_whatever_is_done_about_dam
         decoded_rows([segments.piece()], corrupt)
 
 
-def test_a_file_that_is_missing_or_unreadable_is_named(
-    three: _Three, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_file_is_named(three: _Three, monkeypatch: pytest.MonkeyPatch) -> None:
     piece, path = three.segments.piece(), three.path
     path.with_name("link").symlink_to(path)
     os.mkfifo(path.with_name("pipe"))  # or opening would hang on it
@@ -181,9 +177,7 @@ def test_a_file_that_is_missing_or_unreadable_is_named(
         list(decode(piece, DETAILS))
 
 
-def test_blocks_that_the_disk_does_not_give_back_are_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_blocks_are_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     segments = Segments(tmp_path / "log")
     path = segments.file
     offsets = [segments.add(enqueued(b"x" * 3_000)) for _ in range(5)]
@@ -247,9 +241,7 @@ def test_only_the_columns_that_are_asked_for_come_in_that_order(tmp_path: Path) 
         list(decode(segments.piece(), pa.schema([("colour", pa.string())])))
 
 
-def test_batches_span_frames_and_have_a_bounded_number_of_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_of_frames_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     segments = Segments(tmp_path / "log")
     for _ in range(30):
         segments.add(enqueued(b"1"), enqueued(b"22"), claimed(1))
@@ -267,9 +259,7 @@ def test_payloads_can_be_left_out(tmp_path: Path) -> None:
     assert [row["value"] for row in rows] == [None, "42"]
 
 
-def test_large_unpacked_bodies_come_in_batches_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_bodies_have_own_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("taskq.arrow.decoder.UNPACKED_BYTES_MAX", 10_000)
     segments = Segments(tmp_path / "log")
     packed, flag = compress(b"x" * 6_000, "zlib")

@@ -101,9 +101,7 @@ def test_the_version_is_the_distributions() -> None:
         (BrokenPipeError(), 141, ""),
     ],
 )
-def test_errors_of_a_command_become_a_message_and_an_exit_code(
-    error: BaseException, code: int, message: str
-) -> None:
+def test_errors_are_a_message_and_exit_code(error: BaseException, code: int, message: str) -> None:
     def run() -> None:
         raise error
 
@@ -126,9 +124,7 @@ def test_a_bug_keeps_its_traceback() -> None:
         ("os:sep", "is no click command"),
     ],
 )
-def test_a_broken_command_names_its_package_and_leaves_the_others_alone(
-    value: str, detail: str
-) -> None:
+def test_a_broken_command_names_its_package_and_stops_no_others(value: str, detail: str) -> None:
     group = Commands(name="taskq", invoke_without_command=True)
     group.__dict__["brought_in"] = {"extra": EntryPoint("extra", value, "taskq.commands")}
     assert "extra" in CliRunner().invoke(group, ["--help"]).output
@@ -198,9 +194,7 @@ WHOLE = (
 
 
 @pytest.mark.parametrize("command", WHOLE, ids=" ".join)
-def test_the_directory_may_come_before_or_after_the_command_or_after_d(
-    sample: Sample, command: tuple[str, ...]
-) -> None:
+def test_the_directory_stands_anywhere(sample: Sample, command: tuple[str, ...]) -> None:
     expected = taskq(*command, "-d", sample.path)
     assert expected.exit_code == 0, expected.output
     for arguments in ([*command, sample.path], ["-d", sample.path, *command]):
@@ -209,9 +203,7 @@ def test_the_directory_may_come_before_or_after_the_command_or_after_d(
         assert _AGO.sub("", result.stdout) == _AGO.sub("", expected.stdout)
 
 
-def test_what_is_typed_comes_before_the_variable(
-    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_go_first(sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TASKQ_DATA_DIR", str(tmp_path / "another"))
     for arguments in (["ls", sample.path], ["-d", sample.path, "ls"], ["ls", "-d", sample.path]):
         assert taskq(*arguments).exit_code == 0
@@ -253,9 +245,7 @@ def test_of_several_logs_nearby_the_first_three_are_offered(
     assert lines[1:] == [f"  -d {tmp_path / name}" for name in "abc"]
 
 
-def test_a_person_is_asked_with_the_number_of_jobs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_person_is_asked_with_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(fill_letters(tmp_path / "letters"))
     monkeypatch.setattr("taskq.cli.many._is_asked", lambda: True)
     purge = ("dead", "purge", "-d", tmp_path / "letters")

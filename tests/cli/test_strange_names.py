@@ -310,9 +310,7 @@ def _check_seed(seed: int, sample: Sample, place: Path, commands: int) -> None:
 
 @grows
 @pytest.mark.parametrize("block", range(some(6, 106)))
-def test_a_file_that_is_not_what_it_was_gives_no_traceback(
-    block: int, sample: Sample, tmp_path: Path
-) -> None:
+def test_a_changed_file_gives_no_traceback(block: int, sample: Sample, tmp_path: Path) -> None:
     for seed in range(block * 4, block * 4 + 4):
         _check_seed(seed, sample, tmp_path / str(seed), some(4, len(_COMMANDS)))
 
@@ -326,9 +324,7 @@ def test_a_file_that_is_not_what_it_was_gives_no_traceback(
     ],
     ids=lambda content: content[:24].decode("latin-1") or "empty",
 )  # fmt: skip
-def test_a_marker_of_a_failed_sync_may_hold_anything(
-    content: bytes, sample: Sample, tmp_path: Path
-) -> None:
+def test_a_marker_of_a_sync_holds_anything(content: bytes, sample: Sample, tmp_path: Path) -> None:
     path = tmp_path / "log"
     shutil.copytree(sample.path, path)
     (path / "failed").write_bytes(content)

@@ -363,9 +363,7 @@ def test_no_line_of_a_body_passes_for_a_fact_or_a_heading(tmp_path: Path) -> Non
         assert "  stolen" in shown
 
 
-def test_bash_completes_names_that_it_must_not_expand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bash_completes_names_unexpanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its function splits the answer with ``read``, which takes one of two backslashes off."""
     name = "a$(touch x);`id`&b"
     with TaskQ(tmp_path, durability="os") as app:

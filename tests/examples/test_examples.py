@@ -143,9 +143,7 @@ def answers(text: str) -> list[Any]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_django_enqueues_once_an_order_is_committed_and_its_command_runs_the_jobs(
-    tmp_path: Path,
-) -> None:
+def test_django_enqueues_after_a_commit_and_its_command_runs_the_jobs(tmp_path: Path) -> None:
     environment = {"DJANGO_SETTINGS_MODULE": "shop.settings", "SHOP_DIR": str(tmp_path)}
 
     def ask(*requests: tuple[str, str, dict[str, str] | None]) -> list[Any]:
@@ -221,9 +219,7 @@ async def served(order: int) -> tuple[dict[str, Any], list[int]]:
         return shown, [placed.status_code, *(answer.status_code for answer in wrong)]
 
 
-def test_a_request_its_job_and_the_child_of_that_are_one_trace_span_by_span(
-    spans: InMemorySpanExporter,
-) -> None:
+def test_a_request_its_job_and_its_child_are_one_trace(spans: InMemorySpanExporter) -> None:
     shown, codes = asyncio.run(served(7))
     assert shown == {"state": "succeeded", "result": "order 7 is confirmed", "reason": ""}
     assert codes == [202, 404, 422]
@@ -296,9 +292,7 @@ class Device:
 
 
 @pytest.mark.timeout(120)
-def test_what_was_written_offline_arrives_once_and_a_hub_can_have_it_sent_anew(
-    tmp_path: Path,
-) -> None:
+def test_records_written_offline_arrive_once_and_are_sent_anew(tmp_path: Path) -> None:
     device, photo = Device(tmp_path), tmp_path / "list.jpg"
     photo.write_bytes(b"a photo" * 1_000)
     digest = hashlib.sha256(photo.read_bytes()).hexdigest()

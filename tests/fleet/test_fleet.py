@@ -62,9 +62,7 @@ def test_logs_are_found_beside_other_things_and_below_devices(tmp_path: Path) ->
     assert (log.tag, log.identity.created_ns) == (made.log_id.hex[:8], 1)
 
 
-def test_more_logs_or_segments_than_the_limit_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_logs_or_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "LOGS_MAX", 2)
     monkeypatch.setattr(inventory, "SEGMENTS_MAX", 2)
     made = MadeLog(tmp_path / "a")
@@ -80,9 +78,7 @@ def test_more_logs_or_segments_than_the_limit_are_refused(
         places.find_logs(tmp_path)
 
 
-def test_a_memory_forgets_the_entry_that_was_put_in_longest_ago(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_memory_forgets_its_oldest_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "ENTRIES_MAX", 2)
     memory = Memory[str, int]()
     for key in "abac":
@@ -169,9 +165,7 @@ def test_a_torn_tail_is_not_read_whatever_is_left_of_the_frame(tmp_path: Path) -
     assert durable_mark(only(made.path)) == mark_after(made, 1)
 
 
-def test_what_nobody_synced_counts_once_this_process_has_synced_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsynced_frames_count_once_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = MadeLog(tmp_path / "a")
     made.enqueue()
     made.enqueue()
@@ -215,9 +209,7 @@ def test_after_a_failed_fsync_frames_that_were_written_again_are_read_once(tmp_p
     assert durable_mark(only(made.path)) == (1, frames[2].end, 4)
 
 
-def test_the_end_of_a_long_segment_is_found_without_reading_all_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_a_segment_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = MadeLog(tmp_path / "a")
     for _ in range(200):
         made.enqueue(5, size=500)

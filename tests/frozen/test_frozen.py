@@ -65,17 +65,13 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_frozen_programs_start_children_like_multiprocessing(
-    where: str, stand_in: Path, tmp_path: Path
-) -> None:
+def test_children_start_like_multiprocessing(where: str, stand_in: Path, tmp_path: Path) -> None:
     ran = run(stand_in, where, home=tmp_path)
     assert (ran.lines, ran.copies) == (["1 True", "2 True"], 1), ran.errors
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_a_frozen_program_without_freeze_support_gets_advice_and_no_copies(
-    where: str, stand_in: Path, tmp_path: Path
-) -> None:
+def test_no_freeze_support_is_advised(where: str, stand_in: Path, tmp_path: Path) -> None:
     ran = run(stand_in, where, home=tmp_path, seconds=3, variables={"FORGETS": "1"})
     assert ADVICE in ran.errors
     assert "jobs of frozen_" in ran.errors
@@ -90,9 +86,7 @@ def test_several_workers_are_started_by_their_command(stand_in: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("options", [["-"], ["-c"]])
-def test_a_process_task_of_a_program_without_a_file_is_refused(
-    options: list[str], tmp_path: Path
-) -> None:
+def test_a_process_task_without_a_file_is_refused(options: list[str], tmp_path: Path) -> None:
     text = 'from taskq import TaskQ\n@TaskQ("data").task(runs_in="process")\ndef work(): ...\n'
     given = [*options, text] if options == ["-c"] else options
     done = run_python(*given, input=text, cwd=tmp_path)
@@ -137,9 +131,7 @@ def _installed(home: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["onedir/program", "onefile"])
-def test_a_frozen_program_runs_its_jobs_in_children(
-    program: str, frozen: Path, tmp_path: Path
-) -> None:
+def test_a_frozen_program_has_its_children(program: str, frozen: Path, tmp_path: Path) -> None:
     for number, where in enumerate(["module", "main", "forgotten module"]):
         home = tmp_path / str(number)
         home.mkdir()
@@ -153,9 +145,7 @@ def test_a_frozen_program_runs_its_jobs_in_children(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["onedir/program", "onefile"])
-def test_a_frozen_program_may_have_the_commands_of_taskq(
-    program: str, frozen: Path, tmp_path: Path
-) -> None:
+def test_a_frozen_program_has_taskqs_commands(program: str, frozen: Path, tmp_path: Path) -> None:
     assert run(frozen / program, "--version", home=tmp_path).lines == ["taskq 0.1.0"]
     words = ["worker", "frozen_tasks:app", "-d", str(tmp_path / "data"), "--processes", "2"]
     assert "guard stopped" in run(frozen / program, *words, "--burst", home=tmp_path).lines[-1]

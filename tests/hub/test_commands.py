@@ -160,9 +160,7 @@ def test_a_job_is_found_by_its_id_on_whichever_device_it_is(place: Place) -> Non
     assert "no device of" in result.stderr
 
 
-def test_a_full_disk_is_reported_instead_of_missing_permissions(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_named_as_such(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     Registry(place.hub).enroll(_DEVICE)
 
     def refuse(*_: object) -> None:
@@ -200,9 +198,7 @@ def _sharded(path: Path) -> list[str]:
     return sorted(file.parent.name for file in path.glob("*/taskq.json"))
 
 
-def test_each_shard_below_a_root_is_sent_by_one_code(
-    place: Place, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_code_sends_all_shards(place: Place, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(place.path / "state"))
     root = place.path / "root"
     shards, code = _sharded(root), Registry(place.hub).invite(_DEVICE)
@@ -211,9 +207,7 @@ def test_each_shard_below_a_root_is_sent_by_one_code(
     assert len(shards) == len(list((place.hub / "devices" / _DEVICE).glob("*/taskq.json"))) == 2
 
 
-async def test_a_root_of_shards_is_followed_log_by_log(
-    place: Place, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_shards_are_followed(place: Place, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TASKQ_HUB_TOKEN", place.token)
     root = place.path / "root"
     shards = await to_thread.run_sync(_sharded, root)
@@ -305,9 +299,7 @@ def test_each_command_in_a_message_exists(said: str) -> None:
     assert len(given) <= len(arguments) + len(options)
 
 
-async def test_a_taken_port_a_wrong_token_file_and_a_place_within_the_hub_are_named(
-    place: Place, tmp_path: Path
-) -> None:
+async def test_wrong_ports_tokens_and_places_are_named(place: Place, tmp_path: Path) -> None:
     new = tmp_path / "new"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

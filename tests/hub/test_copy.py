@@ -95,9 +95,7 @@ def test_a_segment_is_accepted_only_after_the_end_that_it_names() -> None:
 
 
 @pytest.mark.parametrize("link", [codec.NO_LINK, codec.LOST])
-def test_a_segment_that_names_no_end_is_accepted_after_the_end_that_its_owner_names(
-    link: codec.Link,
-) -> None:
+def test_a_segment_without_an_end_is_taken_after_its_owners_end(link: codec.Link) -> None:
     line = Line()
     second = Border(line.log.segments[1])
     data, _ = line.log.part(second, 10**6)
@@ -152,7 +150,7 @@ def _synced(
         (("begins_behind",), False, Verdict.GAP), ((), False, Verdict.DIFFERS),
     ],
 )  # fmt: skip
-def test_each_finding_has_its_verdict(
+def test_findings_have_a_verdict(
     found: tuple[str, ...], verdict: Verdict, *, has_end: bool
 ) -> None:
     log = create_autospec(DurableLog)
@@ -190,9 +188,7 @@ def _move(line: Line) -> None:
 
 
 @pytest.mark.parametrize(("change", "number"), [(_compact, 0), (_move, 1)])
-def test_a_log_goes_on_behind_what_the_hub_has_wherever_that_stands_now(
-    change: Callable[[Line], None], number: int
-) -> None:
+def test_a_log_goes_on_after_the_hubs_end(change: Callable[[Line], None], number: int) -> None:
     line = Line()
     at = line.log.end_of(line.log.segments[number])
     change(line)

@@ -181,9 +181,7 @@ class Narrow(Direct):
 
 
 @pytest.mark.parametrize("most", [500_000, 200_000, 64 * 1024])
-async def test_a_part_that_is_too_large_is_halved_and_that_is_remembered(
-    place: Place, most: int
-) -> None:
+async def test_a_part_too_large_is_halved_and_remembered(place: Place, most: int) -> None:
     await place.write(100, 60_000)
     await place.write(1, 3 * _MIB)  # it goes in pieces
     carrier = Narrow(place, most)
@@ -234,9 +232,7 @@ def test_a_hub_has_a_file_for_each_line_that_may_be_there(place: Place) -> None:
 
 
 @pytest.mark.parametrize("chosen", [False, True])
-def test_memory_of_bodies_is_kept_unless_somebody_chose_otherwise(
-    monkeypatch: pytest.MonkeyPatch, *, chosen: bool
-) -> None:
+def test_memory_of_bodies_is_kept(monkeypatch: pytest.MonkeyPatch, *, chosen: bool) -> None:
     library, monkey = Mock(), monkeypatch
     for name in [name for name in os.environ if name.startswith("MALLOC_")]:
         monkey.delenv(name)
@@ -249,9 +245,7 @@ def test_memory_of_bodies_is_kept_unless_somebody_chose_otherwise(
 
 
 @pytest.mark.parametrize("data", [b"", b"POST /sync HTT", _HEAD], ids=["none", "head", "body"])
-async def test_hundreds_of_slow_lines_without_a_token_shut_no_device_out(
-    place: Place, url: str, data: bytes
-) -> None:
+async def test_slow_lines_shut_no_device_out(place: Place, url: str, data: bytes) -> None:
     await place.write()
     line = Line(url, place.token)
     async with _slow(url, data):

@@ -30,9 +30,7 @@ _NOT_FOUND: Final = {"type": "about:blank", "title": "not found"}
 # -- tokens, codes, machines ----------------------------------------------------------------------
 
 
-async def test_a_code_gets_one_token_within_a_day_and_then_holds_no_more(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_code_gets_one_token_a_day(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     code = Registry(place.hub).invite(DEVICE)
     line = place.line("")
     token = await line.redeem(code)
@@ -48,9 +46,7 @@ async def test_a_code_gets_one_token_within_a_day_and_then_holds_no_more(
         await line.redeem(late)
 
 
-async def test_a_token_on_a_second_machine_is_refused_until_a_person_moves_the_device(
-    place: Place,
-) -> None:
+async def test_a_token_is_refused_on_a_second_machine_until_it_is_moved(place: Place) -> None:
     await place.write()
     assert await place.sync(machine="first") == [Verdict.NEW]
     with pytest.raises(HubStops, match="enroll HUB NAME --replace"):
@@ -97,9 +93,7 @@ async def test_a_body_that_would_become_larger_than_it_may_is_not_unpacked(place
     assert place.tree() == before
 
 
-async def test_frames_are_compressed_on_a_line_and_stored_as_they_were(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_line_compresses_frames(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("taskq_plugins.hub.line._LOOPBACK", frozenset())
     await place.write(30, 20_000)
     line = Line("https://hub.example", place.token, Direct(place.server))
@@ -155,9 +149,7 @@ async def test_a_device_reads_its_own_logs_and_nothing_else(place: Place) -> Non
 
 
 @pytest.mark.parametrize("route", ["/ask", "/gaps", "segments"])
-async def test_no_route_reaches_another_devices_log_or_takes_an_older_session(
-    place: Place, route: str
-) -> None:
+async def test_no_route_takes_another_log_or_an_older_session(place: Place, route: str) -> None:
     other = Registry(place.hub).enroll("edge-8")
     await place.write()
     await place.sync()
@@ -199,9 +191,7 @@ async def test_a_lost_device_is_rebuilt_from_its_hub_and_goes_on(place: Place) -
         assert (await log.get(jobs[0])).state is State.READY
 
 
-async def test_a_backup_that_is_carried_by_hand_goes_on_where_the_line_left_off(
-    place: Place,
-) -> None:
+async def test_a_backup_carried_by_hand_goes_on_after_the_line(place: Place) -> None:
     assert place.token
     await place.write(40, 5_000)
     stick = place.path / "stick"

@@ -49,9 +49,7 @@ def _arrived(place: Place, seconds: float) -> None:
         os.utime(path, (then, then))
 
 
-async def test_nothing_goes_from_a_device_before_the_hub_has_had_it_for_the_grace(
-    place: Place,
-) -> None:
+async def test_a_device_keeps_records_until_the_grace_is_over_at_the_hub(place: Place) -> None:
     await _work(place)
     with pytest.raises(HubError, match="401"):
         await place.sync("tq1.edge-7." + "A" * 43)
@@ -134,9 +132,7 @@ async def test_what_was_before_a_gap_goes_as_a_whole_once_all_of_it_is_old(place
     assert await place.sync() == [Verdict.BEHIND]
 
 
-async def test_what_was_lost_before_a_log_went_on_as_another_is_shown_with_its_records(
-    place: Place,
-) -> None:
+async def test_losses_before_a_log_went_on_as_another_are_shown(place: Place) -> None:
     limits = {"keep_segments": 1, "reader_lag_bytes": 3 * _SMALL}
     await _work(place)
     await place.sync()

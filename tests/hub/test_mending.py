@@ -127,9 +127,7 @@ async def test_no_command_advises_to_repair_a_copy(place: Place) -> None:
     assert f"taskq hub check {place.hub} --repair" in run("verify", "-d", place.copy).output
 
 
-async def test_a_backup_beside_a_server_is_a_hub_that_devices_go_on_with(
-    place: Place, url: str
-) -> None:
+async def test_devices_go_on_with_a_backup_beside_a_server(place: Place, url: str) -> None:
     await _work(place, 20, 2 * _MIB)
     await place.sync()
     before = shutil.copytree(place.log, place.path / "before")
@@ -203,9 +201,7 @@ async def test_a_served_hub_erases_nothing(place: Place) -> None:
     disk.close(lock)
 
 
-async def test_a_registry_that_is_older_than_the_copies_is_named_with_what_helps(
-    place: Place,
-) -> None:
+async def test_a_registry_older_than_the_copies_is_named_with_a_remedy(place: Place) -> None:
     """Its pages fit: it was copied before a device came."""
     registry = Registry(place.hub)
     registry.open()
@@ -226,9 +222,7 @@ async def test_a_registry_that_is_older_than_the_copies_is_named_with_what_helps
 
 
 @pytest.mark.parametrize("at", [0, 1_000, 9_000])
-async def test_a_registry_that_was_copied_while_it_was_written_is_named_with_what_helps(
-    place: Place, at: int
-) -> None:
+async def test_a_registry_copied_while_written_has_a_remedy(place: Place, at: int) -> None:
     registry = Registry(place.hub)
     for number in range(60):
         registry.enroll(f"edge-{number}")
@@ -309,9 +303,7 @@ async def test_a_file_system_that_was_rolled_back_parts_where_the_hub_has_other_
     assert not list(faults(place.hub, deep=True))
 
 
-async def test_of_a_cloned_card_only_that_device_is_stopped_and_a_person_lets_both_go_on(
-    place: Place,
-) -> None:
+async def test_a_cloned_card_stops_its_device_until_a_person_decides(place: Place) -> None:
     """Machines alike in all, files included, have one name: their frames differ."""
     other = Registry(place.hub).enroll("edge-8")
     await place.write(5)
@@ -421,9 +413,7 @@ def _being_written(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
-async def test_commands_other_than_the_server_change_nothing_in_a_hub(
-    place: Place, url: str, *, is_busy: bool
-) -> None:
+async def test_only_the_server_changes_a_hub(place: Place, url: str, *, is_busy: bool) -> None:
     assert url
     copy = await _grown_with_a_gap(place)
     if is_busy:

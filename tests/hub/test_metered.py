@@ -99,9 +99,7 @@ def _is_prefix(place: Place) -> bool:
     )
 
 
-async def test_a_month_of_backlog_comes_in_order_within_each_days_volume(
-    place: Place, url: str, network: Network
-) -> None:
+async def test_a_backlog_keeps_the_daily_volume(place: Place, url: str, network: Network) -> None:
     await _thirty_days(place)
     days = 0
     async with _counter(url) as counter:

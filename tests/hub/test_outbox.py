@@ -258,9 +258,7 @@ async def test_a_device_that_accepts_nothing_asks_for_no_jobs(place: Fleet) -> N
 
 
 @pytest.mark.parametrize("accept", [("photos.*",), ("updat", "photos.*")])
-async def test_what_a_device_does_not_accept_is_a_dead_letter_on_the_hub(
-    place: Fleet, accept: tuple[str, ...]
-) -> None:
+async def test_refused_jobs_are_dead_on_the_hub(place: Fleet, accept: tuple[str, ...]) -> None:
     place.accept = accept
     other = await place.client.device("edge-7").enqueue(update("photos.send", "1"))
     job = await place.put()
@@ -277,9 +275,7 @@ async def test_what_a_device_does_not_accept_is_a_dead_letter_on_the_hub(
     assert sorted(it.queue for it in _jobs(place.log)) == ["default", "hub-refused"]
 
 
-async def test_a_cancel_that_was_cut_short_comes_again(
-    place: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cut_cancel_comes_again(place: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     job = await place.put()
     await place.take()
     await job.cancel()
@@ -335,9 +331,7 @@ async def test_the_server_writes_to_an_outbox_only_if_a_job_of_it_is_over(place:
 
 
 @pytest.mark.parametrize("both", [False, True])
-async def test_a_job_that_ended_does_not_come_again_to_a_device_that_was_set_back(
-    place: Fleet, *, both: bool
-) -> None:
+async def test_an_ended_job_is_not_sent_to_a_set_back_device(place: Fleet, *, both: bool) -> None:
     """If the hub is set back after it, too, nobody knows the end."""
     await place.take()
     before = await to_thread.run_sync(shutil.copytree, place.log, place.path / "before")
@@ -394,9 +388,7 @@ async def test_an_answer_of_an_earlier_day_moves_no_position(place: Fleet) -> No
     opened.assert_not_called()
 
 
-async def test_jobs_of_an_outbox_that_was_set_back_in_place_come_once_its_device_has_asked(
-    place: Fleet,
-) -> None:
+async def test_jobs_of_an_outbox_set_back_come_after_a_question(place: Fleet) -> None:
     folder = place.hub / "outbox/edge-7"
     await place.put("1")
     await place.client.close()
@@ -467,9 +459,7 @@ async def _fill_a_segment(place: Fleet) -> None:
             await log.put(bytes(4_000), queue="other")
 
 
-async def test_ends_are_found_in_any_order_and_whatever_the_times_of_files_say(
-    place: Fleet,
-) -> None:
+async def test_ends_are_found_in_any_order_and_at_any_times_of_files(place: Fleet) -> None:
     jobs = []
     for version in ("1", "2"):
         jobs.append(await place.put(version))
@@ -484,9 +474,7 @@ async def test_ends_are_found_in_any_order_and_whatever_the_times_of_files_say(
             assert result == f"edge-7 has {1 + jobs.index(job)}"
 
 
-async def test_a_job_of_the_devices_own_with_the_headers_of_one_is_not_taken_for_it(
-    place: Fleet,
-) -> None:
+async def test_headers_of_a_hub_make_no_hubs_job_of_a_devices_own(place: Fleet) -> None:
     job = await place.put(attempts=1)
     await place.take()
     (view,) = _jobs(place.log)
@@ -571,7 +559,7 @@ DAMAGED: Final = [
 
 
 @pytest.mark.parametrize(("where", "data", "readers"), DAMAGED, ids=range(len(DAMAGED)))
-async def test_what_is_damaged_of_one_device_is_named_and_hides_no_other(
+async def test_damage_of_one_device_hides_no_other(
     place: Fleet, where: str, data: bytes, readers: str
 ) -> None:
     place.enrol("edge-6")
@@ -696,9 +684,7 @@ _GROUPS: Final = 10
 
 @grows
 @pytest.mark.parametrize("group", range(_GROUPS))
-def test_a_copy_is_what_the_device_has_and_each_job_ends_once_through_crashes_and_a_bad_line(
-    group: int,
-) -> None:
+def test_a_copy_equals_its_device_and_each_job_ends_once_through_crashes(group: int) -> None:
     handed = 0
     for seed in range(group, some(_GROUPS, _SEEDS), _GROUPS):
         simulation = Simulation(seed)

@@ -66,9 +66,7 @@ async def test_the_second_device_is_at_most_150_lines_and_imports_nothing_of_our
 
 
 @needs_node
-async def test_a_second_device_brings_a_log_of_many_segments_and_what_follows(
-    place: Place, url: str
-) -> None:
+async def test_a_second_device_brings_many_segments(place: Place, url: str) -> None:
     for _ in range(3):
         async with TaskLog.open(place.path / "edge-7", segment_bytes=64 * 1024) as log:
             for number in range(40):
@@ -214,9 +212,7 @@ def _answered(answer: Answer) -> tuple[int, bytes]:
 @given(
     st.sampled_from([item for item, _ in _ANSWERS]), st.integers(100, 599), st.binary(max_size=80)
 )
-def test_what_is_no_answer_is_an_error_that_says_so(
-    asked: Request, status: int, body: bytes
-) -> None:
+def test_wrong_answers_are_errors_that_say_so(asked: Request, status: int, body: bytes) -> None:
     with pytest.raises(HubError, match=f"the hub answers {status}: "):
         understood(asked, status, body)
 

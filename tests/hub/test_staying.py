@@ -63,9 +63,7 @@ async def test_what_a_device_needs_to_sync_loads_nothing_of_a_server() -> None:
     assert done.stdout == "[]\n"
 
 
-async def test_a_worker_that_knows_no_hub_says_so(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_without_hub_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place.path)
     with pytest.raises(UsageError, match="which hub"):
         TaskQ(place.path / "edge-7").worker(sync=True)
@@ -95,9 +93,7 @@ async def test_headers_and_bodies_that_do_not_come_end_their_lines(
     assert await place.sync_over(Line(url, place.token)) == [Verdict.NEW]
 
 
-async def test_a_device_tries_again_at_once_when_there_is_a_way_to_its_hub(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_device_tries_again_when_there_is_a_way(monkeypatch: pytest.MonkeyPatch) -> None:
     routes = iter([False, False, True])
     monkeypatch.setattr("taskq_plugins.hub.sync.has_route", lambda _host: next(routes))
     monkeypatch.setattr("taskq_plugins.hub.sync._LOOK_SECONDS", 0.01)
@@ -110,9 +106,7 @@ async def test_a_device_tries_again_at_once_when_there_is_a_way_to_its_hub(
     assert asyncio.get_running_loop().time() - began >= 0.05
 
 
-async def test_a_line_goes_on_after_a_request_that_was_cancelled_and_one_that_was_cut(
-    place: Place, url: str
-) -> None:
+async def test_a_line_goes_on_after_a_cancelled_or_cut_request(place: Place, url: str) -> None:
     line = Line(url, Registry(place.hub).enroll("edge-7"))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silence = Line(f"http://127.0.0.1:{silent.getsockname()[1]}", "token")
@@ -134,9 +128,7 @@ async def test_a_line_goes_on_after_a_request_that_was_cancelled_and_one_that_wa
     await silence.close()
 
 
-async def test_a_request_that_is_cancelled_while_it_connects_leaves_no_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_cancelled_request_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, goes_on, closed = threading.Event(), threading.Event(), threading.Event()
     connect, close = HTTPConnection.connect, HTTPConnection.close
 
@@ -205,9 +197,7 @@ async def answering(answer: bytes, again: bytes = b"") -> AsyncIterator[tuple[in
             await end.wait()
 
 
-async def test_a_hub_is_reached_through_the_proxy_that_the_environment_names(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_proxy_of_the_environment_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     async with answering(b"HTTP/1.1 403 Forbidden\r\n\r\n") as (port, asked):
         monkeypatch.setenv("https_proxy", f"http://ada:love%40lace@127.0.0.1:{port}")
         line = Line("https://hub.example:8443", TOKEN)
@@ -219,9 +209,7 @@ async def test_a_hub_is_reached_through_the_proxy_that_the_environment_names(
     assert b"secret" not in head, "the token is for the hub"
 
 
-async def test_a_hub_that_is_excepted_is_reached_straight_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_excepted_hub_is_reached_straight_on(monkeypatch: pytest.MonkeyPatch) -> None:
     async with answering(b"") as (port, asked):
         monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
         monkeypatch.setenv("no_proxy", "hub.invalid")
@@ -230,9 +218,7 @@ async def test_a_hub_that_is_excepted_is_reached_straight_on(
     assert not asked
 
 
-def test_a_proxy_of_another_kind_is_refused_with_what_to_give(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_proxy_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "socks5://127.0.0.1:1080")
     with pytest.raises(UsageError, match="give a proxy as http://host:port"):
         Line("https://hub.example", TOKEN)
@@ -320,9 +306,7 @@ async def test_a_herd_that_one_job_wakes_shuts_no_other_device_out(
 
 
 @pytest.mark.parametrize("has_outbox", [False, True])
-async def test_a_question_takes_the_place_of_the_one_before(
-    place: Place, url: str, has_outbox: bool
-) -> None:
+async def test_a_question_replaces_the_last_one(place: Place, url: str, has_outbox: bool) -> None:
     lines = [Line(url, place.token) for _ in range(_COUNT)]
     Registry(place.hub).enroll("other")
     async with Hub(place.hub) as hub:
@@ -337,9 +321,7 @@ async def test_a_question_takes_the_place_of_the_one_before(
     await _end(place, held + beside, lines)
 
 
-async def test_of_logs_that_a_device_may_not_have_nothing_is_remembered(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_foreign_log_is_remembered(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("taskq_plugins.hub.copies._LOGS_MAX", 5)
     token, answers = place.token, dict[int, str]()
     for _ in range(8):
@@ -353,9 +335,7 @@ async def test_of_logs_that_a_device_may_not_have_nothing_is_remembered(
     assert len(copies._sessions) == len(copies.all()) == 5
 
 
-async def test_a_question_waits_no_longer_than_it_says_and_not_at_all_without_a_session(
-    place: Place, url: str
-) -> None:
+async def test_a_question_waits_its_time_and_only_in_a_session(place: Place, url: str) -> None:
     line, log_id = Line(url, place.token), uuid4()
     with fail_after(10):
         assert await line.hold(models.Question(7, log_id, {}, 50.0)) == _ANEW
@@ -383,9 +363,7 @@ def _question(session: int) -> models.Question:
 
 
 @pytest.mark.parametrize("status", [0, 401, 403, 429, 503])
-async def test_a_device_without_an_answer_backs_off_until_one_comes(
-    status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unanswered_device_backs_off(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     line, backoff = _Deaf(status), outbox.backoff
 

@@ -205,9 +205,7 @@ def test_after_its_time_a_chunk_begins_no_further_job(app: TaskQ) -> None:
     assert report.ended[0].seconds == pytest.approx(HOLD_SECONDS * 0.6)
 
 
-def test_a_partition_that_spark_runs_again_runs_no_job(
-    app: TaskQ, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repeated_partition_runs_no_job(app: TaskQ, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its executor died over it: which jobs ran is not known, and attempts have to be counted."""
     ran = []
 
@@ -342,9 +340,7 @@ async def test_a_burst_runs_everything_and_ends(fake: FakeApp, here: Here) -> No
     assert max(len(jobs) for jobs in here.sent) <= CHUNK_JOBS_MAX
 
 
-async def test_jobs_lost_in_company_are_given_back_and_then_run_alone(
-    fake: FakeApp, here: Here
-) -> None:
+async def test_jobs_lost_in_company_run_alone_afterwards(fake: FakeApp, here: Here) -> None:
     """Which of them killed the executor is not known, so none of them loses an attempt."""
 
     @fake.task
@@ -371,9 +367,7 @@ async def test_jobs_lost_in_company_are_given_back_and_then_run_alone(
     assert {len(jobs) for jobs in again} <= {1}
 
 
-async def test_a_job_that_kills_its_executor_alone_uses_up_its_attempts(
-    fake: FakeApp, here: Here
-) -> None:
+async def test_a_job_killing_its_executor_uses_up_its_attempts(fake: FakeApp, here: Here) -> None:
     @fake.task(retry=retry.fixed(2, delay=0))
     def poison() -> None: ...
 
@@ -391,9 +385,7 @@ async def test_a_job_that_kills_its_executor_alone_uses_up_its_attempts(
     assert (last.kind, last.cause) == (Kind.DEAD, Cause.EXHAUSTED)
 
 
-async def test_what_may_run_only_once_is_not_given_back_when_its_executor_dies(
-    fake: FakeApp, here: Here
-) -> None:
+async def test_a_dead_executor_gives_no_job_back_that_runs_once(fake: FakeApp, here: Here) -> None:
     @fake.task
     def work() -> None: ...
 
@@ -452,9 +444,7 @@ async def test_executors_that_cannot_import_the_app_stop_the_worker_and_keep_the
     assert by_kind(fake.fake.settled) == {Kind.RELEASED: 1}
 
 
-async def test_spark_that_fails_stops_the_worker_and_keeps_the_jobs(
-    fake: FakeApp, here: Here
-) -> None:
+async def test_a_failed_spark_stops_the_worker_and_keeps_jobs(fake: FakeApp, here: Here) -> None:
     @fake.task
     def work() -> None: ...
 

@@ -65,9 +65,7 @@ def paths(store: S3Store) -> set[str]:
 
 
 @pytest.mark.xdist_group("spark")
-def test_a_lake_in_a_bucket_has_the_tables_of_one_in_a_directory(
-    tmp_path: Path, store: S3Store
-) -> None:
+def test_a_lake_in_a_bucket_equals_one_in_a_directory(tmp_path: Path, store: S3Store) -> None:
     """Driver and executors of a Spark of its own write there, and every command reads it."""
     asyncio.run(do_steps(tmp_path / "hub" / "orders", 3))
     for turn in range(2):
@@ -119,9 +117,7 @@ def test_two_runs_at_once_change_a_batch_once(
 
 @pytest.mark.usefixtures("no_java")
 @pytest.mark.parametrize("table", ["_positions", "records", "jobs", "_open"])
-def test_a_run_that_was_killed_is_finished_by_another_machine(
-    tmp_path: Path, store: S3Store, table: str
-) -> None:
+def test_another_machine_finishes_a_killed_run(tmp_path: Path, store: S3Store, table: str) -> None:
     asyncio.run(live(tmp_path / "hub" / "edge-1", 1, 3))
     run(None, tmp_path / "hub", LAKE)
     asyncio.run(live(tmp_path / "hub" / "edge-1", 2, 3))

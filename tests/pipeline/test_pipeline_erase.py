@@ -98,9 +98,7 @@ async def purged(path: Path, job_ids: list[str]) -> None:
 
 @grows
 @pytest.mark.usefixtures("no_java")
-def test_what_was_erased_is_in_no_byte_of_lake_or_logs_whatever_comes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_erased_values_are_in_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requeues and compaction write it again; and 40 increments later."""
     monkeypatch.setattr(os, "fsync", lambda _: None)  # it is not about that
     hub, edge = tmp_path / "hub", tmp_path / "hub" / "edge-1"
@@ -176,9 +174,7 @@ def test_nor_do_derived_tables(tmp_path: Path, spark: SparkSession) -> None:
 
 
 @pytest.mark.slow
-def test_failures_of_days_that_went_go_when_nothing_is_new(
-    tmp_path: Path, spark: SparkSession
-) -> None:
+def test_failures_of_old_days_go_when_nothing_is_new(tmp_path: Path, spark: SparkSession) -> None:
     edge, hub, lake = MadeLog(tmp_path / "hub" / "edge"), tmp_path / "hub", tmp_path / "lake"
     edge.enqueue(2)  # of the year 2023
     failed = codec.encode_back(Kind.RETRIED, 0, 1, 1, 3, 0, b"ValueError: no", 4)

@@ -167,9 +167,7 @@ class Fleet:
 
 @grows
 @pytest.mark.parametrize("seed", range(some(20, of=300)))
-def test_what_is_read_and_folded_depends_neither_on_sizes_nor_on_moments(
-    tmp_path: Path, seed: int
-) -> None:
+def test_rows_depend_neither_on_sizes_nor_on_moments(tmp_path: Path, seed: int) -> None:
     """By the planner and the fold alone, without a lake."""
     fleet = Fleet(tmp_path, random.Random(seed))
     now_and_then, at_once = kit.Follower(tmp_path / "hub"), kit.Follower(tmp_path / "hub")
@@ -211,9 +209,7 @@ def drain(root: Path, lake: Path, max_bytes: int) -> None:
 
 @grows
 @pytest.mark.parametrize("seed", range(some(2, of=60)))
-def test_tables_depend_neither_on_sizes_nor_on_numbers_of_batches(
-    tmp_path: Path, seed: int
-) -> None:
+def test_tables_depend_neither_on_sizes_nor_on_batches(tmp_path: Path, seed: int) -> None:
     """One lake is filled in small batches, the other one in large ones."""
 
     def read(max_bytes: int) -> None:
@@ -232,9 +228,7 @@ def test_tables_depend_neither_on_sizes_nor_on_numbers_of_batches(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(100, 130))
-def test_each_table_that_spark_fills_is_that_of_a_plain_fold(
-    tmp_path: Path, seed: int, spark: SparkSession
-) -> None:
+def test_each_spark_table_is_a_plain_fold(tmp_path: Path, seed: int, spark: SparkSession) -> None:
     chance = random.Random(seed)
     fleet = Fleet(tmp_path, chance)
     fleet.live[0].enqueue(1)

@@ -23,9 +23,7 @@ from tests.pipeline import kit, plain
 from tests.pipeline.test_pipeline_histories import Fleet
 
 
-def test_a_lake_that_spark_filled_equals_a_plain_fold_for_every_reader(
-    tmp_path: Path, spark: SparkSession
-) -> None:
+def test_a_lake_equals_a_plain_fold_for_every_reader(tmp_path: Path, spark: SparkSession) -> None:
     """Devices were set back and cloned between runs; one lost bytes, and a run was killed."""
     hub, lake = tmp_path / "hub", tmp_path / "lake"
     words = ("pipeline", "run", "--journals", hub, "--lake", lake, "--corrupt", "skip")

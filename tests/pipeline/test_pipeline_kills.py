@@ -125,9 +125,7 @@ def positions(root: Path) -> dict[str, int]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7_200)
-def test_after_kills_amid_changes_of_the_logs_each_row_is_that_of_a_plain_fold(
-    tmp_path: Path, spark: SparkSession
-) -> None:
+def test_rows_equal_a_plain_fold_after_kills(tmp_path: Path, spark: SparkSession) -> None:
     print("seed", SEED)  # noqa: T201 - pytest shows it with a failure
     chance = random.Random(SEED)
     fleet = Fleet(tmp_path, chance)

@@ -74,9 +74,7 @@ def test_damage_in_a_copy_is_printed_with_the_copy_that_was_read(tmp_path: Path)
     assert Lake.open(tmp_path / "lake").dataset("records").count_rows() == 5
 
 
-def test_a_segment_that_goes_between_plan_and_read_is_planned_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_vanished_segment_is_replanned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = MadeLog(tmp_path / "logs" / "dev")
     first = made.enqueue(2)
     made.rotate()
@@ -126,9 +124,7 @@ def test_of_tracebacks_of_spark_the_reason_is_shown(text: str, said: str) -> Non
     assert isinstance(error, SourceGone) is (OURS in text)
 
 
-def test_only_files_with_touched_jobs_are_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_touched_files_are_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "ROWS_MAX", 2)
     monkeypatch.setattr(batches, "ROWS_MAX", 2)
     made = MadeLog(tmp_path / "logs" / "dev")
@@ -315,9 +311,7 @@ def states(tmp_path: Path) -> dict[int, str]:
 
 
 @pytest.mark.parametrize(("floor", "gone"), [(6, "lost"), (4, "ready")])
-def test_jobs_that_compaction_took_unread_are_lost_and_no_others_are(
-    tmp_path: Path, floor: int, gone: str
-) -> None:
+def test_only_jobs_compacted_unread_are_lost(tmp_path: Path, floor: int, gone: str) -> None:
     edge = cut_off(tmp_path / "logs")
     edge.frame(claimed(3), encode_compacted(floor, 7))
     assert pipeline(tmp_path, "--ignore-data-loss").exit_code == 0
@@ -374,9 +368,7 @@ def test_all_are_stored_when_they_are_to_be(tmp_path: Path) -> None:
         assert bodies == [b"x" * LARGE] * NAMED
 
 
-def test_a_file_has_a_bounded_number_of_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bytes_of_a_file_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "BYTES_MAX", 3 * LARGE)
     table = pa.table({"value": [b"x" * LARGE] * NAMED})
     made = files.write_rows(files.Folder(str(tmp_path)), table, ())

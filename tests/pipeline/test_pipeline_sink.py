@@ -176,9 +176,7 @@ async def test_an_app_gives_defaults_keys_and_checks(tmp_path: Path) -> None:
         ({"task": "mail.send", "value": "{"}, ["no JSON"]),
     ],
 )
-def test_an_app_refuses_what_its_tasks_do_not_take(
-    row: dict[str, Any], words: list[str], tmp_path: Path
-) -> None:
+def test_an_app_refuses_wrong_rows(row: dict[str, Any], words: list[str], tmp_path: Path) -> None:
     with pytest.raises(BadRow) as caught:
         sink([row], tmp_path / "d", known_app(tmp_path / "x"), app="jobs:app")
     assert all(word in str(caught.value) for word in words), caught.value
@@ -208,9 +206,7 @@ BAD_ROWS: list[tuple[dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("row", "words"), BAD_ROWS, ids=[str(row)[:30] for row, _ in BAD_ROWS])
-def test_a_bad_row_fails_all_of_them_and_is_named(
-    row: dict[str, Any], words: list[str], tmp_path: Path
-) -> None:
+def test_a_bad_row_fails_all_rows(row: dict[str, Any], words: list[str], tmp_path: Path) -> None:
     extra = {"value": "{}"} if "value" in row else {"n": 7}
     good = {**dict.fromkeys(row), "task": "t", **extra}
     bad = {"task": "t", **extra, **row}
@@ -268,9 +264,7 @@ def test_text_that_is_no_utf8_is_refused_and_named(tmp_path: Path) -> None:
         ({"queue": "a\0"}, "do not print"),
     ],
 )
-def test_a_wrong_option_is_refused_with_a_hint(
-    options: dict[str, str], words: str, tmp_path: Path
-) -> None:
+def test_wrong_options_are_refused(options: dict[str, str], words: str, tmp_path: Path) -> None:
     with pytest.raises(TaskqError) as caught:
         sink([{"n": 1}], tmp_path, None, **{"task": "t", **options})
     assert words in str(caught.value), caught.value
@@ -326,9 +320,7 @@ def test_jobs_are_there_once_all_partitions_are_committed(tmp_path: Path) -> Non
     assert len(bodies(tmp_path)) == 4
 
 
-def test_an_aborted_write_leaves_nothing_and_may_be_written_again(
-    tmp_path: Path, in_batch: Any
-) -> None:
+def test_an_aborted_write_leaves_nothing_and_is_repeated(tmp_path: Path, in_batch: Any) -> None:
     in_batch("query", 0)
     for name, writer, more in (("b", batch, ()), ("s", stream, (0,))):
         made = writer(tmp_path / name)
@@ -362,9 +354,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, said: str) -> None:
         REFUSED[said](tmp_path)
 
 
-def test_the_list_of_parts_is_on_disk_before_it_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_list_of_parts_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino))
     link = os.link

@@ -64,9 +64,7 @@ def test_a_schema_names_the_columns(tmp_path: Path, fleet: dict[str, MadeLog]) -
         (StructField("lsn", StringType()), "asks for column 'lsn' as string, but it is int64"),
     ],
 )
-def test_a_schema_with_a_wrong_column_is_refused(
-    tmp_path: Path, field: StructField, message: str
-) -> None:
+def test_a_wrong_column_is_refused(tmp_path: Path, field: StructField, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         source(tmp_path).reader(StructType([field]))
 

@@ -48,9 +48,7 @@ def addresses_listened_on(pids: list[int]) -> set[str]:
     return {address.partition(":")[0] for address in result}
 
 
-def test_a_session_serves_this_process_alone_in_folders_of_its_own(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_session_serves_this_process_alone(spark: SparkSession, tmp_path: Path) -> None:
     """Nothing listens beyond loopback, nor without the secret; executors import our packages."""
 
     def names(_: object) -> list[str]:
@@ -102,9 +100,7 @@ REFUSED = ConnectionRefusedError(111, "Connection refused")
         (LakeDiskError("lake", REFUSED), True),
     ],
 )
-def test_whatever_a_run_meets_whose_java_has_ended_the_error_says_so(
-    error: Exception, waits: bool
-) -> None:
+def test_an_error_after_the_end_of_java_says_so(error: Exception, waits: bool) -> None:
     """A process that was just killed may be there still, though it answers no more."""
     process = mock.Mock()
     process.poll.side_effect = lambda: -9 if process.wait.call_args.args[0] or not waits else None
@@ -123,9 +119,7 @@ def test_whatever_a_run_meets_whose_java_has_ended_the_error_says_so(
 
 
 @pytest.mark.timeout(240)
-def test_spark_reads_filters_and_explains_what_is_wrong(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_spark_reads_filters_and_explains_errors(spark: SparkSession, tmp_path: Path) -> None:
     made = [MadeLog(tmp_path / name) for name in ("a", "b")]
     for log in made:
         for _ in range(5):
@@ -174,9 +168,7 @@ def test_a_fleet_is_a_program_of_its_own(tmp_path: Path) -> None:
     check(work, run.stdout)
 
 
-def test_a_stream_goes_on_from_its_checkpoint_and_repeats_nothing(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_stream_goes_on_from_its_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
     """A batch that was published, but which Spark does not know of, is not enqueued again."""
     (tmp_path / "rows").mkdir()
     checkpoint = tmp_path / "checkpoint"
@@ -345,9 +337,7 @@ def run_block(title: str, directory: Path, **names: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_the_lines_on_tables_give_every_reader_the_same_rows(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_the_lines_on_tables_give_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
     states = {"dead": 2, "succeeded": 3}
     fill(tmp_path / "lake", [job(1)])
     rows = [job(n, state="dead" if n < 2 else "succeeded") for n in range(5)]

@@ -132,9 +132,7 @@ async def test_steps_are_what_the_log_says(tmp_path: Path) -> None:
         ]
     ],
 )
-async def test_a_question_reads_the_tables_and_nothing_else(
-    data: Path, tmp_path: Path, queries: list[str]
-) -> None:
+async def test_a_question_reads_only_tables(data: Path, tmp_path: Path, queries: list[str]) -> None:
     secret = tmp_path / "secret.csv"
     secret.write_text("word\nhunter2\n")
     before = files(tmp_path)
@@ -167,9 +165,7 @@ def fleet(tmp_path: Path) -> tuple[Path, list[MadeLog]]:
     return hub, made
 
 
-def test_a_hubs_directory_answers_for_all_its_devices(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_answers_for_all_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub, _ = fleet(tmp_path)
     query = "SELECT device, state, count(*) n FROM jobs GROUP BY ALL ORDER BY ALL"
     expected = [

@@ -265,9 +265,7 @@ def test_a_segment_that_goes_before_it_was_read_is_data_loss(
     assert lsns(stream.step()) == [14]
 
 
-def test_a_segment_that_compaction_takes_just_after_a_look_is_no_loss(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_late_compaction_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, really = MadeLog(tmp_path / "edge"), fleet_logs.look
     made.enqueue(1)
     made.rotate()
@@ -323,9 +321,7 @@ def test_a_log_that_vanishes_is_data_loss_unless_that_is_accepted(
 
 
 @pytest.mark.parametrize("what", ["identity", "frame", "segment"])
-def test_a_log_that_cannot_be_read_any_more_stops_no_planned_batch_that_may_hold_it(
-    tmp_path: Path, what: str
-) -> None:
+def test_an_unreadable_log_stops_no_planned_batch(tmp_path: Path, what: str) -> None:
     """The others of the batch are read, and what is missing is a gap, or the log goes."""
     bad, good = MadeLog(tmp_path / "bad"), MadeLog(tmp_path / "good")
     bad.enqueue(1)
@@ -381,9 +377,7 @@ def shown(rows: list[Row]) -> list[dict[str, object]]:
     return [json.loads(row["value"]) for row in rows if row["kind"] == "break"]
 
 
-def test_what_was_not_read_before_a_declared_gap_is_read_from_where_the_hub_keeps_it(
-    tmp_path: Path,
-) -> None:
+def test_records_before_a_declared_gap_are_read_where_the_hub_keeps_them(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "edge")
     made.enqueue(1)
     stream = Stream(tmp_path)
@@ -410,9 +404,7 @@ def test_what_was_not_read_before_a_declared_gap_is_read_from_where_the_hub_keep
 
 
 @pytest.mark.parametrize("left_bytes", [None, 0, 30, 70])
-def test_records_lost_from_the_end_of_a_planned_batch_are_reported_as_a_gap(
-    tmp_path: Path, left_bytes: int | None
-) -> None:
+def test_a_lost_end_of_a_planned_batch_is_a_gap(tmp_path: Path, left_bytes: int | None) -> None:
     """Be it the end of its last segment (``left_bytes``: of a frame, too), or all of that."""
     made = MadeLog(tmp_path / "edge")
     made.enqueue(2)
@@ -446,9 +438,7 @@ def keys_of(made: MadeLog, *lsns: int) -> list[tuple[str, int]]:
     return [(str(made.log_id), lsn) for lsn in lsns]
 
 
-def test_a_segment_that_compaction_took_is_not_looked_for_in_a_clone_that_has_less_of_it(
-    tmp_path: Path,
-) -> None:
+def test_a_compacted_segment_is_not_looked_for_in_a_shorter_clone(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "dev")
     made.enqueue(2)
     made.child(tmp_path / "clone")
@@ -520,9 +510,7 @@ def test_a_log_is_read_from_any_copy_that_is_whole(
         assert named == set(damaged) if hurt in {at_once, at_its_begin} else named
 
 
-def test_a_break_before_a_segment_of_which_two_copies_have_a_part_stands_once(
-    tmp_path: Path,
-) -> None:
+def test_a_break_before_a_segment_of_two_copies_stands_once(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "b")
     frames = []
     for _ in range(3):

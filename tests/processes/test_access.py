@@ -71,9 +71,7 @@ def modes(values: dict[str, os.stat_result]) -> tuple[set[int], set[int]]:
 
 
 @pytest.mark.parametrize("umask", ["0", pytest.param("177", marks=pytest.mark.slow)])
-def test_all_that_is_in_a_log_is_its_users_alone_whatever_the_umask(
-    place: Path, umask: str
-) -> None:
+def test_all_of_a_log_is_its_users_alone_at_any_umask(place: Path, umask: str) -> None:
     """Directories 700; segments, indexes, locks, pipes, uploads, bodies and readers 600."""
     assert modes(used(place / "log", umask)) == ({0o700}, {0o600})
 
@@ -139,9 +137,7 @@ def test_a_log_in_a_directory_that_a_group_shares_is_private_all_the_same(tmp_pa
     assert {mode & 0o777 for mode in modes_there} == {0o700, 0o600}
 
 
-def test_a_mode_that_there_is_not_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_mode_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="mode is 'public', it must be private or group"):
         TaskLog.open(tmp_path, mode="public")  # type: ignore[arg-type]
     monkeypatch.setenv("TASKQ_MODE", "group")

@@ -220,9 +220,7 @@ def test_chaos_leaves_a_log_that_keeps_every_answer(
     ("seed", "rounds"),
     [(1, 4), *(pytest.param(seed, 60, marks=pytest.mark.slow) for seed in range(2, 6))],
 )
-def test_kills_in_the_midst_of_upkeep_lose_nothing_and_bring_nothing_back(
-    tmp_path: Path, seed: int, rounds: int
-) -> None:
+def test_kills_amid_upkeep_lose_nothing(tmp_path: Path, seed: int, rounds: int) -> None:
     chaos = Chaos(tmp_path, Durability.OS, seed, 3 * SEGMENT_BYTES_MIN)
     chaos.run(rounds)
     check_folds(chaos)

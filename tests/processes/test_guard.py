@@ -142,9 +142,7 @@ def test_a_hang_up_replaces_the_workers_and_burns_no_attempt(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_max_jobs_recycles_a_process_and_a_burst_of_several_ends_when_all_have(
-    tmp_path: Path,
-) -> None:
+def test_max_jobs_recycles_a_process_and_a_burst_ends_with_all(tmp_path: Path) -> None:
     with opened(tmp_path) as app:
         jobs = [put(app, "who") for _ in range(7)]
         with start_guard(tmp_path, "--processes", 1, "--max-jobs", 3) as guard:

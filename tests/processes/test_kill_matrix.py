@@ -43,9 +43,7 @@ def view(path: Path, job: JobHandle[Any]) -> JobView:
     "attempts",
     [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)],
 )
-def test_a_job_that_kills_its_worker_each_time_ends_as_a_dead_letter(
-    tmp_path: Path, attempts: int
-) -> None:
+def test_a_job_killing_each_worker_ends_as_a_dead_letter(tmp_path: Path, attempts: int) -> None:
     job = enqueue(tmp_path, "jobs.kills_its_worker", attempts=attempts)
     for number in range(1, attempts + 1):
         with start_worker(tmp_path) as worker:
@@ -252,9 +250,7 @@ def threads_of(child: Child) -> list[int]:
 
 @pytest.mark.posix("signals a thread")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_signal_that_another_thread_takes_wakes_the_loop(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_signal_to_another_thread_wakes_the_loop(tmp_path: Path, number: signal.Signals) -> None:
     """The kernel may choose any thread, and does so when a stopped process goes on."""
     with start_worker(tmp_path) as worker:
         worker.expect("  ready")

@@ -178,9 +178,7 @@ def test_three_workers_are_killed_at_random_and_no_recorded_step_runs_again(tmp_
         seed += 1
 
 
-def test_a_worker_that_dies_at_each_turn_of_a_step_repeats_only_what_was_in_flight(
-    tmp_path: Path,
-) -> None:
+def test_a_worker_dying_at_each_turn_repeats_only_the_step_in_flight(tmp_path: Path) -> None:
     codes: list[int | None] = []
 
     async def run() -> None:

@@ -62,9 +62,7 @@ def longest_wait(path: Path, durability: Durability) -> float:
 
 
 @pytest.mark.parametrize("durability", MODES)
-def test_no_wait_for_the_lock_is_long_with_four_busy_processes(
-    tmp_path: Path, durability: Durability
-) -> None:
+def test_no_wait_for_the_lock_of_four_is_long(tmp_path: Path, durability: Durability) -> None:
     """At most 50 ms on a machine of its own; in one of three runs, as others share this one."""
     longest: list[float] = []
     while len(longest) < RUNS_MAX and min(longest, default=LOCK_WAIT_SECONDS) >= LOCK_WAIT_SECONDS:
@@ -348,9 +346,7 @@ def test_outcomes_that_cannot_be_looked_for_are_looked_for_again(
     store.close()
 
 
-async def test_a_worker_of_another_process_runs_what_is_requeued_and_heeds_a_pause(
-    tmp_path: Path,
-) -> None:
+async def test_another_process_runs_requeued_jobs_and_heeds_a_pause(tmp_path: Path) -> None:
     needed = tmp_path / "server"
     async with TaskQ(tmp_path / "data", durability="os") as app:
         with start_worker(tmp_path / "data") as worker:

@@ -124,9 +124,7 @@ def test_exclusive_keeps_others_out_at_once_and_names_the_holder(tmp_path: Path)
         store.close()
 
 
-def test_exclusive_is_so_from_the_first_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exclusive_holds_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def join_slowly(*given: Any) -> LocalPeers:
         with Child("actors.py", "answer", tmp_path, PATIENT) as other:
             assert other.expect("refused").startswith("LogLocked: ")
@@ -139,9 +137,7 @@ def test_exclusive_is_so_from_the_first_moment(
     store.close()
 
 
-def test_an_exclusive_open_that_fails_keeps_nobody_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_exclusive_open_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*given: Any) -> LocalPeers:
         raise LogError(f"{given}")
 

@@ -37,9 +37,7 @@ def test_a_wake_reaches_only_processes_that_sleep_for_it(tmp_path: Path) -> None
     second.close()
 
 
-def test_an_owner_is_named_after_its_program_or_its_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_owner_is_named_by_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for program, name in (("/bin/shop", "shop"), ("/lib/taskq/__main__.py", "taskq")):
         monkeypatch.setattr("sys.argv", [program])
         peers = LocalPeers(str(tmp_path), "")
@@ -61,9 +59,7 @@ def test_a_full_pipe_is_no_trouble(tmp_path: Path) -> None:
     second.close()
 
 
-def test_the_pipe_of_the_dead_is_tried_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_owners_pipe_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its byte would cost each wake-up a look; an owner that comes in its place keeps its own."""
     peers = LocalPeers(str(tmp_path), "")
     with (tmp_path / "owners" / "board").open("ab") as file:

@@ -55,9 +55,7 @@ def bodies(path: Path) -> list[bytes]:
 
 @pytest.mark.posix("stops a process")
 @pytest.mark.parametrize("place", ["before", "half", "after"])
-def test_a_process_stopped_inside_the_lock_is_named_to_the_others(
-    tmp_path: Path, place: str
-) -> None:
+def test_a_process_stopped_in_the_lock_is_named_to_others(tmp_path: Path, place: str) -> None:
     """They get a clear error after the limit; when it goes on, nothing is lost or broken."""
     store = open_impatient(tmp_path)
     port = store.thread_port
@@ -244,9 +242,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @spread(8)
 @pytest.mark.parametrize("call", ["pwrite", "pread", "flock", "statx"])
 @pytest.mark.parametrize("milliseconds", [50, 5])
-def test_the_event_loop_does_not_stall_after_a_slow_call(
-    tmp_path: Path, slow: Path, call: str, milliseconds: int
-) -> None:
+def test_a_slow_call_stalls_none(tmp_path: Path, slow: Path, call: str, milliseconds: int) -> None:
     done = run_python(
         SCRIPTS / "stand_still.py", *(tmp_path, call, milliseconds, ROUNDS),
         env={**os.environ, "LD_PRELOAD": str(slow)}, check=True,

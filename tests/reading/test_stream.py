@@ -123,9 +123,7 @@ async def test_a_loop_that_was_left_goes_on_where_it_was(log: TaskLog) -> None:
 
 @pytest.mark.parametrize("reader", [None, "billing"])
 @pytest.mark.parametrize("turns", [*range(0, 12, 2), 40])
-async def test_closing_a_stream_ends_a_running_read(
-    log: TaskLog, reader: str | None, turns: int
-) -> None:
+async def test_a_closed_stream_ends_its_read(log: TaskLog, reader: str | None, turns: int) -> None:
     """At once, wherever it has come to by then, although nothing is written."""
     await log.put(b"x")
     stream, got = log.stream(reader=reader), asyncio.Event()
@@ -212,9 +210,7 @@ async def test_a_stream_of_a_closed_log_ends_with_an_error(tmp_path: Path) -> No
 
 
 @pytest.mark.posix("syncs by another call")
-async def test_a_stream_of_a_log_whose_fsync_fails_ends_with_an_error(
-    log: TaskLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_fsync_ends_a_stream(log: TaskLog, monkeypatch: pytest.MonkeyPatch) -> None:
     await log.put(b"1")
     stream = log.stream(reader="billing", kinds=["enqueued"])
     assert (await anext(stream)).payload == b"1"

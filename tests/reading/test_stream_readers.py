@@ -115,9 +115,7 @@ async def test_a_position_is_saved_often_enough_and_no_oftener(
     assert found_position(log).lsn == 500
 
 
-async def test_a_position_that_cannot_be_saved_stops_the_stream(
-    log: TaskLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unsaved_position_ends_it(log: TaskLog, monkeypatch: pytest.MonkeyPatch) -> None:
     await put(log, 5)
     stream = log.stream(reader="billing")
     await anext(stream)
@@ -134,9 +132,7 @@ async def test_a_position_that_cannot_be_saved_stops_the_stream(
     assert await lsns(log.stream(reader="billing", follow=False)) == [1, 2, 3, 4, 5]
 
 
-async def test_the_lag_counts_records_and_not_the_lsns_that_a_crash_left_out(
-    tmp_path: Path,
-) -> None:
+async def test_the_lag_counts_records_and_not_lsns_left_out_by_a_crash(tmp_path: Path) -> None:
     async with TaskLog.open(tmp_path / "log") as log:
         await put(log, 7)
         await lsns(log.stream(reader="billing"), 2)
@@ -194,9 +190,7 @@ async def test_a_stream_that_is_overtaken_while_it_reads_gets_an_error(log: Task
 
 
 @pytest.mark.parametrize("how", ["one after the other", "with a loss of power between"])
-async def test_a_reader_that_had_read_all_that_was_removed_goes_on(
-    tmp_path: Path, how: str
-) -> None:
+async def test_a_reader_goes_on_after_removal_of_records_it_read(tmp_path: Path, how: str) -> None:
     log = TaskLog.open(tmp_path / "log", segment_bytes=SEGMENT_BYTES_MIN)
     async with log:
         for _ in range(13):

@@ -154,9 +154,7 @@ async def test_what_a_job_does_to_the_log_it_does_to_its_own(tmp_path: Path) -> 
 
 @grows
 @pytest.mark.parametrize("start", range(0, some(1, 10_000), 20))
-def test_each_log_has_its_share_and_none_stands_still(
-    start: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_log_has_its_share(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
     make_deterministic(monkeypatch)
     run_seeds(Run, range(start, start + some(8, 20)), monkeypatch)
 
@@ -171,9 +169,7 @@ def test_a_log_that_began_its_part_early_stands_until_others_have_theirs(
     run_seeds(Run, range(seed, seed + 1), monkeypatch)
 
 
-async def test_a_log_that_fails_is_left_and_the_others_go_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_failed_log_stops_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The worker ends with the last of them, and says why."""
     app = TaskQ(tmp_path / "own")
 
@@ -199,9 +195,7 @@ async def test_a_log_that_fails_is_left_and_the_others_go_on(
         await lose_both()
 
 
-async def test_a_log_that_does_not_open_is_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_unopened_logs_are_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     app = TaskQ(tmp_path / "own")
 
     @app.task
@@ -248,9 +242,7 @@ async def test_a_running_job_of_any_log_is_cancelled(tmp_path: Path) -> None:
             await job.result(timeout=10)
 
 
-def test_a_worker_stands_still_only_when_all_its_logs_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_rests_with_all_its_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped, is_free = threading.Event(), threading.Event()
     stand: list[threading.Barrier] = []
     meet = supervising._meet
@@ -278,9 +270,7 @@ def test_a_worker_stands_still_only_when_all_its_logs_do(
         store.close()
 
 
-async def test_claimed_jobs_of_a_failed_log_are_returned_and_logged_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_claimed_jobs_of_a_failed_log_are_returned(caplog: pytest.LogCaptureFixture) -> None:
     apps, (other, gone) = apps_of(Random(0), 2)
     running, hold = asyncio.Event(), asyncio.Event()
 
@@ -390,9 +380,7 @@ def start_worker() -> subprocess.Popen[bytes]:
 
 @pytest.mark.usefixtures("here")
 @grows
-async def test_jobs_of_all_logs_of_a_killed_worker_run_again_within_a_second(
-    tmp_path: Path,
-) -> None:
+async def test_jobs_of_all_logs_of_a_killed_worker_run_again_at_once(tmp_path: Path) -> None:
     app = TaskQ(tmp_path / "own")
     again: dict[str, float] = {}
     all_again = asyncio.Event()

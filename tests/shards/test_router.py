@@ -37,9 +37,7 @@ async def run_all(app: TaskQ, **options: Any) -> None:
         ("", 10, "a.000", "a.3ff"),
     ],
 )
-def test_directories_are_named_as_the_seed_names_them(
-    prefix: str, bits: int, first: str, last: str
-) -> None:
+def test_directories_have_the_seeds_names(prefix: str, bits: int, first: str, last: str) -> None:
     names = Shards("root", prefix=prefix, bits=bits).names()
     assert (names[0], names[-1], len(names)) == (first, last, 2**bits)
 

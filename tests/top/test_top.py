@@ -142,9 +142,7 @@ class WindowsConsole:
         ("\x03", ["q"]),
     ],
 )
-def test_keys_of_a_windows_console_have_the_same_names(
-    monkeypatch: pytest.MonkeyPatch, typed: str, keys: list[str]
-) -> None:
+def test_windows_keys_named(monkeypatch: pytest.MonkeyPatch, typed: str, keys: list[str]) -> None:
     monkeypatch.setitem(sys.modules, "msvcrt", cast("Any", WindowsConsole(typed)))
     assert ConsoleKeyboard(0).wait(0) == keys
 

@@ -71,9 +71,7 @@ DOCUMENT: Final = Path(__file__).with_name("api.md").read_text().split("\n## ")[
 
 
 @pytest.mark.parametrize("section", DOCUMENT, ids=lambda text: text.partition(":")[0])
-async def test_a_program_gets_what_is_written_and_refusals_change_nothing(
-    section: str, tmp_path: Path
-) -> None:
+async def test_a_program_gets_what_the_document_shows(section: str, tmp_path: Path) -> None:
     path, is_refused = tmp_path / "data", list[bool]()
     await LOGS[section.split("`")[1]](path)
     with LogReader.open(str(path)) as reader:
@@ -97,9 +95,7 @@ async def test_a_program_gets_what_is_written_and_refusals_change_nothing(
         assert not all(is_refused) or reader.stats().next_lsn == before
 
 
-async def test_a_worker_in_another_language_runs_jobs(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_without_python_runs_it(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "_HELD_MAX", 9)
     async with program(data, allow_actions=True) as client:
         made = [
@@ -141,9 +137,7 @@ async def test_claims_go_back_when_the_page_stops(data: Path) -> None:
             assert claim["payload"] == {"encoding": "base64", "data": "AP8="}
 
 
-async def test_claims_go_back_when_their_client_hangs_up_before_the_answer(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_claims_go_back_without_a_client(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     claimed = asyncio.Event()
 
     async def answer_never() -> None:
@@ -197,9 +191,7 @@ async def test_openapi_describes_every_endpoint_and_its_limits(whole: Path) -> N
     assert {ref.rpartition("/")[2] for ref in refs} <= document["components"]["schemas"].keys()
 
 
-async def test_the_log_shows_what_is_written_meanwhile_and_after_it_was_replaced(
-    data: Path, tmp_path: Path
-) -> None:
+async def test_the_log_is_shown_as_it_grows_or_is_replaced(data: Path, tmp_path: Path) -> None:
     async with stranger(data) as (client, _):
         client.headers["Authorization"] = f"Bearer {'s' * 43}"
         app = TaskQ(data, durability="os")

@@ -222,9 +222,7 @@ async def test_jobs_are_found_by_keyboard_alone(app: TaskQ, visit: Visit) -> Non
     await expect(page.locator("h1")).to_contain_text(jobs[1].id)
 
 
-async def test_a_page_is_not_shown_anew_under_the_hands_of_somebody(
-    app: TaskQ, visit: Visit
-) -> None:
+async def test_a_page_in_use_is_not_shown_anew(app: TaskQ, visit: Visit) -> None:
     job = await enqueue(app, "nobody.knows")
     await visit.page.clock.install()
     page = await visit.open("/")
@@ -238,9 +236,7 @@ async def test_a_page_is_not_shown_anew_under_the_hands_of_somebody(
     await api.expect(page.locator("main")).to_contain_text("cancelled")
 
 
-async def test_times_are_in_the_zone_of_the_browser_which_is_said_with_utc_on_hover(
-    app: TaskQ, visit: Visit
-) -> None:
+async def test_times_are_in_the_zone_of_the_browser_and_in_utc(app: TaskQ, visit: Visit) -> None:
     job = await enqueue(app, "nobody.knows")
     page = await visit.other(timezone_id="America/New_York")
     for path, places in ((f"/jobs/{job.id}", "#timeline ~ * time"), ("/", ".hour text[data-t]")):
@@ -290,9 +286,7 @@ async def test_a_page_from_elsewhere_reads_and_changes_nothing(app: TaskQ, visit
         assert await evil.evaluate(asked, visit.home + path) == "TypeError"
 
 
-async def test_a_page_whose_server_is_gone_says_so_and_comes_back_by_itself(
-    app: TaskQ, chromium: Any
-) -> None:
+async def test_a_page_without_its_server_comes_back_by_itself(app: TaskQ, chromium: Any) -> None:
     path = app.data_dir
     await ended(await enqueue(app, "pages.fetch", url="first"))
     with Child(sys.executable, "-m", "taskq", "web", path) as child:
@@ -332,9 +326,7 @@ async def each(visit: Visit, scheme: str, paths: dict[str, str], of: str = "") -
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_no_page_shuts_anybody_out_or_is_wider_than_its_window(
-    app: TaskQ, visit: Visit, scheme: str
-) -> None:
+async def test_no_page_shuts_out_or_is_too_wide(app: TaskQ, visit: Visit, scheme: str) -> None:
     dead, fetch = await enqueue(app, "mail.send", to="x" * 400), app.tasks["pages.fetch"]
     await ended(dead)
     jobs: dict[str, Any] = {

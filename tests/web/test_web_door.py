@@ -221,9 +221,7 @@ async def test_a_read_only_visitor_is_refused_every_action_and_sees_no_buttons(
         assert end_of(path) == before
 
 
-async def test_an_operator_does_all_but_what_cannot_be_undone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_operator_undoes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with roles(tmp_path, monkeypatch) as (_, client, _), client("bob") as bob:
         dead = (await bob.get("/api/jobs?q=state:dead")).json()["jobs"][0]["id"]
         assert (await bob.post(f"/api/jobs/{dead}/purge", json={})).status_code == 403
@@ -464,9 +462,7 @@ async def test_localhost_is_a_name_of_its_own(data: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/api/jobs", "/api/claims", "/act/pause"])
-async def test_a_body_that_breaks_off_is_refused_and_no_error_of_the_server(
-    data: Path, path: str
-) -> None:
+async def test_a_broken_off_body_is_no_error_of_the_server(data: Path, path: str) -> None:
     """With bytes that are no chunk, too, a server passes on that nobody is there any more."""
     sent: list[Any] = []
 
@@ -499,9 +495,7 @@ def get(address: str, cookie: str = "", context: ssl.SSLContext | None = None) -
 
 
 @pytest.mark.parametrize("is_tls", [False, True])
-def test_the_command_prints_an_address_that_works_until_it_is_stopped(
-    data: Path, tmp_path: Path, is_tls: bool
-) -> None:
+def test_the_command_prints_an_address_that_works(data: Path, tmp_path: Path, is_tls: bool) -> None:
     words: list[object] = [sys.executable, "-m", "taskq", "web", data]
     context = None
     if is_tls:
@@ -596,9 +590,7 @@ async def data_with_secrets(tmp_path: Path) -> tuple[Path, str]:
     return tmp_path / "data", job.id
 
 
-async def test_nothing_that_a_browser_gets_has_a_secret_in_it(
-    data_with_secrets: tuple[Path, str],
-) -> None:
+async def test_nothing_a_browser_gets_has_a_secret(data_with_secrets: tuple[Path, str]) -> None:
     path, job = data_with_secrets
     async with browser(path) as client:
         for place in (*PLACES, *ANSWERS):
@@ -616,9 +608,7 @@ async def test_nothing_that_a_browser_gets_has_a_secret_in_it(
 @pytest.mark.parametrize(
     "word", [HIDDEN, '"password":"h', '"h', "'h", "password='h", '"x":"h', '"pwd:h"', "key:h"]
 )
-async def test_search_does_not_leak_a_secret_letter_by_letter(
-    data_with_secrets: tuple[Path, str], word: str
-) -> None:
+async def test_searches_leak_no_secret(data_with_secrets: tuple[Path, str], word: str) -> None:
     path, _ = data_with_secrets
     async with browser(path) as client:
         for query in (word, *word.split()):
@@ -742,9 +732,7 @@ def test_a_worker_in_plain_javascript_runs_a_hundred_jobs(site: Site) -> None:
 
 
 @pytest.mark.slow  # some requests may wait for a minute
-def test_nothing_that_the_document_allows_breaks_the_api_or_loses_a_job(
-    site: Site, tmp_path: Path
-) -> None:
+def test_nothing_allowed_breaks_the_api_or_loses_a_job(site: Site, tmp_path: Path) -> None:
     pytest.importorskip("schemathesis", reason="needs the extra browser")
     made = [site.post("jobs", task="kept", queue="kept")["id"] for _ in range(50)]
     words = [
@@ -793,9 +781,7 @@ def address(tmp_path: Path) -> Iterator[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("half", HALVES.values(), ids=HALVES)
-def test_as_many_half_requests_as_there_are_lines_shut_nobody_out(
-    address: tuple[str, int], half: bytes
-) -> None:
+def test_half_requests_on_all_lines_shut_nobody_out(address: tuple[str, int], half: bytes) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(mount._CONNECTIONS_MAX):
             line = stack.enter_context(socket.create_connection(address, timeout=20))

@@ -343,9 +343,7 @@ _PARTS = ("schedules", "dead", "compacted", "waiting", "paused")
     "count",
     [pytest.param(n, marks=[pytest.mark.slow] * (n in {2, 3, 4})) for n in range(len(_PARTS) + 1)],
 )
-async def test_every_page_and_endpoint_answers_in_every_state_of_the_log(
-    tmp_path: Path, count: int
-) -> None:
+async def test_every_page_answers_in_every_state_of_the_log(tmp_path: Path, count: int) -> None:
     for number, parts in enumerate(itertools.combinations(_PARTS, count)):
         path = tmp_path / str(number)
         await _log_of(path, frozenset(parts))

@@ -26,9 +26,7 @@ def flows(draw: st.DrawFn) -> dict[int, tuple[int, ...]]:
 
 
 @given(flows())
-def test_lines_lead_between_columns_or_across_one_in_a_row_without_a_box(
-    inputs: dict[int, tuple[int, ...]],
-) -> None:
+def test_lines_lead_between_columns_or_across_one(inputs: dict[int, tuple[int, ...]]) -> None:
     places, steps = lay_out(inputs)
     boxes = set(places.values())
     assert len(boxes) == len(inputs)

@@ -82,9 +82,7 @@ def reader(data: Path) -> Iterator[LogReader]:
         ("arg.nothing:1", 0),
     ],
 )
-def test_properties_and_parts_of_names_are_understood(
-    reader: LogReader, query: str, count: int
-) -> None:
+def test_properties_and_parts_are_understood(reader: LogReader, query: str, count: int) -> None:
     assert len(Search.parse(query).find(reader, 100, 0).jobs) == count
 
 
@@ -114,9 +112,7 @@ async def test_a_page_leads_to_the_job_that_an_id_names(data: Path) -> None:
         assert (answer.status_code, answer.headers["location"]) == (303, f"/jobs/{job}")
 
 
-async def test_search_reports_where_it_stopped_and_the_next_page_continues(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_next_page_continues(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "LOOKED_MAX", 10)
     monkeypatch.setattr(search, "_SLICE", 10)
     async with browser(data) as client:
@@ -139,9 +135,7 @@ async def _fail(app: TaskQ, jobs: Iterable[JobHandle[None]]) -> None:
                 await job.result(timeout=30)
 
 
-async def test_a_bulk_action_covers_all_matches_and_reports_its_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_bulk_action_covers_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "_MANY", 7)
     app = TaskQ(tmp_path, upkeep=False, name="taskq web")
 
@@ -338,9 +332,7 @@ async def test_the_workers_page_shows_running_jobs_and_lost_workers(tmp_path: Pa
         assert "shop</th>" in page
 
 
-async def test_arguments_are_a_table_where_they_are_flat_and_code_that_enqueues_them(
-    log: Path,
-) -> None:
+async def test_flat_arguments_are_a_table_and_code_that_enqueues_them(log: Path) -> None:
     async with browser(log) as client:
         (dead,) = ids(await shown(client, "/jobs", q="state:dead cleo"))
         page = html.unescape(await shown(client, f"/jobs/{dead}"))
@@ -357,9 +349,7 @@ async def test_arguments_are_a_table_where_they_are_flat_and_code_that_enqueues_
         ("long", b'{"x":"%s"}' % (b"x" * 9_999), ""),
     ],
 )
-async def test_code_is_python_whatever_a_task_is_called(
-    log: Path, task: str, payload: bytes, code: str
-) -> None:
+async def test_code_is_python_for_any_name(log: Path, task: str, payload: bytes, code: str) -> None:
     with LogReader.open(str(log)) as reader:
         job = reader.jobs(None, None, None, 1)[0]
     assert code_of(replace(job, task=task, payload=payload), dict) == code

@@ -91,9 +91,7 @@ def _records(sample: Sample, tmp_path: Path, *options: str) -> list[dict[str, An
     return rows
 
 
-def test_parquet_holds_the_same_records_with_the_columns_of_the_spark_source(
-    sample: Sample, tmp_path: Path
-) -> None:
+def test_parquet_has_the_records_and_the_columns_of_spark(sample: Sample, tmp_path: Path) -> None:
     rows = _records(sample, tmp_path)
     answer = lines("-d", sample.path, "--records")
     assert [(row["lsn"], row["kind"], row["job_id"]) for row in rows] == [
@@ -114,9 +112,7 @@ def test_parquet_holds_the_same_records_with_the_columns_of_the_spark_source(
         (["--since", "1h", "--queue", "mail"], 1), (["--before", "1h", "--queue", "mail"], 0),
     ],
 )  # fmt: skip
-def test_records_are_chosen_alike_in_every_format(
-    sample: Sample, options: list[str], count: int, tmp_path: Path
-) -> None:
+def test_formats_agree(sample: Sample, options: list[str], count: int, tmp_path: Path) -> None:
     """A job's later records, too, which do not name its queue."""
     answer = lines("-d", sample.path, "--records", *options)
     assert len(answer) == count
@@ -124,9 +120,7 @@ def test_records_are_chosen_alike_in_every_format(
     assert [row["lsn"] for row in rows] == [record["lsn"] for record in answer]
 
 
-def test_a_file_gets_its_name_when_it_is_whole(
-    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_is_whole(sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing that waits under a temporary name is written to."""
 
     def fail(*_: object, **__: object) -> None:
@@ -187,9 +181,7 @@ async def ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a pipe has no name in a folder there")
-def test_a_pipe_is_written_to_and_stays_one_and_a_directory_is_named(
-    sample: Sample, tmp_path: Path
-) -> None:
+def test_a_pipe_is_written_to_and_a_directory_is_named(sample: Sample, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reads = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
@@ -207,9 +199,7 @@ def test_a_pipe_is_written_to_and_stays_one_and_a_directory_is_named(
 
 
 @pytest.mark.parametrize("with_payloads", [False, True])
-async def test_read_commands_open_a_case_file_and_find_payloads_only_if_asked(
-    ids: dict[str, str], with_payloads: bool
-) -> None:
+async def test_a_case_file_is_read_like_a_log(ids: dict[str, str], with_payloads: bool) -> None:
     ask("report", "data", "-o", "case.zip", *(["--with-payloads"] if with_payloads else []))
     assert json.loads(ask("verify", "case.zip", "--json").stdout)["ok"] is True
     assert ask("ls", "case.zip", "--json").stdout == ask("ls", "data", "--json").stdout
@@ -235,9 +225,7 @@ async def test_read_commands_open_a_case_file_and_find_payloads_only_if_asked(
         assert json.loads(case.read("case.json"))["with_payloads"] is with_payloads
 
 
-async def test_what_was_written_before_the_moment_is_left_out(
-    ids: dict[str, str], tmp_path: Path
-) -> None:
+async def test_what_was_written_before_is_left_out(ids: dict[str, str], tmp_path: Path) -> None:
     with LogReader.open("data") as reader:
         story = reader.timeline(reader.parse_id(ids["done"]))
         ended = story[-1]
@@ -258,9 +246,7 @@ async def test_what_was_written_before_the_moment_is_left_out(
 
 
 @pytest.mark.parametrize("option", [[], ["--show-secrets"]])
-async def test_exported_output_of_commands_has_no_secrets(
-    ids: dict[str, str], option: list[str]
-) -> None:
+async def test_exported_output_has_no_secrets(ids: dict[str, str], option: list[str]) -> None:
     async with TaskLog.open("data") as log:
         job = await log.put(b"x", priority=9, attempts=2, headers={"auth": "hunter2", "to": "x"})
         (delivery,) = await log.claim(1, queues=["default"])
@@ -278,9 +264,7 @@ async def test_exported_output_of_commands_has_no_secrets(
     assert len(shown["attempts"]) == 2
 
 
-async def test_settings_are_shown_without_secrets(
-    ids: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_settings_hide_secrets(ids: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TASKQ_HUB_URL", "https://ada:lovelace@hub.example/")
     monkeypatch.setenv("TASKQ_HUB_TOKEN", "countess-lovelace")
     ask("report", "data")
@@ -364,9 +348,7 @@ def test_what_is_taken_out_of_a_log_is_its_users_alone(
         "replay --all", "tail --reader billing -n 1", "reader ls",
     ],
 )  # fmt: skip
-def test_a_command_removes_nothing_by_the_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_no_command_removes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     """Its settings come from the environment and files; an app may have said otherwise in code."""
     assert taskq("put", "x", "-d", tmp_path).exit_code == 0
     looks: list[Upkeep] = []
@@ -385,9 +367,7 @@ def logs(path: Path) -> list[str]:
     return sorted(file.name for file in (path / "log").glob("*.log"))
 
 
-def test_the_settings_that_it_obeys_are_named_before_anything_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compact_names_its_settings_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path
     asyncio.run(fill_grown(path))
     here = path / "here"

@@ -61,9 +61,7 @@ def test_a_directory_without_a_log_gets_a_remedy(tmp_path: Path, command: str) -
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_piped_listing_has_no_colours_and_whole_ids(
-    sample: Sample, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipe_has_whole_ids_and_no_color(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     monkeypatch.setenv("FORCE_COLOR", "1")
     done = run_taskq("ls", "-d", sample.path, check=True)
@@ -257,9 +255,7 @@ def tailed(tmp_path: Path) -> Path:
         "reader ls", "export", "show 1", "why 1", "timeline 1",
     ],
 )  # fmt: skip
-def test_a_command_that_reads_leaves_a_copied_log_as_it_is(
-    command: str, tailed: Path, tmp_path: Path
-) -> None:
+def test_reading_leaves_a_copied_log_as_it_is(command: str, tailed: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(tailed, copy, ignore=shutil.ignore_patterns("copy"))
     before = _files(copy)
@@ -291,9 +287,7 @@ def test_the_first_put_starts_a_log_and_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["argument", "file", "stdin", "dash"])
-def test_put_takes_its_payload_from_an_argument_a_file_or_stdin(
-    tmp_path: Path, source: str
-) -> None:
+def test_put_takes_a_payload_from_an_argument_a_file_or_stdin(tmp_path: Path, source: str) -> None:
     body = "grüße\n".encode()
     (tmp_path / "body").write_bytes(body)
     words = {"argument": [body.decode()], "file": [f"@{tmp_path / 'body'}"], "dash": ["-"]}
@@ -331,9 +325,7 @@ def send(to: str, count: int = 1) -> None: ...
 """
 
 
-def test_put_of_a_task_takes_its_own_options(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_put_of_a_task_takes_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "shop_to_put.py").write_text(SHOP)
     (tmp_path / "bare_to_put.py").write_text(SHOP.partition("@")[0])
     monkeypatch.chdir(tmp_path)
