@@ -264,9 +264,7 @@ async def _ids(path: Path | str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("way", ["before_contact", "after_contact", "as_a_copy", "had_a_copy"])
-async def test_a_file_system_that_was_rolled_back_parts_where_the_hub_has_other_frames(
-    place: Place, way: str
-) -> None:
+async def test_a_rolled_back_disk_parts_at_the_hubs_frames(place: Place, way: str) -> None:
     """They are in the hub's copy of the log, of its parent or of its child."""
     await place.write(5)
     await place.sync()
