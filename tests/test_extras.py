@@ -53,27 +53,20 @@ def test_each_missing_pipeline_package_is_named_with_its_extra() -> None:
     assert packages <= {*errors._EXTRAS}
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import taskq_plugins.spark.log_tables, taskq_plugins.spark.sql",
-        "import taskq.arrow.decoder, taskq.cli.commands.parquet",
-    ],
-)
+@pytest.mark.parametrize("code", [
+    "import taskq_plugins.spark.log_tables, taskq_plugins.spark.sql",
+    "import taskq.arrow.decoder, taskq.cli.commands.parquet",
+])  # fmt: skip
 def test_questions_in_sql_need_nothing_of_the_pipeline(code: str) -> None:
     """Tables are made of the log there, too, and never written."""
     done = run_python("-c", ABSENT + code)
     assert not done.returncode, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("folder", "system", "line"),
-    [
-        ("/home/me/a%20clone", posixpath, "pip install -e '/home/me/a clone[hub]'"),
-        ("/C:/me/a%20clone", ntpath, 'pip install -e "C:\\me\\a clone[hub]"'),
-    ],
-    ids=["posix", "windows"],
-)
+@pytest.mark.parametrize(("folder", "system", "line"), [
+    ("/home/me/a%20clone", posixpath, "pip install -e '/home/me/a clone[hub]'"),
+    ("/C:/me/a%20clone", ntpath, 'pip install -e "C:\\me\\a clone[hub]"'),
+], ids=["posix", "windows"])  # fmt: skip
 def test_what_is_missing_is_installed_by_the_line_that_an_error_shows(
     folder: str, system: Any, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

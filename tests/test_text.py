@@ -24,22 +24,19 @@ def test_names_that_only_look_like_it(name: str) -> None:
     assert not is_secret(name)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "connect(password='hunter2', host='h')",
-        'got {"pwd": "hunter2", "to": "ada"}',
-        "{'auth': 'hunter2 and more'}",
-        "PIN=hunter2",
-        "{'auth': ['x', {'y': 'hunter2'}]}",
-        "token: hunter2",
-        "Authorization: Bearer hunter2",
-        "authorization: Basic hunter2",
-        "sent bearer hunter2",
-        "https://ada:hunter2@host/x",
-        'api_key = "hunter\\"2 hunter2"',
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "connect(password='hunter2', host='h')",
+    'got {"pwd": "hunter2", "to": "ada"}',
+    "{'auth': 'hunter2 and more'}",
+    "PIN=hunter2",
+    "{'auth': ['x', {'y': 'hunter2'}]}",
+    "token: hunter2",
+    "Authorization: Bearer hunter2",
+    "authorization: Basic hunter2",
+    "sent bearer hunter2",
+    "https://ada:hunter2@host/x",
+    'api_key = "hunter\\"2 hunter2"',
+])  # fmt: skip
 def test_text_that_quotes_a_secret_is_shown_without(text: str) -> None:
     assert "hunter" not in hidden(text)
 

@@ -172,13 +172,10 @@ async def test_a_failing_condition_does_not_stop_other_alerts(
     assert "alert broken failed" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("said", "text"),
-    [
-        (None, None), (False, None), ("", None), (7, None), (b"bad", None), (True, "mine"),
-        ("bad", "bad"), ("\ud800", "?"), ("\x00" * 900, "\x00" * 375), ("𝄞" * 900, "𝄞" * 210),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("said", "text"), [
+    (None, None), (False, None), ("", None), (7, None), (b"bad", None), (True, "mine"),
+    ("bad", "bad"), ("\ud800", "?"), ("\x00" * 900, "\x00" * 375), ("𝄞" * 900, "𝄞" * 210),
+])  # fmt: skip
 async def test_a_condition_is_text_or_nothing(tmp_path: Path, said: Any, text: str | None) -> None:
     heard: list[Alert] = []
     post = Post(tmp_path, lambda _: said, heard.append, "mine")

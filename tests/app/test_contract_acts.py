@@ -61,17 +61,14 @@ async def test_a_paused_task_waits_and_its_limits_are_changed_at_run_time(front:
     assert await front.state(more) is State.SUCCEEDED
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "back", "known"),
-    [
-        ("pause", {"task": "t"}, ("resume", {"task": "t"}), {"task:t": {"paused": True}}),
-        (
-            "limit", {"task": "t", "concurrency": 2, "rate": "50/s"}, ("limit", {"task": "t"}),
-            {"task:t": {"concurrency": 2, "rate": "50/s"}},
-        ),
-        ("set_slots", {"count": 3}, ("set_slots", {"count": None}), {"slots": {"": 3}}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "options", "back", "known"), [
+    ("pause", {"task": "t"}, ("resume", {"task": "t"}), {"task:t": {"paused": True}}),
+    (
+        "limit", {"task": "t", "concurrency": 2, "rate": "50/s"}, ("limit", {"task": "t"}),
+        {"task:t": {"concurrency": 2, "rate": "50/s"}},
+    ),
+    ("set_slots", {"count": 3}, ("set_slots", {"count": None}), {"slots": {"": 3}}),
+])  # fmt: skip
 async def test_each_control_is_known_until_it_is_taken_back(
     front: Front, name: str, options: Any, back: Any, known: Any
 ) -> None:

@@ -203,13 +203,10 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "await work.enqueue('x')", "work.delay(1)", "await app.enqueue(work, 1)",
-        "TaskQ(sys.argv[1], kep='7d')",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("line", [
+    "await work.enqueue('x')", "work.delay(1)", "await app.enqueue(work, 1)",
+    "TaskQ(sys.argv[1], kep='7d')",
+])  # fmt: skip
 def test_the_line_of_a_wrong_call_is_last_in_its_traceback(tmp_path: Path, line: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(line=line))

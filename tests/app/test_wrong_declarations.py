@@ -118,20 +118,17 @@ def as_a_field(n: int = dataclasses.field(default=3)) -> None: ...
 async def cached() -> None: ...
 
 
-@pytest.mark.parametrize(
-    ("function", "remedy"),
-    [
-        (keywords, r"such as \*\*options: int.*typing_extensions"),
-        (described, r"default of 'n' is Field.*n: Annotated\[int, Field\("),
-        (as_a_field, r"default of 'n' is Field.*n: Annotated\[int, Field\("),
-        (cached, "each can be awaited once: leave the cache out"),
-        pytest.param(
-            of_typing,
-            "typing_extensions",
-            marks=pytest.mark.skipif(sys.version_info >= (3, 12), reason="pydantic takes it"),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("function", "remedy"), [
+    (keywords, r"such as \*\*options: int.*typing_extensions"),
+    (described, r"default of 'n' is Field.*n: Annotated\[int, Field\("),
+    (as_a_field, r"default of 'n' is Field.*n: Annotated\[int, Field\("),
+    (cached, "each can be awaited once: leave the cache out"),
+    pytest.param(
+        of_typing,
+        "typing_extensions",
+        marks=pytest.mark.skipif(sys.version_info >= (3, 12), reason="pydantic takes it"),
+    ),
+])  # fmt: skip
 def test_a_function_without_a_call_is_refused(app: TaskQ, function: Any, remedy: str) -> None:
     with pytest.raises(UsageError, match=remedy):
         app.task(function)

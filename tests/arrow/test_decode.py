@@ -68,15 +68,12 @@ def _values(rows: list[Row]) -> list[Any]:
 _LEFT: Final = ["one", "two", "three", "five", "six"]
 
 
-@pytest.mark.parametrize(
-    ("flip", "what", "left"),
-    [
-        (b"three", "the frame of 3 records is damaged", ["one", "two", "five", "six"]),
-        (None, "no whole frame starts here", _LEFT),
-        (0, "this is no segment of a task log", _LEFT),
-        (17, "the header is damaged", _LEFT),
-    ],
-)
+@pytest.mark.parametrize(("flip", "what", "left"), [
+    (b"three", "the frame of 3 records is damaged", ["one", "two", "five", "six"]),
+    (None, "no whole frame starts here", _LEFT),
+    (0, "this is no segment of a task log", _LEFT),
+    (17, "the header is damaged", _LEFT),
+])  # fmt: skip
 def test_damage_is_an_error_passed_over_or_kept(
     flip: int | bytes | None, what: str, left: list[str], three: _Three
 ) -> None:

@@ -86,21 +86,18 @@ def test_the_version_is_the_distributions() -> None:
     assert re.fullmatch(r"taskq \d+\.\d+\.\d+\S*\n", result.output)
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "message"),
-    [
-        (UsageError("priority is 12"), 2, "taskq: priority is 12\n"),
-        (JobNotFound("no job a-1"), 1, "taskq: no job a-1\n"),
-        (Failure("the disk is full"), 1, "taskq: the disk is full\n"),
-        (
-            PermissionError(13, "Permission denied", "/x"),
-            1,
-            "taskq: /x: Permission denied. Check the path and its permissions\n",
-        ),
-        (KeyboardInterrupt(), 130, ""),
-        (BrokenPipeError(), 141, ""),
-    ],
-)
+@pytest.mark.parametrize(("error", "code", "message"), [
+    (UsageError("priority is 12"), 2, "taskq: priority is 12\n"),
+    (JobNotFound("no job a-1"), 1, "taskq: no job a-1\n"),
+    (Failure("the disk is full"), 1, "taskq: the disk is full\n"),
+    (
+        PermissionError(13, "Permission denied", "/x"),
+        1,
+        "taskq: /x: Permission denied. Check the path and its permissions\n",
+    ),
+    (KeyboardInterrupt(), 130, ""),
+    (BrokenPipeError(), 141, ""),
+])  # fmt: skip
 def test_errors_are_a_message_and_exit_code(error: BaseException, code: int, message: str) -> None:
     def run() -> None:
         raise error
@@ -117,13 +114,10 @@ def test_a_bug_keeps_its_traceback() -> None:
     assert isinstance(result.exception, ZeroDivisionError)
 
 
-@pytest.mark.parametrize(
-    ("value", "detail"),
-    [
-        ("no_such_module_here:command", "ModuleNotFoundError: No module named"),
-        ("os:sep", "is no click command"),
-    ],
-)
+@pytest.mark.parametrize(("value", "detail"), [
+    ("no_such_module_here:command", "ModuleNotFoundError: No module named"),
+    ("os:sep", "is no click command"),
+])  # fmt: skip
 def test_a_broken_command_names_its_package_and_stops_no_others(value: str, detail: str) -> None:
     group = Commands(name="taskq", invoke_without_command=True)
     group.__dict__["brought_in"] = {"extra": EntryPoint("extra", value, "taskq.commands")}
@@ -209,15 +203,11 @@ def test_options_go_first(sample: Sample, tmp_path: Path, monkeypatch: pytest.Mo
         assert taskq(*arguments).exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("typed", "here"),
-    [
-        ((), "project"), (("project",), "."), (("project/taskq-dat",), "."),
-        (("project/taskq-data/log",), "."), ((), "."), ((), "project/src"),
-        ((), "project/src/shop"),
-    ],
-    ids=["beside", "above", "misspelt", "below", "down", "up", "two_up"],
-)  # fmt: skip
+@pytest.mark.parametrize(("typed", "here"), [
+    ((), "project"), (("project",), "."), (("project/taskq-dat",), "."),
+    (("project/taskq-data/log",), "."), ((), "."), ((), "project/src"),
+    ((), "project/src/shop"),
+], ids=["beside", "above", "misspelt", "below", "down", "up", "two_up"])  # fmt: skip
 def test_a_log_nearby_is_offered(
     sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     typed: tuple[str, ...], here: str,

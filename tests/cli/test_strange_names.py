@@ -315,15 +315,11 @@ def test_a_changed_file_gives_no_traceback(block: int, sample: Sample, tmp_path:
         _check_seed(seed, sample, tmp_path / str(seed), some(4, len(_COMMANDS)))
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"", b"null", b"[]", b'"x"', b"1e999", b'{"segment": "x", "durable_lsn": "x"}', _DEEP,
-        b'{"segment": null, "durable_lsn": null}', b'{"durable_lsn": 1e999}', b"\xff\xfe",
-        b'{"segment": [], "durable_lsn": -5}', b'{"durable_lsn": 99999999999999999999999999}',
-    ],
-    ids=lambda content: content[:24].decode("latin-1") or "empty",
-)  # fmt: skip
+@pytest.mark.parametrize("content", [
+    b"", b"null", b"[]", b'"x"', b"1e999", b'{"segment": "x", "durable_lsn": "x"}', _DEEP,
+    b'{"segment": null, "durable_lsn": null}', b'{"durable_lsn": 1e999}', b"\xff\xfe",
+    b'{"segment": [], "durable_lsn": -5}', b'{"durable_lsn": 99999999999999999999999999}',
+], ids=lambda content: content[:24].decode("latin-1") or "empty")  # fmt: skip
 def test_a_marker_of_a_sync_holds_anything(content: bytes, sample: Sample, tmp_path: Path) -> None:
     path = tmp_path / "log"
     shutil.copytree(sample.path, path)

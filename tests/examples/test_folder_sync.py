@@ -58,14 +58,11 @@ def test_every_file_arrives_through_an_offline_receiver_failures_and_a_killed_wo
     assert any("lost" in attempt.outcome for job in jobs for attempt in job.attempts)
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (["-d", "used"], 2, "is not empty; give the demo a new directory"),
-        (["--directory", ".", "-d", "queue"], 2, "would sync it to itself"),
-        (["--directory", "empty"], 1, "holds no files to sync"),
-    ],
-)
+@pytest.mark.parametrize(("words", "code", "message"), [
+    (["-d", "used"], 2, "is not empty; give the demo a new directory"),
+    (["--directory", ".", "-d", "queue"], 2, "would sync it to itself"),
+    (["--directory", "empty"], 1, "holds no files to sync"),
+])  # fmt: skip
 def test_demo_refuses_what_cannot_be_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, message: str
 ) -> None:

@@ -139,17 +139,14 @@ def _synced(
     return CopyEnd(1, at, has_end=has_end, begins=begins, kin=kin)
 
 
-@pytest.mark.parametrize(
-    ("found", "has_end", "verdict"),
-    [
-        (("stands",), False, Verdict.BEHIND), (("stands",), True, Verdict.BEHIND),
-        (("follows", "begins_behind"), False, Verdict.BEHIND),
-        (("stands", "begins_before"), True, Verdict.OLDER),
-        (("is_moved",), False, Verdict.BEHIND), (("is_moved",), True, Verdict.BEHIND),
-        ((), True, Verdict.AHEAD), (("begins_behind",), True, Verdict.AHEAD),
-        (("begins_behind",), False, Verdict.GAP), ((), False, Verdict.DIFFERS),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("found", "has_end", "verdict"), [
+    (("stands",), False, Verdict.BEHIND), (("stands",), True, Verdict.BEHIND),
+    (("follows", "begins_behind"), False, Verdict.BEHIND),
+    (("stands", "begins_before"), True, Verdict.OLDER),
+    (("is_moved",), False, Verdict.BEHIND), (("is_moved",), True, Verdict.BEHIND),
+    ((), True, Verdict.AHEAD), (("begins_behind",), True, Verdict.AHEAD),
+    (("begins_behind",), False, Verdict.GAP), ((), False, Verdict.DIFFERS),
+])  # fmt: skip
 def test_findings_have_a_verdict(
     found: tuple[str, ...], verdict: Verdict, *, has_end: bool
 ) -> None:

@@ -78,13 +78,10 @@ def _other(copy: Path, number: int) -> None:
         opened.write(b"other than it was")
 
 
-@pytest.mark.parametrize(
-    ("break_it", "repairs"),
-    [
-        (_shorter, False), (_gone, False), (_shorter, True), (lambda copy: _other(copy, 0), True),
-        (lambda copy: _other(copy, 1), True), (lambda copy: _other(copy, -1), True),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("break_it", "repairs"), [
+    (_shorter, False), (_gone, False), (_shorter, True), (lambda copy: _other(copy, 0), True),
+    (lambda copy: _other(copy, 1), True), (lambda copy: _other(copy, -1), True),
+])  # fmt: skip
 async def test_what_is_wrong_in_a_copy_comes_again_by_itself_or_by_a_repair(
     place: Place, break_it: Callable[[Path], None], repairs: bool
 ) -> None:

@@ -153,15 +153,12 @@ async def _is_lost(place: Fleet) -> None:
     await place.forget()
 
 
-@pytest.mark.parametrize(
-    ("version", "act", "error", "message"),
-    [
-        ("7.2", _runs, None, None),
-        ("bad", _runs, JobFailed, "no such version"),
-        ("7.2", _is_late_there, JobExpired, None),
-        ("7.2", _is_lost, JobFailed, "edge-7 took it, and its log does not tell what became"),
-    ],
-)
+@pytest.mark.parametrize(("version", "act", "error", "message"), [
+    ("7.2", _runs, None, None),
+    ("bad", _runs, JobFailed, "no such version"),
+    ("7.2", _is_late_there, JobExpired, None),
+    ("7.2", _is_lost, JobFailed, "edge-7 took it, and its log does not tell what became"),
+])  # fmt: skip
 async def test_what_became_of_a_job_on_its_device_is_its_end(
     place: Fleet,
     version: str,

@@ -242,23 +242,20 @@ _ODD_HEADERS: Final = ("", "-1", "+1", "1_0", " 1", "²", "9" * 400, "9" * 8_000
                        "bytes=" + "0-0," * 1_000)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("created_ns", "-1"),
-        ("created_ns", "true"),
-        ("clock_ns", '"now"'),
-        ("grace_seconds", "1e400"),
-        ("incompat", json.dumps(["x" * 41])),
-        ("incompat", json.dumps([f"x{number}" for number in range(33)])),
-        ("machine", json.dumps("a" * 36)),
-        ("machine", json.dumps("ab" * 32 + "\n")),
-        ("end", "[1, 64, 0, null]"),
-        ("parents", json.dumps([[str(_ID), 7], [str(_ID), 7]])),
-        ("parents", json.dumps([["../x", 7]])),
-        ("log_id", json.dumps("-" * 36)),
-    ],
-)
+@pytest.mark.parametrize(("field", "value"), [
+    ("created_ns", "-1"),
+    ("created_ns", "true"),
+    ("clock_ns", '"now"'),
+    ("grace_seconds", "1e400"),
+    ("incompat", json.dumps(["x" * 41])),
+    ("incompat", json.dumps([f"x{number}" for number in range(33)])),
+    ("machine", json.dumps("a" * 36)),
+    ("machine", json.dumps("ab" * 32 + "\n")),
+    ("end", "[1, 64, 0, null]"),
+    ("parents", json.dumps([[str(_ID), 7], [str(_ID), 7]])),
+    ("parents", json.dumps([["../x", 7]])),
+    ("log_id", json.dumps("-" * 36)),
+])  # fmt: skip
 async def test_a_wrong_type_is_refused_unwritten(place: Place, field: str, value: str) -> None:
     assert place.token
     before = place.tree()

@@ -235,16 +235,13 @@ def test_a_task_that_the_executors_copy_lacks_is_left_for_others(app: TaskQ) -> 
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize(
-    ("jobs", "size_bytes", "chunks", "alone", "lengths"),
-    [
-        (100, 10, 2, 0, [50, 50]),
-        (3, 10, 4, 0, [1, 1, 1]),
-        (500, 10, 2, 0, [CHUNK_JOBS_MAX] * 2),
-        (12, MIB, 1, 0, [CHUNK_BYTES_MAX // MIB - 1]),
-        (10, 10, 4, 3, [2, 1, 4, 3]),
-    ],
-)
+@pytest.mark.parametrize(("jobs", "size_bytes", "chunks", "alone", "lengths"), [
+    (100, 10, 2, 0, [50, 50]),
+    (3, 10, 4, 0, [1, 1, 1]),
+    (500, 10, 2, 0, [CHUNK_JOBS_MAX] * 2),
+    (12, MIB, 1, 0, [CHUNK_BYTES_MAX // MIB - 1]),
+    (10, 10, 4, 3, [2, 1, 4, 3]),
+])  # fmt: skip
 def test_chunks_are_about_equal_bounded_and_leave_a_suspect_alone(
     jobs: int, size_bytes: int, chunks: int, alone: int, lengths: list[int]
 ) -> None:

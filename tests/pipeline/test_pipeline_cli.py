@@ -113,17 +113,14 @@ def test_the_shim_drops_the_one_argument_and_keeps_all_others_as_they_are(tmp_pa
     assert kept == ["-cp", "a b:c", "", "$HOME", "'", "--last"]
 
 
-@pytest.mark.parametrize(
-    ("said", "remedy"),
-    [
-        ("[JAVA_GATEWAY_EXITED] Java gateway process exited", "needs Java 17 or later"),
-        ("java.net.BindException: Cannot assign", "could not listen on its port"),
-        ("java.io.IOException: No space left on device", "set TMPDIR"),
-        ("Error occurred: Could not reserve enough space", "too little memory"),
-        ("java.io.FileNotFoundException: HADOOP_HOME is unset", "needs winutils.exe"),
-        ("something else", "did not start on local"),
-    ],
-)
+@pytest.mark.parametrize(("said", "remedy"), [
+    ("[JAVA_GATEWAY_EXITED] Java gateway process exited", "needs Java 17 or later"),
+    ("java.net.BindException: Cannot assign", "could not listen on its port"),
+    ("java.io.IOException: No space left on device", "set TMPDIR"),
+    ("Error occurred: Could not reserve enough space", "too little memory"),
+    ("java.io.FileNotFoundException: HADOOP_HOME is unset", "needs winutils.exe"),
+    ("something else", "did not start on local"),
+])  # fmt: skip
 def test_a_failed_start_is_reported_with_its_remedy(said: str, remedy: str) -> None:
     result = start_error(RuntimeError(said), "local[2]")
     assert isinstance(result, SparkError)

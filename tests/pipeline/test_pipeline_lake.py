@@ -272,19 +272,16 @@ def test_a_lake_is_asked_as_a_log_is(lake_asked: Lake) -> None:
 
 
 @pytest.mark.parametrize("command", ["erase", "replay"])
-@pytest.mark.parametrize(
-    ("where", "message"),
-    [
-        ("stat = 1", "The columns of jobs are: device, log_id"),
-        ("state =", "--where 'state =': Parser Error"),
-        ("1 = 1) UNION SELECT (1", "--where"),
-        ("true); SET threads = 1; SELECT (1", "Parser Error"),
-        ("true; DROP TABLE jobs", "Parser Error"),
-        ("true) OR (true", "Parser Error"),
-        ("job_id IN (SELECT * FROM '/etc/passwd')", "--where"),
-        ("queue", "--where 'queue'"),
-    ],
-)
+@pytest.mark.parametrize(("where", "message"), [
+    ("stat = 1", "The columns of jobs are: device, log_id"),
+    ("state =", "--where 'state =': Parser Error"),
+    ("1 = 1) UNION SELECT (1", "--where"),
+    ("true); SET threads = 1; SELECT (1", "Parser Error"),
+    ("true; DROP TABLE jobs", "Parser Error"),
+    ("true) OR (true", "Parser Error"),
+    ("job_id IN (SELECT * FROM '/etc/passwd')", "--where"),
+    ("queue", "--where 'queue'"),
+])  # fmt: skip
 def test_a_condition_that_is_more_than_one_is_refused(
     lake_asked: Lake, tmp_path: Path, command: str, where: str, message: str
 ) -> None:

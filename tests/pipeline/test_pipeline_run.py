@@ -101,22 +101,13 @@ OURS = (
 DAMAGED = "taskq.arrow.problems.SegmentDamaged: /1.log: no frame, corruptMode=skip reads on"
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (
-            f"Traceback …\n{DAMAGED}\n\tat",
-            r"^/1.log: no frame, --corrupt skip reads on; nothing of",
-        ),
-        (
-            f"pyspark.errors.PySparkRuntimeError: x\n{OURS}\n",
-            r"^a: gone; with --ignore-data-loss; n",
-        ),
-        ("x\nCaused by: java.io.IOException: No space left\n\tat", r"IOException: No space left\)"),
-        ("\n", r"no reason was given"),
-        ("strange", r"^Spark stopped the run \(strange\); .*Remove the cause, then run again$"),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), [
+    (f"Traceback …\n{DAMAGED}\n\tat", r"^/1.log: no frame, --corrupt skip reads on; nothing of"),
+    (f"pyspark.errors.PySparkRuntimeError: x\n{OURS}\n", r"^a: gone; with --ignore-data-loss; n"),
+    ("x\nCaused by: java.io.IOException: No space left\n\tat", r"IOException: No space left\)"),
+    ("\n", r"no reason was given"),
+    ("strange", r"^Spark stopped the run \(strange\); .*Remove the cause, then run again$"),
+])  # fmt: skip
 def test_of_tracebacks_of_spark_the_reason_is_shown(text: str, said: str) -> None:
     error = failure(text)
     assert re.search(said, str(error))

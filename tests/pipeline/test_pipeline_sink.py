@@ -163,19 +163,13 @@ async def test_an_app_gives_defaults_keys_and_checks(tmp_path: Path) -> None:
     assert (last.body, last.extras and last.extras.key) == (b'{"to":"c","n":4}', b"c:4")
 
 
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        (
-            {"task": "mail.send", "to": "a", "n": "x"},
-            ["to='a'", "parameter 'n' must be int", "'x'"],
-        ),
-        ({"task": "mail.send", "n": 1}, ["parameter 'to' (str) is missing"]),
-        ({"task": "ping", "to": 1}, ["ping", "'to'"]),
-        ({"task": "pong"}, ["no task 'pong'", "mail.send, ping"]),
-        ({"task": "mail.send", "value": "{"}, ["no JSON"]),
-    ],
-)
+@pytest.mark.parametrize(("row", "words"), [
+    ({"task": "mail.send", "to": "a", "n": "x"}, ["to='a'", "parameter 'n' must be int", "'x'"]),
+    ({"task": "mail.send", "n": 1}, ["parameter 'to' (str) is missing"]),
+    ({"task": "ping", "to": 1}, ["ping", "'to'"]),
+    ({"task": "pong"}, ["no task 'pong'", "mail.send, ping"]),
+    ({"task": "mail.send", "value": "{"}, ["no JSON"]),
+])  # fmt: skip
 def test_an_app_refuses_wrong_rows(row: dict[str, Any], words: list[str], tmp_path: Path) -> None:
     with pytest.raises(BadRow) as caught:
         sink([row], tmp_path / "d", known_app(tmp_path / "x"), app="jobs:app")
@@ -220,17 +214,14 @@ def test_a_bad_row_fails_all_rows(row: dict[str, Any], words: list[str], tmp_pat
     assert not list(tmp_path.glob("uploads/**/*.parquet"))
 
 
-@pytest.mark.parametrize(
-    ("columns", "words"),
-    [
-        ({"priority": pa.float64()}, ["column 'priority' is double", "a whole number", "cast it"]),
-        ({"key": pa.int64()}, ["column 'key' is int64", "text or binary"]),
-        ({"eta": pa.timestamp("us")}, ["a timestamp with a time zone"]),
-        ({"headers": pa.map_(pa.string(), pa.int8())}, ["a map from text to text"]),
-        ({"value": pa.string(), "x": pa.int8()}, ["column 'value' is the payload", "(x)"]),
-        ({"delay": pa.int8(), "eta": pa.string()}, ["one due time"]),
-    ],
-)
+@pytest.mark.parametrize(("columns", "words"), [
+    ({"priority": pa.float64()}, ["column 'priority' is double", "a whole number", "cast it"]),
+    ({"key": pa.int64()}, ["column 'key' is int64", "text or binary"]),
+    ({"eta": pa.timestamp("us")}, ["a timestamp with a time zone"]),
+    ({"headers": pa.map_(pa.string(), pa.int8())}, ["a map from text to text"]),
+    ({"value": pa.string(), "x": pa.int8()}, ["column 'value' is the payload", "(x)"]),
+    ({"delay": pa.int8(), "eta": pa.string()}, ["one due time"]),
+])  # fmt: skip
 def test_columns_that_cannot_be_meant_so_are_refused(
     columns: dict[str, pa.DataType], words: list[str], tmp_path: Path
 ) -> None:
@@ -247,23 +238,20 @@ def test_text_that_is_no_utf8_is_refused_and_named(tmp_path: Path) -> None:
         sink(batch, tmp_path, task="t")
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"path": ""}, 'add .option("path", DIRECTORY)'),
-        ({"path": "hdfs://x/y"}, "a task log is a directory"),
-        ({"priorty": "1"}, "did you mean 'priority'"),
-        ({"priority": "10"}, "priority is 10"),
-        ({"priority": "high"}, "must be a whole number"),
-        ({"key": "a"}, "make it a column"),
-        ({"delay": "soon"}, "delay is 'soon'"),
-        ({"until": "x"}, "it must be settled"),
-        ({"compress": "lz4"}, "none or zlib or zstd"),
-        ({"headers": "a=b"}, "one JSON object"),
-        ({"upload": "a/b"}, "becomes a file's name"),
-        ({"queue": "a\0"}, "do not print"),
-    ],
-)
+@pytest.mark.parametrize(("options", "words"), [
+    ({"path": ""}, 'add .option("path", DIRECTORY)'),
+    ({"path": "hdfs://x/y"}, "a task log is a directory"),
+    ({"priorty": "1"}, "did you mean 'priority'"),
+    ({"priority": "10"}, "priority is 10"),
+    ({"priority": "high"}, "must be a whole number"),
+    ({"key": "a"}, "make it a column"),
+    ({"delay": "soon"}, "delay is 'soon'"),
+    ({"until": "x"}, "it must be settled"),
+    ({"compress": "lz4"}, "none or zlib or zstd"),
+    ({"headers": "a=b"}, "one JSON object"),
+    ({"upload": "a/b"}, "becomes a file's name"),
+    ({"queue": "a\0"}, "do not print"),
+])  # fmt: skip
 def test_wrong_options_are_refused(options: dict[str, str], words: str, tmp_path: Path) -> None:
     with pytest.raises(TaskqError) as caught:
         sink([{"n": 1}], tmp_path, None, **{"task": "t", **options})
@@ -442,14 +430,11 @@ def test_a_driver_killed_at_any_step_goes_on_with_the_parts_that_were_published(
     assert not files(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("owner", "name"),
-    [
-        (ingest.Upload, "_make_folder"), (pq, "ParquetWriter"), (ingest, "_closed"),
-        (TaskQ, "position"), (ingest.Upload, "_publish"), (os, "link"), (ingest.Upload, "_ingest"),
-        (ingest, "_calls"), (TaskQ, "ingest"), (shutil, "rmtree"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("owner", "name"), [
+    (ingest.Upload, "_make_folder"), (pq, "ParquetWriter"), (ingest, "_closed"),
+    (TaskQ, "position"), (ingest.Upload, "_publish"), (os, "link"), (ingest.Upload, "_ingest"),
+    (ingest, "_calls"), (TaskQ, "ingest"), (shutil, "rmtree"),
+])  # fmt: skip
 def test_an_upload_that_another_process_finishes_meanwhile_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str,
     capsys: pytest.CaptureFixture[str],

@@ -57,13 +57,10 @@ def test_a_schema_names_the_columns(tmp_path: Path, fleet: dict[str, MadeLog]) -
     assert {row["value"] for row in rows_read(reader, reader.partitions(), schema)} == {bytes(20)}
 
 
-@pytest.mark.parametrize(
-    ("field", "message"),
-    [
-        (StructField("lsm", LongType()), "asks for column 'lsm', which the source taskq does not"),
-        (StructField("lsn", StringType()), "asks for column 'lsn' as string, but it is int64"),
-    ],
-)
+@pytest.mark.parametrize(("field", "message"), [
+    (StructField("lsm", LongType()), "asks for column 'lsm', which the source taskq does not"),
+    (StructField("lsn", StringType()), "asks for column 'lsn' as string, but it is int64"),
+])  # fmt: skip
 def test_a_wrong_column_is_refused(tmp_path: Path, field: StructField, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         source(tmp_path).reader(StructType([field]))
@@ -185,37 +182,31 @@ def test_options_are_read_in_any_case_and_form() -> None:
         assert read_options({"path": "x", "devices": text}).devices == frozenset("ab")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "option path is missing: it is the directory"),
-        ({"path": "x", "device": "a"}, "option device is unknown: did you mean devices?"),
-        ({"path": "x", "xyzzy": "1"}, "option xyzzy is unknown: there are path, devices,"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({}, "option path is missing: it is the directory"),
+    ({"path": "x", "device": "a"}, "option device is unknown: did you mean devices?"),
+    ({"path": "x", "xyzzy": "1"}, "option xyzzy is unknown: there are path, devices,"),
+])  # fmt: skip
 def test_what_is_missing_or_unknown_is_named(options: dict[str, str], message: str) -> None:
     with pytest.raises(OptionError) as caught:
         read_options(options)
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "allowed"),
-    [
-        ("path", "", "the directory of a task log"),
-        ("devices", "a,,b", "names of devices"),
-        ("devices", "[[", "names of devices"),
-        ("devices", "[[1]]", "names of devices"),
-        ("maxBytesPerTrigger", "0", "at least 1 byte"),
-        ("maxBytesPerTrigger", "-5m", "at least 1 byte"),
-        ("maxBytesPerTrigger", "many", "such as 512m"),
-        ("targetPartitionBytes", "1k", "from 64k to 16g"),
-        ("targetPartitionBytes", "99t", "from 64k to 16g"),
-        ("failOnDataLoss", "maybe", "true, false or hold"),
-        ("corruptMode", "ignore", "fail or skip"),
-        ("includeDetails", "yes", "true or false"),
-    ],
-)
+@pytest.mark.parametrize(("option", "value", "allowed"), [
+    ("path", "", "the directory of a task log"),
+    ("devices", "a,,b", "names of devices"),
+    ("devices", "[[", "names of devices"),
+    ("devices", "[[1]]", "names of devices"),
+    ("maxBytesPerTrigger", "0", "at least 1 byte"),
+    ("maxBytesPerTrigger", "-5m", "at least 1 byte"),
+    ("maxBytesPerTrigger", "many", "such as 512m"),
+    ("targetPartitionBytes", "1k", "from 64k to 16g"),
+    ("targetPartitionBytes", "99t", "from 64k to 16g"),
+    ("failOnDataLoss", "maybe", "true, false or hold"),
+    ("corruptMode", "ignore", "fail or skip"),
+    ("includeDetails", "yes", "true or false"),
+])  # fmt: skip
 def test_a_wrong_value_is_named_with_what_is_allowed(option: str, value: str, allowed: str) -> None:
     with pytest.raises(OptionError) as caught:
         read_options({"path": "x"} | {option: value})

@@ -92,14 +92,11 @@ def check_another_open(spark: SparkSession) -> None:
 REFUSED = ConnectionRefusedError(111, "Connection refused")
 
 
-@pytest.mark.parametrize(
-    ("error", "waits"),
-    [
-        (EOFError(), False),
-        (TypeError("'JavaPackage' object is not callable"), False),
-        (LakeDiskError("lake", REFUSED), True),
-    ],
-)
+@pytest.mark.parametrize(("error", "waits"), [
+    (EOFError(), False),
+    (TypeError("'JavaPackage' object is not callable"), False),
+    (LakeDiskError("lake", REFUSED), True),
+])  # fmt: skip
 def test_an_error_after_the_end_of_java_says_so(error: Exception, waits: bool) -> None:
     """A process that was just killed may be there still, though it answers no more."""
     process = mock.Mock()
@@ -304,14 +301,11 @@ def test_when_the_driver_is_killed_anybody_takes_its_jobs_at_once(tmp_path: Path
     assert len(succeeded) == len(set(succeeded)) == 200
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (("--executor", "sprak"), 2, "taskq: there is no executor 'sprak'; known are: spark"),
-        (("--master", "local[2]"), 2, "--executor spark"),
-        (("--help",), 0, "at least once"),
-    ],
-)
+@pytest.mark.parametrize(("words", "code", "said"), [
+    (("--executor", "sprak"), 2, "taskq: there is no executor 'sprak'; known are: spark"),
+    (("--master", "local[2]"), 2, "--executor spark"),
+    (("--help",), 0, "at least once"),
+])  # fmt: skip
 def test_the_executors_are_printed_and_wrong_arguments_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int, said: str
 ) -> None:

@@ -109,29 +109,26 @@ async def test_steps_are_what_the_log_says(tmp_path: Path) -> None:
     assert rows(tmp_path / "data", query) == [charge | {"took": True}]
 
 
-@pytest.mark.parametrize(
-    "queries",
+@pytest.mark.parametrize("queries", [
     [
-        [
-            "SELECT * FROM read_csv('{secret}')",
-            "SELECT * FROM read_text('{secret}')",
-            "SELECT * FROM '{secret}'",
-            "SELECT * FROM glob('/*')",
-            "SELECT * FROM tables",
-            "SELECT getenv('HOME')",
-            "COPY records TO '{secret}.csv'",
-            "ATTACH '{secret}.db'",
-            "INSTALL httpfs",
-            "LOAD httpfs",
-            "SET enable_external_access = true",
-            "SELECT 1; SELECT * FROM read_text('{secret}')",
-            "CREATE TABLE other AS SELECT 1",
-            "PRAGMA database_list; SELECT 1",
-            "",
-            "SELECT nothing FROM jobs",
-        ]
-    ],
-)
+        "SELECT * FROM read_csv('{secret}')",
+        "SELECT * FROM read_text('{secret}')",
+        "SELECT * FROM '{secret}'",
+        "SELECT * FROM glob('/*')",
+        "SELECT * FROM tables",
+        "SELECT getenv('HOME')",
+        "COPY records TO '{secret}.csv'",
+        "ATTACH '{secret}.db'",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "SET enable_external_access = true",
+        "SELECT 1; SELECT * FROM read_text('{secret}')",
+        "CREATE TABLE other AS SELECT 1",
+        "PRAGMA database_list; SELECT 1",
+        "",
+        "SELECT nothing FROM jobs",
+    ]
+])  # fmt: skip
 async def test_a_question_reads_only_tables(data: Path, tmp_path: Path, queries: list[str]) -> None:
     secret = tmp_path / "secret.csv"
     secret.write_text("word\nhunter2\n")

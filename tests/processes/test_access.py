@@ -147,18 +147,15 @@ def test_an_unknown_mode_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         load_settings(None)
 
 
-@pytest.mark.parametrize(
-    ("mode", "inner", "message"),
-    [
-        (0o777, 0o700, "is writable by every user"),
-        (0o1777, 0o700, "is writable by every user"),
-        (0o755, 0o755, "log is open to every user, who can stop its writers"),
-        (0o2775, 0o2775, "log is open to every user"),
-        (0o755, 0o700, ""),
-        (0o700, 0o777, ""),
-        (0o2770, 0o2770, ""),
-    ],
-)
+@pytest.mark.parametrize(("mode", "inner", "message"), [
+    (0o777, 0o700, "is writable by every user"),
+    (0o1777, 0o700, "is writable by every user"),
+    (0o755, 0o755, "log is open to every user, who can stop its writers"),
+    (0o2775, 0o2775, "log is open to every user"),
+    (0o755, 0o700, ""),
+    (0o700, 0o777, ""),
+    (0o2770, 0o2770, ""),
+])  # fmt: skip
 def test_a_log_open_to_other_users_is_reported_once_and_unchanged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, inner: int, message: str
 ) -> None:

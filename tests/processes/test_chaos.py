@@ -189,18 +189,15 @@ def check_end(path: Path) -> None:
 
 
 @pytest.mark.disk
-@pytest.mark.parametrize(
-    ("durability", "seed", "rounds"),
-    [
-        (Durability.FSYNC, 1, 4),
-        (Durability.OS, 3, 3),
-        *(
-            pytest.param(durability, seed, 30, marks=pytest.mark.slow)
-            for durability in Durability
-            for seed in range(3)
-        ),
-    ],
-)
+@pytest.mark.parametrize(("durability", "seed", "rounds"), [
+    (Durability.FSYNC, 1, 4),
+    (Durability.OS, 3, 3),
+    *(
+        pytest.param(durability, seed, 30, marks=pytest.mark.slow)
+        for durability in Durability
+        for seed in range(3)
+    ),
+])  # fmt: skip
 def test_chaos_leaves_a_log_that_keeps_every_answer(
     tmp_path: Path, durability: Durability, seed: int, rounds: int, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -187,22 +187,19 @@ def check_second_attempt(
     assert [attempt.outcome for attempt in answer.attempts] == ["lost", "succeeded"]
 
 
-@pytest.mark.parametrize(
-    ("executor", "number"),
-    [
-        ("thread", signal.SIGTERM),
-        ("deaf", signal.SIGTERM),
-        ("process", signal.SIGINT),
-        *(
-            pytest.param(*cell, marks=pytest.mark.slow)
-            for cell in (
-                ("async", signal.SIGTERM),
-                ("process", signal.SIGTERM),
-                *((executor, signal.SIGINT) for executor in ("async", "thread", "deaf")),
-            )
-        ),
-    ],
-)
+@pytest.mark.parametrize(("executor", "number"), [
+    ("thread", signal.SIGTERM),
+    ("deaf", signal.SIGTERM),
+    ("process", signal.SIGINT),
+    *(
+        pytest.param(*cell, marks=pytest.mark.slow)
+        for cell in (
+            ("async", signal.SIGTERM),
+            ("process", signal.SIGTERM),
+            *((executor, signal.SIGINT) for executor in ("async", "thread", "deaf")),
+        )
+    ),
+])  # fmt: skip
 def test_a_job_longer_than_the_grace_period_goes_back_with_no_attempt_burnt(
     tmp_path: Path, executor: str, number: signal.Signals
 ) -> None:

@@ -154,19 +154,16 @@ def attempt_of(outcome: str, reason: str = "", task: str = "mail.send") -> Attem
     )
 
 
-@pytest.mark.parametrize(
-    ("outcome", "reason", "error", "message"),
-    [
-        ("dead", "ValueError: order 17 is bad\n  File x", "ValueError", "order 17 is bad"),
-        ("retried", "sqlite3.OperationalError: locked", "sqlite3.OperationalError", "locked"),
-        ("dead", "ValueError", "ValueError", ""),
-        ("dead", "no such task here", "", "no such task here"),
-        ("lost", "", "WorkerLost", "the worker process died"),
-        ("dead", "", "", "(no reason given)"),
-        ("released", "OSError: down", "OSError", "down"),
-        *((outcome, "", "", "") for outcome in ("", "succeeded", "released", "cancelled")),
-    ],
-)
+@pytest.mark.parametrize(("outcome", "reason", "error", "message"), [
+    ("dead", "ValueError: order 17 is bad\n  File x", "ValueError", "order 17 is bad"),
+    ("retried", "sqlite3.OperationalError: locked", "sqlite3.OperationalError", "locked"),
+    ("dead", "ValueError", "ValueError", ""),
+    ("dead", "no such task here", "", "no such task here"),
+    ("lost", "", "WorkerLost", "the worker process died"),
+    ("dead", "", "", "(no reason given)"),
+    ("released", "OSError: down", "OSError", "down"),
+    *((outcome, "", "", "") for outcome in ("", "succeeded", "released", "cancelled")),
+])  # fmt: skip
 def test_failed_attempts_have_errors(outcome: str, reason: str, error: str, message: str) -> None:
     view = attempt_of(outcome, reason)
     assert (view.error, view.message) == (error, message)

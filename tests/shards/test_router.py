@@ -28,15 +28,12 @@ async def run_all(app: TaskQ, **options: Any) -> None:
         await worker.stopped.wait()
 
 
-@pytest.mark.parametrize(
-    ("prefix", "bits", "first", "last"),
-    [
-        ("", 1, "1.000", "1.001"),
-        ("jobs", 2, "jobs.2.000", "jobs.2.003"),
-        ("a_B-9", 9, "a_B-9.9.000", "a_B-9.9.1ff"),
-        ("", 10, "a.000", "a.3ff"),
-    ],
-)
+@pytest.mark.parametrize(("prefix", "bits", "first", "last"), [
+    ("", 1, "1.000", "1.001"),
+    ("jobs", 2, "jobs.2.000", "jobs.2.003"),
+    ("a_B-9", 9, "a_B-9.9.000", "a_B-9.9.1ff"),
+    ("", 10, "a.000", "a.3ff"),
+])  # fmt: skip
 def test_directories_have_the_seeds_names(prefix: str, bits: int, first: str, last: str) -> None:
     names = Shards("root", prefix=prefix, bits=bits).names()
     assert (names[0], names[-1], len(names)) == (first, last, 2**bits)

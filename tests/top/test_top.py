@@ -132,16 +132,13 @@ class WindowsConsole:
         return self._keys.pop(0)
 
 
-@pytest.mark.parametrize(
-    ("typed", "keys"),
-    [
-        ("", []),
-        ("jé\xe0", ["j", "é", "\xe0"]),  # a letter of French
-        ("\xe0H\0P\xe0Kq", ["up", "down", "left", "q"]),
-        ("\xe0Sx\r\x1b\x08", ["x", "enter", "escape", "backspace"]),
-        ("\x03", ["q"]),
-    ],
-)
+@pytest.mark.parametrize(("typed", "keys"), [
+    ("", []),
+    ("jé\xe0", ["j", "é", "\xe0"]),  # a letter of French
+    ("\xe0H\0P\xe0Kq", ["up", "down", "left", "q"]),
+    ("\xe0Sx\r\x1b\x08", ["x", "enter", "escape", "backspace"]),
+    ("\x03", ["q"]),
+])  # fmt: skip
 def test_windows_keys_named(monkeypatch: pytest.MonkeyPatch, typed: str, keys: list[str]) -> None:
     monkeypatch.setitem(sys.modules, "msvcrt", cast("Any", WindowsConsole(typed)))
     assert ConsoleKeyboard(0).wait(0) == keys

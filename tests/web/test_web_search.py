@@ -44,44 +44,41 @@ def reader(data: Path) -> Iterator[LogReader]:
         yield reader
 
 
-@pytest.mark.parametrize(
-    ("query", "count"),
-    [
-        ("task:send", COUNT),
-        ("task:mail.send", COUNT),
-        ("task:films", 1),
-        ("task:=mail.send", COUNT),
-        ("task:=send", 0),
-        ("queue:=mail.out task:=mail.send", COUNT),
-        ("queue:=mail", 0),
-        ("task:nothing", 0),
-        ("queue:mail", COUNT),
-        ("queue:out task:send", COUNT),
-        ("key:letter-7", 1),
-        ("key:letter-", COUNT),
-        ("priority:1 task:send", COUNT // 2),
-        ('"user 7"', 1),
-        ("took:>1s", 0),
-        ("state:ready", COUNT + 1),
-        ("state:ready,dead", COUNT + 1),
-        ("key:=letter-7 key:=letter-8", 2),
-        ("queue:=mail.out queue:=default", COUNT + 1),
-        ('arg.to:="user 7"', 1),
-        ("arg.to:7", 3),
-        ("arg.to:=7", 0),
-        ("arg.order.id:=7", 1),
-        ("arg.order:9", 1),
-        ("arg.password:s3cret", 0),
-        ("arg.password:set", 1),
-        ("arg.login.pin.of:1234", 0),
-        ("arg.login.user:=ada", 1),
-        ("arg.login:1234", 0),
-        ("header.tenant:=acme", 1),
-        ("tag.tenant:=acme tag.tenant:=other arg.order.id:7", 1),
-        ("header.token:t0ken", 0),
-        ("arg.nothing:1", 0),
-    ],
-)
+@pytest.mark.parametrize(("query", "count"), [
+    ("task:send", COUNT),
+    ("task:mail.send", COUNT),
+    ("task:films", 1),
+    ("task:=mail.send", COUNT),
+    ("task:=send", 0),
+    ("queue:=mail.out task:=mail.send", COUNT),
+    ("queue:=mail", 0),
+    ("task:nothing", 0),
+    ("queue:mail", COUNT),
+    ("queue:out task:send", COUNT),
+    ("key:letter-7", 1),
+    ("key:letter-", COUNT),
+    ("priority:1 task:send", COUNT // 2),
+    ('"user 7"', 1),
+    ("took:>1s", 0),
+    ("state:ready", COUNT + 1),
+    ("state:ready,dead", COUNT + 1),
+    ("key:=letter-7 key:=letter-8", 2),
+    ("queue:=mail.out queue:=default", COUNT + 1),
+    ('arg.to:="user 7"', 1),
+    ("arg.to:7", 3),
+    ("arg.to:=7", 0),
+    ("arg.order.id:=7", 1),
+    ("arg.order:9", 1),
+    ("arg.password:s3cret", 0),
+    ("arg.password:set", 1),
+    ("arg.login.pin.of:1234", 0),
+    ("arg.login.user:=ada", 1),
+    ("arg.login:1234", 0),
+    ("header.tenant:=acme", 1),
+    ("tag.tenant:=acme tag.tenant:=other arg.order.id:7", 1),
+    ("header.token:t0ken", 0),
+    ("arg.nothing:1", 0),
+])  # fmt: skip
 def test_properties_and_parts_are_understood(reader: LogReader, query: str, count: int) -> None:
     assert len(Search.parse(query).find(reader, 100, 0).jobs) == count
 
@@ -340,15 +337,12 @@ async def test_flat_arguments_are_a_table_and_code_that_enqueues_them(log: Path)
     assert re.search(r">to</th><td[^>]*><code>\"cleo\"</code>", page)
 
 
-@pytest.mark.parametrize(
-    ("task", "payload", "code"),
-    [
-        ("a.b-c", b'{"x":1}', "await b_c.enqueue(x=1)"),
-        ("import", b'{"*":[1,"a"],"**":{"y":null}}', "await import_.enqueue(1, 'a', y=None)"),
-        ("", b"bytes", ""),
-        ("long", b'{"x":"%s"}' % (b"x" * 9_999), ""),
-    ],
-)
+@pytest.mark.parametrize(("task", "payload", "code"), [
+    ("a.b-c", b'{"x":1}', "await b_c.enqueue(x=1)"),
+    ("import", b'{"*":[1,"a"],"**":{"y":null}}', "await import_.enqueue(1, 'a', y=None)"),
+    ("", b"bytes", ""),
+    ("long", b'{"x":"%s"}' % (b"x" * 9_999), ""),
+])  # fmt: skip
 async def test_code_is_python_for_any_name(log: Path, task: str, payload: bytes, code: str) -> None:
     with LogReader.open(str(log)) as reader:
         job = reader.jobs(None, None, None, 1)[0]

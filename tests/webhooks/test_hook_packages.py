@@ -35,13 +35,10 @@ def sentry_events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return events
 
 
-@pytest.mark.parametrize(
-    ("package", "use"),
-    [
-        ("sentry-sdk", report_to_sentry),
-        ("httpx", lambda app: Webhooks(app, "https://a.invalid", f"whsec_{'M' * 32}")),
-    ],
-)
+@pytest.mark.parametrize(("package", "use"), [
+    ("sentry-sdk", report_to_sentry),
+    ("httpx", lambda app: Webhooks(app, "https://a.invalid", f"whsec_{'M' * 32}")),
+])  # fmt: skip
 async def test_a_worker_does_not_start_without_a_package_that_each_job_needs(
     app: TaskQ, monkeypatch: pytest.MonkeyPatch, package: str, use: Callable[[TaskQ], object]
 ) -> None:

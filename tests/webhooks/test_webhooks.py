@@ -84,19 +84,16 @@ async def test_each_success_and_dead_letter_is_posted_once_and_signed(app: TaskQ
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("answers", "posts", "reason"),
-    [
-        pytest.param(
-            [(503, "retry-after: 0"), (429, "retry-after: Mon, 01 Jan 2001 00:00:00 GMT")], 3, "",
-            id="tried until it is taken",
-        ),
-        pytest.param(
-            [(410, "")], 1, "answered 410 Gone: it wants no more of these", id="kept, not sent anew"
-        ),
-        pytest.param([(302, "location: https://elsewhere.invalid")], 1, "", id="not followed"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("answers", "posts", "reason"), [
+    pytest.param(
+        [(503, "retry-after: 0"), (429, "retry-after: Mon, 01 Jan 2001 00:00:00 GMT")], 3, "",
+        id="tried until it is taken",
+    ),
+    pytest.param(
+        [(410, "")], 1, "answered 410 Gone: it wants no more of these", id="kept, not sent anew"
+    ),
+    pytest.param([(302, "location: https://elsewhere.invalid")], 1, "", id="not followed"),
+])  # fmt: skip
 async def test_a_message_is_sent_as_often_as_its_receiver_asks_with_one_id(
     app: TaskQ, answers: list[tuple[int, str]], posts: int, reason: str
 ) -> None:
@@ -165,17 +162,14 @@ async def test_each_webhook_gets_only_its_events_and_tasks(app: TaskQ) -> None:
     assert second.told() == [("job.succeeded", "fine")]
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"webhook-id": "another"},
-        {"webhook-timestamp": "1"},
-        {"webhook-timestamp": "\u0661"},
-        {"webhook-timestamp": "9" * 400},
-        {"webhook-signature": "v1,"},
-        {"webhook-signature": "\ud83d"},
-    ],
-)
+@pytest.mark.parametrize("changed", [
+    {"webhook-id": "another"},
+    {"webhook-timestamp": "1"},
+    {"webhook-timestamp": "\u0661"},
+    {"webhook-timestamp": "9" * 400},
+    {"webhook-signature": "v1,"},
+    {"webhook-signature": "\ud83d"},
+])  # fmt: skip
 def test_what_was_changed_on_the_way_is_not_genuine(changed: dict[str, str]) -> None:
     key, body, now = key_of(SECRET), b'{"type": "job.dead"}', 1_800_000_000
     headers = signed(key, "id-1", now, body)
@@ -220,13 +214,10 @@ def run_killed(path: Path) -> None:
     assert run_forked("-c", KILLED, path, URL, SECRET).returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize(
-    ("task", "workers"),
-    [
-        pytest.param("broken", 1, id="a worker's own death letter"),
-        pytest.param("kills", 2, id="that of a job taken back from a killed worker"),
-    ],
-)
+@pytest.mark.parametrize(("task", "workers"), [
+    pytest.param("broken", 1, id="a worker's own death letter"),
+    pytest.param("kills", 2, id="that of a job taken back from a killed worker"),
+])  # fmt: skip
 async def test_a_kill_before_hooks_loses_nothing(tmp_path: Path, task: str, workers: int) -> None:
     receiver, app = Receiver(), TaskQ(tmp_path, durability="os")
     Webhooks(app, URL, SECRET, transport=receiver.transport)
@@ -349,23 +340,20 @@ async def test_a_death_is_written_without_code_of_the_task_that_hears_of_it(tmp_
     assert not any(checked_inside)
 
 
-@pytest.mark.parametrize(
-    ("options", "parameter", "message"),
-    [
-        ({}, int, "tell is to hear of deaths: let it take one letter: DeadLetter"),
-        ({"key": lambda letter: letter.job_id}, DeadLetter, "leave key and concurrency_key out"),
-        (
-            {"key": lambda letter: letter.queue if letter.queue != "q" else None},
-            DeadLetter,
-            "leave key and concurrency_key out",
-        ),
-        (
-            {"concurrency_key": lambda _: "x", "rate": "1/s"},
-            DeadLetter,
-            "leave key and concurrency_key out",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("options", "parameter", "message"), [
+    ({}, int, "tell is to hear of deaths: let it take one letter: DeadLetter"),
+    ({"key": lambda letter: letter.job_id}, DeadLetter, "leave key and concurrency_key out"),
+    (
+        {"key": lambda letter: letter.queue if letter.queue != "q" else None},
+        DeadLetter,
+        "leave key and concurrency_key out",
+    ),
+    (
+        {"concurrency_key": lambda _: "x", "rate": "1/s"},
+        DeadLetter,
+        "leave key and concurrency_key out",
+    ),
+])  # fmt: skip
 async def test_a_task_that_cannot_hear_of_deaths_is_refused_at_the_start(
     tmp_path: Path, options: dict[str, Any], parameter: type, message: str
 ) -> None:

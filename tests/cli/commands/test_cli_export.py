@@ -105,13 +105,10 @@ def test_parquet_has_the_records_and_the_columns_of_spark(sample: Sample, tmp_pa
     assert dict(dead["headers"]) == {"from": "here"}
 
 
-@pytest.mark.parametrize(
-    ("options", "count"),
-    [
-        (["--task", "mail.send"], 1), (["--queue", "none"], 0), (["--queue", "default"], 11),
-        (["--since", "1h", "--queue", "mail"], 1), (["--before", "1h", "--queue", "mail"], 0),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "count"), [
+    (["--task", "mail.send"], 1), (["--queue", "none"], 0), (["--queue", "default"], 11),
+    (["--since", "1h", "--queue", "mail"], 1), (["--before", "1h", "--queue", "mail"], 0),
+])  # fmt: skip
 def test_formats_agree(sample: Sample, options: list[str], count: int, tmp_path: Path) -> None:
     """A job's later records, too, which do not name its queue."""
     answer = lines("-d", sample.path, "--records", *options)
@@ -296,15 +293,12 @@ def test_a_zip_that_is_no_case_file_is_refused_and_nothing_leaves_its_folder(
     assert "is not a task log" in ask("ls", "text", code=1).output
 
 
-@pytest.mark.parametrize(
-    ("harm", "message"),
-    [
-        ("encrypted", "is encrypted, or packed in a way"),
-        ("packing", "is encrypted, or packed in a way"),
-        ("size", "unpacks to 3.0 GiB, and"),
-        ("bytes", "does not read (Bad CRC-32"),
-    ],
-)
+@pytest.mark.parametrize(("harm", "message"), [
+    ("encrypted", "is encrypted, or packed in a way"),
+    ("packing", "is encrypted, or packed in a way"),
+    ("size", "unpacks to 3.0 GiB, and"),
+    ("bytes", "does not read (Bad CRC-32"),
+])  # fmt: skip
 def test_a_case_file_is_looked_at_before_it_is_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str, message: str
 ) -> None:
@@ -341,13 +335,10 @@ def test_what_is_taken_out_of_a_log_is_its_users_alone(
     assert stat.S_IMODE(Path("out.jsonl").stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "put x", "cancel -Q default --yes", "pause default", "dead requeue --all --yes",
-        "replay --all", "tail --reader billing -n 1", "reader ls",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("command", [
+    "put x", "cancel -Q default --yes", "pause default", "dead requeue --all --yes",
+    "replay --all", "tail --reader billing -n 1", "reader ls",
+])  # fmt: skip
 def test_no_command_removes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     """Its settings come from the environment and files; an app may have said otherwise in code."""
     assert taskq("put", "x", "-d", tmp_path).exit_code == 0

@@ -248,13 +248,10 @@ def tailed(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "ls", "stats", "workers", "health", "verify", "peek", "schedules", "tail", "dead ls",
-        "reader ls", "export", "show 1", "why 1", "timeline 1",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("command", [
+    "ls", "stats", "workers", "health", "verify", "peek", "schedules", "tail", "dead ls",
+    "reader ls", "export", "show 1", "why 1", "timeline 1",
+])  # fmt: skip
 def test_reading_leaves_a_copied_log_as_it_is(command: str, tailed: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(tailed, copy, ignore=shutil.ignore_patterns("copy"))
