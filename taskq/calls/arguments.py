@@ -101,8 +101,9 @@ class ArgumentCodec:
 
     def dump(self, values: dict[str, Any]) -> bytes:
         """Return the payload of validated values."""
+        brief = None if self._way.is_kept else self._way.brief(values)
         try:
-            body = self._way.write(values, warnings=False)
+            body = brief or self._way.write(values, warnings=False)
         except ValueError as error:
             raise self._unserializable(values, error) from None
         problem = (
@@ -111,15 +112,8 @@ class ArgumentCodec:
         if problem:
             raise errors.InvalidCall(self._task, f"what the arguments hold {problem}")
         check_size(f"{self._task}: the payload", body)
-        if not self._way.is_kept:
+        if not (self._way.is_kept or brief):
             self._compare(values, body)
-        return body
-
-    def _dump_compared(self, values: dict[str, Any]) -> bytes:
-        body = self._way.write(values, warnings=False)
-        # The slow path reports a payload that is too large.
-        if len(body) <= model.PAYLOAD_BYTES_MAX and self._way.difference(values, body):
-            raise ValueError("another value")  # the slow road finds the words
         return body
 
     def _compare(self, values: dict[str, Any], body: bytes) -> None:
@@ -159,7 +153,7 @@ class ArgumentCodec:
         count = len(names)
         looks = self._looks or self._loses
         validate = self._looking() if looks else self._validator.validate_python
-        dump = self._serializer.to_json if self._way.is_kept else self._dump_compared
+        dump = self._serializer.to_json if self._way.is_kept else self.dump
         slow, named = self._encode_again, _naming(names)
 
         def large(args: tuple[Any, ...], kwargs: dict[str, Any], body: bytes) -> bytes:

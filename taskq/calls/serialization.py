@@ -167,9 +167,23 @@ class JsonForm:
         if not is_kept:
             self.read = partial(validator.validate_json, by_alias=True, by_name=True)
             self.write = partial(serializer.to_json, by_alias=False, round_trip=True)
+            self._brief = partial(self.write, exclude_unset=True)
             from taskq.calls.equality import find_difference  # noqa: PLC0415 - few types need it
 
             self._find = find_difference
+
+    def brief(self, value: object) -> bytes | None:
+        """Return JSON without unset fields of models, if the same value is read of it.
+
+        They are not set in the copy either. None if a default is another one each time, or the
+        reader needs the field, such as a tag of a union.
+        """
+        try:
+            body = self._brief(value, warnings=False)
+            is_same = len(body) <= model.PAYLOAD_BYTES_MAX and not self.difference(value, body)
+        except ValueError:
+            return None
+        return body if is_same else None
 
     def difference(self, value: object, body: bytes) -> equality.Difference | None:
         """Return where a reader of the body has another value; None if it has this one."""

@@ -101,7 +101,7 @@ def test_tasks_without_an_app_share_one(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_annotations_may_name_what_is_defined_further_down(app: TaskQ) -> None:
     task = app.task(later)
-    assert task.call(Later()).body == b'{"value":{"n":1}}'
+    assert task.call(Later(n=1)).body == b'{"value":{"n":1}}'
 
 
 def later(value: Later) -> None: ...
