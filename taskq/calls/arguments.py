@@ -121,11 +121,15 @@ class ArgumentCodec:
         try:
             difference = self._way.difference(values, body)
         except ValueError as error:
-            # pydantic's validation raises one kind of ValueError only, which is slow to import.
-            detail = cast("ValidationError", error).errors(include_url=False)[0]
-            path, cause = detail["loc"], detail["msg"]
+            path: tuple[object, ...] = ()
+            cause = str(error)
+            if hasattr(error, "errors"):  # pydantic's kind of ValueError is slow to import
+                detail = error.errors(include_url=False)[0]
+                path, cause = detail["loc"], detail["msg"]
             if not path:
-                raise errors.InvalidCall(self._task, serialization.unread_text(cause)) from None
+                raise errors.InvalidCall(
+                    self._task, f"what the arguments hold {serialization.unread_text(cause)}"
+                ) from None
             raise self._refused(
                 path, lambda inner: serialization.unread_text(serialization.cause_at(inner, cause))
             ) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -17,7 +17,8 @@ from uuid import UUID
 
 from taskq.core.values import NamedTuple
 
-_Parts: TypeAlias = Callable[[Any, Any], Iterable[tuple[object, Any, Any]] | None]
+_Triple: TypeAlias = tuple[object, Any, Any]
+_Parts: TypeAlias = Callable[[Any, Any], Iterable[_Triple] | None]
 
 
 #: Types whose ``==`` decides, if both values are of the very type.
@@ -32,7 +33,7 @@ _KINDS_KEPT: Final = 256
 
 #: Parts of both values that are still to be compared, by their place.
 _Pairs: TypeAlias = "list[tuple[tuple[object, ...], Any, Any]]"
-_Named: TypeAlias = "Iterable[tuple[object, Any, Any]]"
+_Named: TypeAlias = "Iterable[_Triple]"
 
 
 class Difference(NamedTuple):
@@ -153,13 +154,34 @@ def _of_lists(written: Any, read: Any) -> _Named | None:
 
 
 def _of_fields(names: tuple[str, ...], written: Any, read: Any) -> _Named:
-    return [(name, _field(written, name), _field(read, name)) for name in names]
+    pairs: list[_Triple] = [(name, _field(written, name), _field(read, name)) for name in names]
+    mine = getattr(written, "__dict__", {})
+    if len(mine) > len(names):
+        # Attributes beside the fields; a cached property has its name in the class.
+        kind = type(written)
+        mine, others = (
+            {name: value for name, value in its.items() if not hasattr(kind, name)}
+            for its in (mine, read.__dict__)
+        )
+        kept = kind.__dataclass_fields__
+        pairs += [pair for pair in _of_attributes(mine, others) if pair[0] not in kept]
+    return pairs
+
+
+def _of_attributes(mine: dict[str, Any], others: dict[str, Any]) -> Iterator[_Triple]:
+    for name in mine.keys() | others.keys():
+        value = mine.get(name, _MISSING)
+        # A lock or a client equals no other: there is one again, which is all to compare.
+        if name not in others or not _has_no_equality(type(value)):
+            yield name, value, others.get(name, _MISSING)
 
 
 def _of_models(names: tuple[str, ...], written: Any, read: Any) -> _Named:
     # To read an attribute may warn that it is deprecated.
     mine, others = written.__dict__, read.__dict__
-    pairs = [(name, mine.get(name, _MISSING), others.get(name, _MISSING)) for name in names]
+    pairs: list[_Triple] = [
+        (name, mine.get(name, _MISSING), others.get(name, _MISSING)) for name in names
+    ]
     mine, others = written.__pydantic_extra__, read.__pydantic_extra__
     if mine or others:
         mine, others = mine or {}, others or {}
@@ -167,12 +189,7 @@ def _of_models(names: tuple[str, ...], written: Any, read: Any) -> _Named:
         pairs += [(n, mine.get(n, _MISSING), others.get(n, _MISSING)) for n in extras]
     mine, others = written.__pydantic_private__, read.__pydantic_private__
     if mine or others:
-        mine, others = mine or {}, others or {}
-        for name in mine.keys() | others.keys():
-            value = mine.get(name, _MISSING)
-            # A lock or a client equals no other: there is one again, which is all to compare.
-            if name not in others or not _has_no_equality(type(value)):
-                pairs.append((name, value, others.get(name, _MISSING)))
+        pairs += _of_attributes(mine or {}, others or {})
     return pairs
 
 

@@ -66,11 +66,11 @@ def has_long_number(body: bytes) -> bool:
     return any(0x30 <= digit <= 0x39 for digit in places) and not _is_json(body)  # noqa: PLR2004
 
 
-def _is_json(body: bytes) -> bool:
+def _is_json(body: bytes, *, allow_inf_nan: bool = True) -> bool:
     from pydantic_core import from_json  # noqa: PLC0415 - see the module's docstring
 
     try:
-        from_json(body)
+        from_json(body, allow_inf_nan=allow_inf_nan)
     except ValueError:
         return False
     return True
@@ -187,6 +187,9 @@ class JsonForm:
 
     def difference(self, value: object, body: bytes) -> equality.Difference | None:
         """Return where a reader of the body has another value; None if it has this one."""
+        # A model's own configuration may write them bare.
+        if (b"NaN" in body or b"Infinity" in body) and not _is_json(body, allow_inf_nan=False):
+            raise ValueError('no JSON: give its model ConfigDict(ser_json_inf_nan="strings")')
         return self._find(value, self.read(body))
 
     def problem(self, value: object, body: bytes) -> str:
@@ -206,9 +209,9 @@ _READABLE: Final = (
 
 
 _CHANGED: Final = (
-    "its type does not bring that back (exclude=True, a private attribute, an alias that is "
-    "another field's name, or a validator or __post_init__ that runs again): change the type, or "
-    "pass plain values"
+    "its type does not bring that back (exclude=True, an attribute that is private or no field, an "
+    "alias that is another field's name, or a validator or __post_init__ that runs again): change "
+    "the type, or pass plain values"
 )
 
 
@@ -230,6 +233,8 @@ def difference_text(difference: equality.Difference, path: tuple[object, ...]) -
     """Return what is wrong with a value that comes back as another one, and what to do."""
     written, read = difference.written, difference.read
     holds = f"holds {shown(written)}{_at(path)}, which would come back as "
+    if type(read) is object:
+        return f"holds {shown(written)}{_at(path)}, which would be lost: {_CHANGED}"
     if type(written) is type(read):
         remedy = _CHANGED if path else _READABLE
         if hasattr(written, "get_secret_value"):

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import datetime as dt
 import enum
+import functools
 import io
 import itertools
 import json
@@ -160,6 +161,24 @@ class Private(BaseModel):
         return f"Private({self.a}, {self._b})"
 
 
+class Constants(BaseModel):
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+    a: float
+    note: str = ""
+
+
+@dataclass
+class Cached:
+    a: int
+
+    def __post_init__(self) -> None:
+        self.lock, self.double = threading.Lock(), 2 * self.a
+
+    @functools.cached_property
+    def half(self) -> float:
+        return self.a / 2
+
+
 class Odd(BaseModel):
     a: float
     b: bytes = b""
@@ -259,6 +278,13 @@ def private(b: int) -> Private:
     return made
 
 
+def cached(**more: object) -> Cached:
+    made = Cached(1)
+    assert made.half
+    vars(made).update(more)
+    return made
+
+
 def late(note: str) -> Late:
     made = Late(1)
     made.note = note
@@ -270,7 +296,7 @@ class Fresh(BaseModel):
 
 
 #: Values with a default that is another one each time, or the tag of a union.
-WHOLE: Final = [Fresh(), Dog()]
+WHOLE: Final = [Fresh(), Dog.model_validate({})]
 #: An annotation and values that come back, wherever they are given.
 KEPT: list[tuple[Any, list[Any]]] = [
     (int, [0, -(2**200)]), (float, [0.1, -0.0, math.inf, math.nan]), (str, ["é\x00", "1"]),
@@ -296,12 +322,13 @@ KEPT: list[tuple[Any, list[Any]]] = [
     (ByChoice, [ByChoice.model_validate({"A": 1})]),
     (Parsed, [Parsed.model_validate({"a": "[1]"})]),
     (Extra, [Extra.model_validate({"a": 1, "b": [2]})]),
+    (Cached, [cached()]), (Constants, [Constants(a=1, note="NaN")]),
     (Private, [Private(a=1)]), (Open, [Open(a=[{"a": 1.5}])]), (Odd, [Odd(a=1.5, b=b"x")]),
     (Node, [Node(NOW, [Node(NOW)])]), (Row, [{"at": NOW, "size": Decimal("1.0")}, {"at": NOW}]),
     (May, [May.READ | May.WRITE]), (Named, [Named.model_validate({"SOME_NAME": 1})]),
     (Doubled, [Doubled(a=0)]), (str | UUID, ["a", UUID(int=1)]), (bool | int, [True, 1]),
     (Annotated[Cat | Dog, Field(discriminator="kind")], [Dog(type="dog"), WHOLE[1]]),
-    (Fresh, [WHOLE[0]]), (Sub, [Sub(a=1), Sub(a=1, b=0)]), (Cat, [Cat()]),
+    (Fresh, [WHOLE[0]]), (Sub, [Sub(a=1), Sub(a=1, b=0)]), (Cat, [Cat.model_validate({})]),
     (Any, ["", 2**200, 1e300, [], {}, [[]], {"a": {"b": [1]}}]), (list, [[1, "a"]]),
     (dict, [{"a": 1}]), (dict[str, Any], [{"a": [1]}]), (dict[int, Any], [{1: "a"}]),
     (dict[Any, int], [{"a": 1}]), (Fussy, [5]),
@@ -315,7 +342,8 @@ REFUSED: list[tuple[Any, list[Any]]] = [
     (Point, [Point3(1, 9)]), (Counting, [Counting(1)]), (Late, [late("x")]),
     (SecretStr, [SecretStr("x")]), (Login, [LOGIN]), (Hidden, [Hidden(a=1, b=2)]),
     (Private, [private(2)]), (Extra, [Extra.model_validate({"a": 1, "b": b"x"})]),
-    (Odd, [Odd(a=math.nan)]),
+    (Odd, [Odd(a=math.nan)]), (Constants, [Constants(a=math.nan), Constants(a=-math.inf)]),
+    (Cached, [cached(double=3), cached(more=1)]),
     (Swapped, [Swapped(a=1, b=2), Swapped(b=1, a=2)]),
     (Open, [Open(a=NOW), Open(a=b"x"), Open(a=(1,)), Open(a={1}), Open(a=Colour.RED)]),
     (Open, [Open(a=Base(a=1)), Open(a={1: 2}), Open(a=math.inf)]), (Pair, [Pair(1, NOW)]),
