@@ -641,7 +641,7 @@ class Worker:
                 part.host.fail(error)
 
     def _hire(self) -> feed.Runner:
-        self._tell_what_it_serves()
+        self._task_names()  # which publishes them
         self._batchers: list[batches.Batcher] = []
         runner = self._make_runner(self._parts)
         stranded = Stranded(runner)

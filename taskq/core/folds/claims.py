@@ -164,6 +164,11 @@ class LaneQueues:
     def any_ready(self) -> bool:
         return any(self.ready)
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether there is no queue yet."""
+        return not self.paused and all(lane is GONE for lane in self.lanes)
+
     def stats(self) -> tuple[QueueStats, ...]:
         queues: dict[str, list[Lane]] = {name: [] for name in self.paused}
         for lane in self.lanes:

@@ -265,7 +265,8 @@ class Store:
 
     def serve(self, worker: object, serving: Serving | None) -> None:
         """Let others know what a worker of this process claims; None when it claims no more."""
-        if self._servings.get(worker) == serving:
+        before = self._servings.get(worker)
+        if before is serving or (before and serving and before == serving):
             return
         if serving is None:
             del self._servings[worker]

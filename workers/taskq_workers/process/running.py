@@ -168,8 +168,8 @@ def _run(
             worker.stops = os.getppid()
             engine.system.leave_console()
 
-        def on_ready(store: engine.Store, stats: views.LogStats) -> None:
-            facts = _facts(worker, store, stats, time.perf_counter() - began)
+        def on_ready(store: engine.Store, is_empty: bool) -> None:
+            facts = _facts(worker, store, is_empty, time.perf_counter() - began)
             if tie is None:
                 reporter.open(reporting.banner(facts, style))
             else:
@@ -349,13 +349,13 @@ def _here(app: TaskQ, order: WorkerOrder) -> Iterator[pool.Worker]:
 
 
 def _facts(
-    worker: pool.Worker, store: engine.Store, stats: views.LogStats, ready_seconds: float
+    worker: pool.Worker, store: engine.Store, is_empty: bool, ready_seconds: float
 ) -> reporting.BannerFacts:
     return reporting.BannerFacts(
         version=taskq.__version__,
         pid=os.getpid(),
         directory=_told(worker),
-        is_empty=not stats.queues,
+        is_empty=is_empty,
         durability=store.config.durability.value,
         recovered=store.taken_back,
         queues=worker.queues,

@@ -163,8 +163,8 @@ class Supervisor:
     process on the spot. SIGHUP, of a terminal that closes, drains. SIGTSTP (Ctrl-Z) takes effect
     between two batches of each storage thread, so that a stopped process never holds a writer lock.
 
-    ``on_ready`` gets the open store and its statistics, once the worker claims; ``process`` is a
-    prefix of its lines, if it is one of several. ``freezes``: loaded objects are frozen.
+    ``on_ready`` gets the open store, and whether it is empty, once the worker claims; ``process``
+    is a prefix of its lines, if it is one of several. ``freezes``: loaded objects are frozen.
     """
 
     freezes = True
@@ -172,7 +172,7 @@ class Supervisor:
     def __init__(
         self,
         worker: Worker,
-        on_ready: Callable[[engine.Store, views.LogStats], None],
+        on_ready: Callable[[engine.Store, bool], None],
         say: Callable[[str], None],
         process: str = "",
     ) -> None:
@@ -269,9 +269,9 @@ class Supervisor:
         store = self._store = self._worker.store()
         # Answered after the worker's first claim, for which the jobs of dead processes were looked
         # through: only now it is known how many came back.
-        stats = await store.port().stats()
+        is_empty = await store.port().look(_is_empty)
         self._ready_at = time.monotonic()
-        self._on_ready(store, stats)
+        self._on_ready(store, is_empty)
         # Loaded objects stay, so the collector may skip them. A collection before that would take
         # 20 ms, find next to nothing, and delay the first jobs.
         if self.freezes:
@@ -490,7 +490,11 @@ def run_blocking(app: TaskQ, **options: Any) -> None:
         app.connection.reopen()
 
 
-def _on_ready(_: engine.Store, __: views.LogStats) -> None:
+def _is_empty(sight: engine.LogView) -> bool:
+    return sight.facets.need_agenda().queues.is_empty
+
+
+def _on_ready(_: engine.Store, __: bool) -> None:
     _log.info("the worker claims")
 
 
