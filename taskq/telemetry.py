@@ -223,7 +223,9 @@ def _measure_sent(
     if meter not in _instruments:
         _instruments[meter] = (
             meter.create_counter("messaging.client.sent.messages", "{message}", "Jobs enqueued."),
-            meter.create_histogram("messaging.client.operation.duration", "s", "Of an enqueue."),
+            meter.create_histogram(
+                "messaging.client.operation.duration", "s", "Time of an enqueue."
+            ),
         )
     sent, duration = _instruments[meter]
     attributes = _attributes("send", calls)

@@ -86,7 +86,7 @@ class Webhooks:
         self._events = frozenset(events)
         unknown = self._events - set(get_args(Event))
         if unknown:
-            raise errors.UsageError(f"webhooks tell of succeeded and dead, not of {min(unknown)!r}")
+            raise errors.UsageError(f"webhooks report succeeded and dead, not {min(unknown)!r}")
         self._tasks = None if tasks is None else frozenset(tasks)
         self._transport = transport
         #: for each event loop: its number of workers, and their client

@@ -247,9 +247,9 @@ class LogHolder:
         """
         from taskq.log.store.port import actor  # noqa: PLC0415 - few ask
 
-        parsing.check_name("the name of who acts", by)
+        parsing.check_name("the name of the actor", by)
         if ":" in by:
-            raise errors.UsageError(f"the name of who acts is {by!r}, and may have no colon")
+            raise errors.UsageError(f"the name of the actor is {by!r}, and may have no colon")
         token = actor.set(by)
         try:
             yield

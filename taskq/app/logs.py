@@ -179,7 +179,7 @@ class ByKey:
         """
         if not tag:
             raise errors.UsageError(
-                "give a job's whole id: its number alone does not tell its shard"
+                "give a job's whole id: its number alone does not name its shard"
             )
         logs = self.logs()
         index = shard_with([log._connection.path for log in logs], tag, lsn)
@@ -214,8 +214,8 @@ class ByKey:
             ]
             raise errors.UsageError(
                 f"calls that are enqueued together belong to {len(bound)} shards, by keys and "
-                f"limits such as those of {' and '.join(tasks)}: no transaction spans two. Write "
-                f"enqueue_many(..., atomic=False); a flow must do with one"
+                f"limits such as those of {' and '.join(tasks)}: no transaction spans two shards. "
+                f"Write enqueue_many(..., atomic=False); a flow must do with one"
             )
         free = bound[0] if len(bound) == 1 else self._free(logs)
         apart: dict[int, list[int]] = {}

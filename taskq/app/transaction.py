@@ -24,7 +24,7 @@ def claimed(delivery: Delivery) -> Delivery:
     """Return a delivery of ``claim``; raises UsageError for anything else, such as an id."""
     given: object = delivery
     if not isinstance(given, Delivery):
-        raise errors.UsageError(f"the delivery is {given!r:.60}: give one that claim() returned")
+        raise errors.UsageError(f"the delivery is {given!r:.60}: give a delivery from claim()")
     return given
 
 

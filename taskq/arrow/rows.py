@@ -303,7 +303,7 @@ class RecordRows:
     def _check_carried(self, wrong: arrays.Mask) -> None:
         if wrong.any():
             raise errors.FormatError(
-                f"the record at lsn {self.lsn[int(np.argmax(wrong))]} carries none that fits"
+                f"the record at lsn {self.lsn[int(np.argmax(wrong))]} carries no record that fits"
             )
 
     @property
@@ -409,7 +409,7 @@ class RecordRows:
             for step in self.carried_options.each(Option.CLAIM):
                 if (step.size != _CLAIM_SIZE).any():
                     raise errors.FormatError(
-                        f"a claim is told in {step.size[0]} bytes: use a newer taskq"
+                        f"a claim is packed in {step.size[0]} bytes: use a newer taskq"
                     )
                 owner[step.row] = arrays.numbers_at(self.data, step.at + 8, "<i8")
         return owner

@@ -129,7 +129,7 @@ def _fits(value: object, kinds: tuple[typing.Any, ...], task: str, name: str) ->
         return isinstance(value, kinds)
     except TypeError as error:
         raise errors.UsageError(
-            f"{task}: parameter {name!r}: resources cannot be told by "
+            f"{task}: parameter {name!r}: resources cannot be recognized by "
             f"{inspect.formatannotation(kinds[0])} ({error}): "
             f"take a class, or a Protocol that is @runtime_checkable"
         ) from error
@@ -362,7 +362,7 @@ class Signature:
             if parameter.name in injected and not _by_name_alone(parameter, rest=rest):
                 raise errors.UsageError(
                     f"{self.task}: the injected parameter {parameter.name!r} is passed by its "
-                    f"name: put it behind a *"
+                    f"name: put it after a *"
                 )
         others = [parameter for parameter in parameters if parameter.name not in injected]
         return whole.replace(parameters=others), injected

@@ -172,7 +172,7 @@ def _settings(path: Path) -> dict[str, Any]:
         files, values = [str(file) for file in settings.files], settings.model_dump(mode="json")
     except UsageError:
         # The error may quote a secret value.
-        return {"problem": "they are refused: the command check tells why"}
+        return {"problem": "they are refused: the command check says why"}
     return {"files": files, "settings": without_secrets(values)}
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 _APP: Final = "name the app itself, as in shop.jobs:app"
 _SCHEDULES: Final = "every worker ticks its app's schedules"
-_RUNS_IN: Final = 'each task says so itself, @app.task(runs_in="process") or "thread"'
+_RUNS_IN: Final = 'each task names it itself, @app.task(runs_in="process") or "thread"'
 _WORKER: Final = "it is worker, see taskq worker --help"
 
 #: Options by the last words of the command; "" for any.
@@ -22,7 +22,7 @@ OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         **dict.fromkeys(("--queue", "--queue-name"), "write -Q mail,default"),
         **dict.fromkeys(("-w", "--workers", "--threads", "-t"), "write -c 8, or --processes 4"),
         **dict.fromkeys(("-p", "--max-processes"), "write --processes 4"),
-        "--autoscale": "write -c 8: so many at most",
+        "--autoscale": "write -c 8 for at most eight",
         "--max-tasks-per-child": "write --max-jobs-per-child 100",
         "--max-memory-per-child": "write --max-rss-per-child 500MB",
         "--prefetch-multiplier": "leave it out, a worker claims what its slots can run",

@@ -110,7 +110,7 @@ before_option: Final = click.option(
     "--before", metavar="MOMENT", help='Enqueued before then: "2h" ago, or a time.'
 )
 limit_option: Final = click.option(
-    "-n", "--limit", type=click.IntRange(1, _COUNT_MAX), help="At most so many, the oldest first."
+    "-n", "--limit", type=click.IntRange(1, _COUNT_MAX), help="Largest number, the oldest first."
 )
 dry_run_option: Final = click.option("--dry-run", is_flag=True, help="Change nothing, and count.")
 yes_option: Final = click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
@@ -133,7 +133,7 @@ def newest_option(count: int) -> Callable[[F], F]:
     """Return ``--limit`` for a list, with this default."""
     kind = click.IntRange(1, _COUNT_MAX)
     return click.option(
-        "-n", "--limit", type=kind, default=count, show_default=True, help="At most so many."
+        "-n", "--limit", type=kind, default=count, show_default=True, help="Largest number of rows."
     )
 
 
@@ -142,7 +142,7 @@ def latest_option(what: str, most: int) -> Callable[[F], F]:
     return click.option(
         "-n", "--limit", "count", type=click.IntRange(0, _COUNT_MAX), default=most,
         show_default=True,
-        help=f"So many of its {what}, the latest; 0 for all.",
+        help=f"Number of its latest {what}; 0 for all.",
     )  # fmt: skip
 
 

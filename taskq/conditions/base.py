@@ -279,9 +279,7 @@ class OnPower(Condition):
             return _BATTERY if on_battery else ""
         supplies = await aside(lambda: read_supplies(_SUPPLIES))
         if supplies is None:
-            say_once(
-                f"on_power() cannot tell here, since there is no {_SUPPLIES}: it counts as holding"
-            )
+            say_once(f"on_power() cannot be known here, without {_SUPPLIES}: it counts as holding")
             return ""
         return "" if is_on_power(supplies) else _BATTERY
 

@@ -70,7 +70,7 @@ class Unmetered(Condition):
         devices = await _ask_network_manager()
         if devices is None:
             say_once(
-                "unmetered() cannot tell here, since it needs NetworkManager (nmcli): "
+                "unmetered() cannot be known here, since it needs NetworkManager (nmcli): "
                 "it counts as holding"
             )
             return ""

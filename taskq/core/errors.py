@@ -319,8 +319,8 @@ class MomentGone(LogError):
 
     def __init__(self, path: str, oldest_lsn: int, oldest: str) -> None:
         super().__init__(
-            f"{path}: compaction removed what would tell the state at that moment: "
-            f"the oldest that can be told is {oldest} (lsn {oldest_lsn})"
+            f"{path}: compaction removed records of that moment: the oldest "
+            f"state that can be read is of {oldest} (lsn {oldest_lsn})"
         )
         self.oldest_lsn = oldest_lsn
         self.oldest = oldest
@@ -379,7 +379,7 @@ class ReaderMismatch(LogError):
         who = f"reader {reader!r}" if reader else "this stream"
         super().__init__(
             f"{path}: {who} had come to lsn {lsn}, but {seen}: the log was cut or replaced since. "
-            f"Look at what the reader did with the last records, then move it with seek()"
+            f"Check how the reader handled the last records, then move it with seek()"
         )
         self.reader = reader
         self.lsn = lsn

@@ -549,15 +549,15 @@ class Damage:
 
         ``again`` is the command that brings the records back, if there is one.
         """
-        where = f"behind offset {self.offset} of" if self.offset else "before"
+        where = f"after offset {self.offset} of" if self.offset else "before"
         most = "up to " if self.skipped else ""
         accept = f"or go on without them in a new log: {command(directory, 'repair')} --to NEW"
         cure = f"Have them sent again: {again}" if again else ""
         cure = cure or f"Bring the segments back from a backup, {accept}"
         return (
             f"{most}{self.lost} records are lost, of lsns {self.first_lsn} to {self.next_lsn - 1}, "
-            f"and with them up to so many jobs: they stood {where} {self.segment}. {cure}; the "
-            f"jobs known are listed by: {command(directory, 'verify')}"
+            f"and up to as many jobs: they were {where} {self.segment}. {cure}; the jobs left are "
+            f" listed by: {command(directory, 'verify')}"
         )
 
     def as_dict(self) -> dict[str, str | int]:

@@ -275,7 +275,7 @@ def _unserved(facts: JobFacts) -> Reason | None:
         }
         return Reason(
             code=Why.QUEUE_NOT_SERVED,
-            text=f"no worker serves queue {job.queue!r}: those that run serve {_names(served)}",
+            text=f"no worker serves queue {job.queue!r}: running workers serve {_names(served)}",
         )
     if any(serving.takes(job.queue, job.task) for serving in here):
         return None

@@ -535,7 +535,7 @@ _CALLBACKS: Final = {
     "_AsCompletedIterator._handle_completion": ("asyncio.as_completed()", _FIRST, ""),
     "shield.<locals>._inner_done_callback": (
         "asyncio.shield()",
-        "leave it out: a wait goes on where it was, whatever ends the run",
+        "leave it out: a wait goes on where it was, however the run ends",
         "outer",
     ),
 }

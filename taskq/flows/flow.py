@@ -130,7 +130,8 @@ class Flow(Runnable[R_co]):
 
     def enqueue_sync(self) -> FlowHandle[R_co]:
         """Do as ``enqueue``, blocking this thread."""
-        return blocking(type(self).enqueue)(self)
+        handle: FlowHandle[R_co] = blocking(Flow.enqueue)(self)
+        return handle
 
     def _app(self) -> AppPort[Connection] | None:
         """Return the app of its tasks; None if the flow has no jobs."""
@@ -181,7 +182,7 @@ class Step(Generic[X_contra, R_co]):
         """
         if not isinstance(self.node, Leaf):
             raise errors.UsageError(
-                "options are those of single steps: give them before you combine them"
+                "options belong to single steps: give them before you combine them"
             )
         return Step(Leaf(self.node.call.options(**changes), takes=True))
 
@@ -340,7 +341,7 @@ def plan_steps(flow: object) -> Generator[None, None, Plan]:
     """Expand a flow into jobs, some of them between two steps, and return them."""
     if not isinstance(flow, Flow):
         what = flow.name if isinstance(flow, Call) else f"{flow!r:.80}"
-        remedy = "chain(...) makes one of what task.call(...) gives"
+        remedy = "chain(...) makes a flow of task.call(...)"
         if isinstance(flow, Step):
             remedy = "begin it with task.call(...)"
         raise errors.UsageError(f"{what} is no flow that could be enqueued: {remedy}")
@@ -356,7 +357,7 @@ def _check_same_log(first: TaskPort[Any], other: TaskPort[Any]) -> None:
     if other.app.data_dir != first.app.data_dir:
         raise errors.UsageError(
             f"{first.name} and {other.name} of this flow are tasks of two apps, and the workers of "
-            f"one know nothing of the other's: name the one that is to run it, "
+            f"one know nothing of the other's: name the app that runs it, "
             f"app.enqueue_flow(flow)"
         )
 
@@ -489,7 +490,7 @@ def _expand_leaf(leaf: Leaf, before: _Link | None) -> _Link:
     name = leaf.call.name
     if leaf.takes and before is None:
         raise errors.UsageError(
-            f"{name}: a step takes the result of what runs before it, but the flow begins with it: "
+            f"{name}: a step takes the result of the step before it, but the flow begins with it: "
             f"begin with task.call(...)"
         )
     if before is not None:

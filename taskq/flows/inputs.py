@@ -46,9 +46,7 @@ class Inputs:
             return body
         names = self._app.tasks[delivery.task].signature.names
         if not names:
-            raise errors.InvalidCall(
-                delivery.task, "it has no first parameter for what it takes in"
-            )
+            raise errors.InvalidCall(delivery.task, "it has no first parameter for its input")
         from taskq.core.flows import nested  # noqa: PLC0415 - most jobs take in no results
 
         results = await self._results(delivery, takes)

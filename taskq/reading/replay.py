@@ -149,7 +149,7 @@ class _Chosen:
             raise job_not_found(self._journal, lsn)
         if story.state not in model.SETTLED_STATES:
             raise errors.UsageError(
-                f"job {job_id} is {story.state.name.lower()}: only one that is over can be "
+                f"job {job_id} is {story.state.name.lower()}: only an ended job can be "
                 f"replayed; cancel it first"
             )
         steps = _before(job_id, from_step, story.records)

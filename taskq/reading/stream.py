@@ -360,7 +360,7 @@ def gap_handler(
         if on_damage == "raise":
             raise errors.LogDamaged(
                 f"{text}; for the jobs concerned: {errors.command(files.path, 'verify')}; "
-                f'stream(..., on_damage="skip") reads on behind them'
+                f'stream(..., on_damage="skip") reads on after them'
             )
         _log.warning("%s: passed over", text)
 

@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addini(
         "taskq_strict",
-        "What it is to open a real log in a test outside a sandbox: warn (the default) or error.",
+        "How to report a real log that a test opens outside a sandbox: warn (default) or error.",
         default="",
     )
 

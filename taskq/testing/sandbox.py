@@ -286,7 +286,7 @@ def enqueued(
     name = task if isinstance(task, str) or task is None else task.name
     if app is None:
         if task is None or isinstance(task, str):
-            raise errors.UsageError("a task's name does not tell whose it is: give app= too")
+            raise errors.UsageError("a task's name does not name its app: give app= too")
         app = task.app
     clock = app.connection.config.clock
     try:

@@ -157,7 +157,7 @@ async def _is_lost(place: Fleet) -> None:
     ("7.2", _runs, None, None),
     ("bad", _runs, JobFailed, "no such version"),
     ("7.2", _is_late_there, JobExpired, None),
-    ("7.2", _is_lost, JobFailed, "edge-7 took it, and its log does not tell what became"),
+    ("7.2", _is_lost, JobFailed, "edge-7 took it, and its log does not show how it ended"),
 ])  # fmt: skip
 async def test_what_became_of_a_job_on_its_device_is_its_end(
     place: Fleet,
@@ -351,7 +351,7 @@ async def test_an_ended_job_is_not_sent_to_a_set_back_device(place: Fleet, *, bo
     await place.round()
     job = place.client.job(job.id)
     if both:
-        with pytest.raises(JobFailed, match="took it, and its log does not tell"):
+        with pytest.raises(JobFailed, match="took it, and its log does not show"):
             await job.result(timeout=1)
     else:
         assert await job.result(timeout=1) == "edge-7 has 7.2"

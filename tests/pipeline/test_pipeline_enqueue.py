@@ -175,7 +175,7 @@ def test_a_changing_csv_names_the_remedy(tmp_path: Path, monkeypatch: pytest.Mon
     file.write_text("n\n" + "123456789\n" * 500 + "x\n")
     failed = enqueue(file)
     assert failed.exit_code == 1
-    assert "does not read behind row" in failed.output
+    assert "does not read after row" in failed.output
     assert "name it with --text" in failed.output
     assert not list(tmp_path.glob("data/uploads/**/*.*"))
 

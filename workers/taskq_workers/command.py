@@ -151,7 +151,7 @@ class _Command(click.Command):
 )
 @_number("--thread-limit", f"Sync jobs that run at a time.  {_AS_MANY}")
 @_number("--process-limit", f'Jobs of runs_in="process" that run at a time.  {_AS_MANY}')
-@_number("--max-jobs-per-child", "Replace a child process after so many jobs.")
+@_number("--max-jobs-per-child", "Replace a child process after this number of jobs.")
 @click.option(
     "--max-rss-per-child",
     metavar="SIZE",
@@ -166,18 +166,18 @@ class _Command(click.Command):
     help="The task log's directory. Repeatable.  [env var: TASKQ_DATA_DIR]",
 )
 @click.option("--burst", is_flag=True, help="Stop once no job is ready and none runs.")
-@_number("--max-jobs", "Stop after so many jobs; with --processes, a new process takes its place.")
+@_number("--max-jobs", "Stop after this number of jobs; with --processes, a new process follows.")
 @click.option(
     "--drain-timeout",
     type=click.FloatRange(min=0),
     default=pool.DRAIN_SECONDS_DEFAULT,
     show_default=True,
     metavar="SECONDS",
-    help="What running jobs get to finish when the worker is stopped.",
+    help="Time for running jobs to finish when the worker is stopped.",
 )
 @_number(
     "--processes",
-    "So many worker processes; one that dies is started again. SIGHUP replaces them.",
+    "Number of worker processes; one that dies is started again. SIGHUP replaces them.",
     _PROCESSES_MAX,
 )
 @click.option("--reload", is_flag=True, help="Start again when a .py file changes here.")
@@ -196,7 +196,7 @@ class _Command(click.Command):
 @click.option(
     "--log-level",
     type=click.Choice(joblogs.LEVELS, case_sensitive=False),
-    help="What goes to stderr, each line with its job.  [default: the setting, warning]",
+    help="Lowest level on stderr, each line with its job.  [default: the setting, warning]",
 )
 @click.option(
     "--log-format",
@@ -323,7 +323,7 @@ def _check(executor: str | None, chosen: Mapping[str, Any]) -> None:
         raise click.UsageError("--master and --py-files are for --executor: add --executor spark")
     if executor is not None and any(chosen[name] is not None for name in ONLY_HERE):
         raise click.UsageError(
-            "--max-jobs, --thread-limit and those of child processes are for jobs that run here: "
+            "--max-jobs, --thread-limit and options of child processes are for jobs that run here: "
             "leave --executor out"
         )
 

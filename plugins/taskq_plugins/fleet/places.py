@@ -264,7 +264,7 @@ def find_logs(
     """
     top = os.path.abspath(root)  # noqa: PTH100 - Path has no way to drop ".." from a name
     if not _is_directory(top, follow=True):
-        raise FleetError(f"{shown(top)} is no directory: give one that holds task logs")
+        raise FleetError(f"{shown(top)} is no directory: give a directory of task logs")
     if os.path.exists(f"{top}/{HUB_FILE}") and _is_directory(f"{top}/devices", follow=False):  # noqa: PTH110 - as above
         top = f"{top}/devices"
     disk, copies, count = LocalDisk(), dict[str, list[LogPlace]](), 0

@@ -322,7 +322,7 @@ class Outbox(TaskQ):
             is_its_own = self.is_given(view) and not is_taken
             return replace(view, state=State.READY if is_its_own else State.EXPIRED)
         if is_taken:
-            reason = f"{self.device} took it, and its log does not tell what became of it"
+            reason = f"{self.device} took it, and its log does not show how it ended"
             return replace(view, state=State.DEAD, reason=reason)
         return view
 

@@ -246,7 +246,7 @@ def check(directory: Path, deep: bool, repair: bool) -> None:
                 copies = files.kept(directory, name)
                 if copies and name not in known:
                     is_wrong = True
-                    what = "registry.db does not know it, as one that is older than the copies"
+                    what = "registry.db does not know it: it is older than the copies"
                     render.echo(f"{name}: {what}: taskq hub enroll {directory} {name}")
                 for copy in copies:
                     for fault in files.faults_of(copy, deep=deep or repair):
@@ -310,7 +310,7 @@ def take(directory: Path, device: str, source: Path) -> None:
 @click.option("-Q", "--queue", help="Name of the queue on the device.  [default: default]")
 @click.option("--priority", type=click.IntRange(0, PRIORITY_MAX), help="Higher first.")
 @click.option("--attempts", type=click.IntRange(0), help="How often it may run; 0: no limit.")
-@click.option("--delay", help='Not before so long from now, for example "30s" or "2h".')
+@click.option("--delay", help='Run after this time, for example "30s" or "2h".')
 @click.option("--expires", help="Give up unless it was taken, and ran there, by then.")
 @click.option("--key", help="One job of the device at a time may hold it.")
 def put(directory: Path, to: str, task: str, arguments: str, **options: Any) -> None:

@@ -316,7 +316,7 @@ def _of_records(copy: CopyFiles) -> Iterator[Fault]:
         report, last = reader.verify(), engine.segment_name(reader.journal.segment)
     for damage in report.damage:
         name = damage.segment if damage.size and damage.segment != last else ""
-        yield Fault(copy, f"{damage.segment} does not read behind offset {damage.offset}", name)
+        yield Fault(copy, f"{damage.segment} does not read after offset {damage.offset}", name)
 
 
 def ask_again(registry: Registry, fault: Fault) -> None:

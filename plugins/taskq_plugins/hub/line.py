@@ -159,7 +159,7 @@ async def _told(name: str, probed: Awaitable[str], timeout_seconds: float = _PRO
         async with Deadline(timeout_seconds):
             return await probed
     except Exception as error:  # noqa: BLE001 - any failure of a probe
-        return f"{name} cannot be told ({type(error).__name__}: {error})"
+        return f"{name} cannot be known ({type(error).__name__}: {error})"
 
 
 #: Least size of a part. A slow line makes parts smaller, a fast one larger again.

@@ -284,8 +284,8 @@ class Registry:
             raise OSError(code, str(error), path) from error
         except sqlite3.Error as error:
             raise LogDamaged(
-                f"{path} is damaged ({error}), as one is that was copied while it was written: put "
-                f"that of a 'taskq hub backup' in its place; or remove it, and enroll each device"
+                f"{path} is damaged ({error}), perhaps copied while it was written: put the file "
+                f"of a 'taskq hub backup' in its place, or remove it and enroll each device"
             ) from error
 
     def _has_no_room(self) -> bool:

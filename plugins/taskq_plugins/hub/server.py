@@ -151,7 +151,7 @@ class Gate:
         most = _BODY_BYTES_MAX.get(request.url.path, default)
         length = request.headers.get("content-length", "")
         if not length.isdecimal() or len(length) > _DIGITS_MAX:
-            raise HTTPException(411, "a request says how long it is")
+            raise HTTPException(411, "a request names its length")
         if int(length) > most:
             raise HTTPException(_TOO_LARGE, f"this takes at most {most} bytes")
         body = [await _read(receive, most)]

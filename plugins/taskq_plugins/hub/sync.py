@@ -141,8 +141,8 @@ class Push:
             elif await self._send(verdict):
                 return verdicts
         raise Unsettled(
-            f"after {_PUSH_ROUNDS_MAX} rounds the hub still stands elsewhere: see there what "
-            f"'taskq hub devices HUB NAME' says of the device"
+            f"after {_PUSH_ROUNDS_MAX} rounds the hub is still at another position: "
+            f"look at the device with 'taskq hub devices HUB NAME' there"
         )
 
     async def _declare(self, cause: str) -> models.Answer | None:
@@ -203,7 +203,7 @@ class Push:
     ) -> None:
         if not isinstance(answer, models.Refused):
             return
-        what = f"behind offset {answer.at.offset}: a frame is not as it was written"
+        what = f"after offset {answer.at.offset}: a frame is not as it was written"
         if answer.trouble is not models.Trouble.DAMAGED:
             if answer.at != before or not before.segment:
                 return
@@ -296,7 +296,7 @@ async def sync(path: str, line: Line, *, is_dry: bool = False) -> SyncResult:
         try:
             before, done = done, await _sync_once(path, line)
         except models.HubError as error:
-            _log.info("sync: the hub hears later of what was taken: %s", error)
+            _log.info("sync: taken jobs are reported to the hub later: %s", error)
             break
         taken = outbox.TakeResult(*map(sum, zip(taken, done.taken, strict=True)))
         done = done._replace(
@@ -363,7 +363,7 @@ class _Session:
     async def told(self) -> SyncResult:
         log, answer = self.log, await self.line.ask(opening(self.log))
         if not isinstance(answer, models.CopyEnd):
-            raise models.HubError(f"{self.line.url} does not say where its copy ends: try again")
+            raise models.HubError(f"{self.line.url} does not name the end of its copy: try again")
         return SyncResult([compare(answer, log)], 0, log.end, log.bytes_behind(answer.at))
 
     async def run(self) -> SyncResult:

@@ -44,14 +44,16 @@ _PART_BYTES: Final = 4 * 1024 * 1024
 @click.option(
     "--token-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="What the hub printed at enroll.  [default: token or token_file of [hub]]",
+    help="The token that enroll printed.  [default: token or token_file of [hub]]",
 )
-@click.option("--code", help="What it printed at enroll --code: get a token for it, keep that.")
+@click.option(
+    "--code", help="The code that enroll --code printed: exchange it for a token, and keep that."
+)
 @click.option("--follow", is_flag=True, help="Stay, and send what is written within a second.")
 @click.option("--wait", is_flag=True, help="Try until all is there.")
 @click.option("--dry-run", is_flag=True, help="Only ask how the hub's copy stands.")
 @click.option("--status", is_flag=True, help="Show how it went last, and ask nobody.")
-@click.option("--restore", is_flag=True, help="Make DIR of what the hub has of this device.")
+@click.option("--restore", is_flag=True, help="Rebuild DIR from the hub's copy of this device.")
 def sync(data_dir: Path | None, **given: Any) -> None:
     """Send a hub what it lacks of the log, or of all logs of a root of shards, once, then exit.
 

@@ -125,7 +125,9 @@ def _of_log(stats: views.LogStats) -> Iterator[Metric]:
     yield GaugeMetricFamily("taskq_log_bytes", "Bytes of all segments.", stats.size)
     yield GaugeMetricFamily("taskq_log_segments", "Segments of the log.", stats.segments)
     yield GaugeMetricFamily(
-        "taskq_log_next_position", "Of the next record; a new epoch skips some.", stats.next_lsn
+        "taskq_log_next_position",
+        "Number of the next record; a new epoch skips some.",
+        stats.next_lsn,
     )
 
 
@@ -133,8 +135,8 @@ def _of_processes(status: hooks.LogStatus) -> Iterator[Metric]:
     figures = (
         ("taskq_processes", "Processes that have the log open.",
          sum(owner.alive for owner in status.owners)),
-        ("taskq_workers", "Those of them that claim jobs.", status.workers),
-        ("taskq_worker_slots", "Jobs that they run at a time.", status.slots),
+        ("taskq_workers", "Processes that claim jobs.", status.workers),
+        ("taskq_worker_slots", "Jobs that workers run at a time.", status.slots),
         ("taskq_jobs_of_dead_processes",
          "Jobs that nobody runs any more and nobody has taken back yet.", status.orphans),
     )  # fmt: skip
@@ -144,12 +146,14 @@ def _of_processes(status: hooks.LogStatus) -> Iterator[Metric]:
 def _of_engine(engine: views.EngineStats) -> Iterator[Metric]:
     yield CounterMetricFamily("taskq_engine_batches", "Frames that were appended.", engine.batches)
     yield CounterMetricFamily("taskq_engine_records", "Records in these frames.", engine.records)
-    yield CounterMetricFamily("taskq_engine_appended_bytes", "Appended.", engine.appended_bytes)
     yield CounterMetricFamily(
-        "taskq_engine_payload_bytes", "Of jobs enqueued.", engine.payload_bytes
+        "taskq_engine_appended_bytes", "Bytes appended to segments.", engine.appended_bytes
     )
     yield CounterMetricFamily(
-        "taskq_engine_upkeep_bytes", "Written beside the log.", engine.upkeep_bytes
+        "taskq_engine_payload_bytes", "Bytes of enqueued jobs.", engine.payload_bytes
+    )
+    yield CounterMetricFamily(
+        "taskq_engine_upkeep_bytes", "Bytes of indexes and snapshots.", engine.upkeep_bytes
     )
     yield CounterMetricFamily(
         "taskq_engine_slow_syncs", "Fsyncs of over a second.", engine.slow_syncs

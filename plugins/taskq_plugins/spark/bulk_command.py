@@ -58,7 +58,7 @@ _AGAIN_BYTES: Final = 4
 @click.option("-Q", "--queue", help="Name of the queue.  [default: default, or the task's]")
 @click.option("--priority", type=click.IntRange(0, PRIORITY_MAX), help="Higher first.")
 @click.option("--attempts", type=click.IntRange(0), help="How often it may run; 0: no limit.")
-@click.option("--delay", help='Not before so long from now, for example "30s" or "2h".')
+@click.option("--delay", help='Run after this time, for example "30s" or "2h".')
 @click.option("--expires", help="Give up unless it ran by then.")
 @click.option("--key", metavar="COLUMN", help="One job of the queue at a time may hold its value.")
 @click.option("--window", help="How long the key is held.  [default: until the job is settled]")
@@ -66,7 +66,9 @@ _AGAIN_BYTES: Final = 4
 @click.option("--keep", help='How long it is kept after its end, for example "30d".')
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Repeatable.")
 @click.option("--text", multiple=True, metavar="COLUMN", help="In CSV: text, not a number or date.")
-@click.option("--name", metavar="NAME", help="Of this upload.  [default: from content and options]")
+@click.option(
+    "--name", metavar="NAME", help="Name of this upload.  [default: from content and options]"
+)
 @click.option("--again", is_flag=True, help="Enqueue even what was enqueued before.")
 @dry_run_option
 @json_option
@@ -206,7 +208,7 @@ _PROBLEMS_SHOWN_MAX: Final = 20
 @lake_option
 @click.option("--where", required=True, metavar="SQL", help="Which rows of jobs, those over only.")
 @where_to
-@click.option("--run", "run_name", metavar="NAME", help="What is done once under a name only.")
+@click.option("--run", "run_name", metavar="NAME", help="Options of an upload with a name.")
 @yes_option
 @json_option
 @click.pass_context

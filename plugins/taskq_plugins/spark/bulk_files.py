@@ -128,9 +128,9 @@ def _safe(path: Path, batches: Rows) -> Rows:
     except (pa.ArrowException, OSError) as error:
         hint = ""
         if path.suffix.lower() == ".csv":
-            hint = ". The type of a column is told from the first rows: name it with --text"
+            hint = ". The first rows decide the type of a column: name it with --text"
         raise BadFile(
-            f"{path}: does not read behind row {row}: {_first_line(error)}{hint}"
+            f"{path}: does not read after row {row}: {_first_line(error)}{hint}"
         ) from error
 
 

@@ -24,7 +24,7 @@ _POOL: Final = "ARROW_DEFAULT_MEMORY_POOL"
 #: name -> (module, one line of help)
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "run": ("taskq_plugins.spark.run.command", "Bring a lake's tables up to date, then exit."),
-    "status": ("taskq_plugins.spark.cli", "Tell what a lake holds, and of which logs."),
+    "status": ("taskq_plugins.spark.cli", "Show the contents of a lake, and its logs."),
     "erase": ("taskq_plugins.spark.lake.erase", "Erase what jobs brought along, for good."),
     "replay": ("taskq_plugins.spark.bulk_command", "Enqueue past jobs again, chosen by SQL."),
     "enqueue": ("taskq_plugins.spark.bulk_command", "Enqueue one job for each row of a file."),
@@ -102,7 +102,7 @@ def lake_option(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--journals",
     type=click.Path(path_type=Path),
-    help="The logs' directory: tells what is left to read.",
+    help="The logs' directory: shows how much is left to read.",
 )
 @json_option
 def status(lake_path: Path | str, journals: Path | None, as_json: bool) -> None:

@@ -598,7 +598,7 @@ def watch(
             console.print(views.drawn(screen, console))
             return
         if not sys.stdin.isatty():
-            raise WrongUsage("keys are read from a terminal, and there is none: add --once")
+            raise WrongUsage("keys are read from a terminal, and no terminal is here: add --once")
         hand = stack.enter_context(contextlib.closing(_Hand(path)))
         keys = stack.enter_context(keys_of(sys.stdin.fileno()))
         live = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))

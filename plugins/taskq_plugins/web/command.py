@@ -137,7 +137,7 @@ def _place(
 
     if address.is_unspecified and not names:
         raise WrongUsage(
-            f"--bind {address} has no name of its own: give the one that browsers use with --name"
+            f"--bind {address} has no name of its own: give the browsers' name for it with --name"
         )
     own = (
         [] if address.is_unspecified else [f"[{address}]" if ":" in str(address) else str(address)]

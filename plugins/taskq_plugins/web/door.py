@@ -394,7 +394,9 @@ class Door:
             allowed = self._place.allows(Request(scope))
             if allowed:
                 return allowed if isinstance(allowed, Visitor) else _SOMEBODY, "person"
-            raise Problem(HTTPStatus.FORBIDDEN, "you may not look here: ask who runs this app")
+            raise Problem(
+                HTTPStatus.FORBIDDEN, "you may not look here: ask the operator of this app"
+            )
         cookies = (part.strip().partition("=") for part in headers.get("cookie", "").split(";"))
         name = self._place.cookie
         for key, _, value in cookies:
@@ -406,8 +408,8 @@ class Door:
         raise Problem(
             HTTPStatus.UNAUTHORIZED,
             "nobody is known by this request: open the address that taskq web printed (it is good "
-            "for one browser; one that is in shows another address on its page Log). Programs send "
-            "what stands in the --token-file (as Authorization, Bearer)",
+            "for one browser; the page Log of that browser shows another address). Programs send "
+            "the contents of the --token-file (as Authorization, Bearer)",
             headers={"WWW-Authenticate": "Bearer"},
         )
 

@@ -89,10 +89,10 @@ class JobsPage(Jobs):
 
     sort: str = Field("", max_length=20, description="A column; downwards with a minus.")
     looked: int = Field(0, ge=0, lt=2**63, description="Jobs that the pages before looked at.")
-    act: str = Field("", max_length=20, description="What was done just now.")
-    done: int = Field(0, ge=0, lt=2**63, description="To so many jobs.")
-    stopping: int = Field(0, ge=0, lt=2**63, description="So many run, and were asked to stop.")
-    changed: int = Field(0, ge=0, lt=2**63, description="So many had changed meanwhile.")
+    act: str = Field("", max_length=20, description="The last action.")
+    done: int = Field(0, ge=0, lt=2**63, description="Number of jobs that it changed.")
+    stopping: int = Field(0, ge=0, lt=2**63, description="Running jobs that were asked to stop.")
+    changed: int = Field(0, ge=0, lt=2**63, description="Jobs that had changed meanwhile.")
 
 
 class Result(OneJob):
@@ -107,7 +107,7 @@ class EditRequest(OneJob):
     """Changes of a waiting job."""
 
     run_now: bool = Field(False, description="It is ready at once.")
-    delay: _Span | None = Field(None, description="It is due so long from now.")
+    delay: _Span | None = Field(None, description="It is due after this time.")
     priority: int | None = None
     queue: str | None = None
 
@@ -115,8 +115,10 @@ class EditRequest(OneJob):
 class SignalRequest(OneJob):
     """A signal for a job."""
 
-    name: str = Field(max_length=_TEXT_MAX, description="Of the signal, as the job waits for it.")
-    value: Any = Field(None, description="What it is told.")
+    name: str = Field(
+        max_length=_TEXT_MAX, description="Name of the signal, as the job waits for it."
+    )
+    value: Any = Field(None, description="Value of the signal.")
     once: _Line = Field("", max_length=255, description="The job takes one signal of this text.")
 
 
@@ -165,7 +167,7 @@ class AddSchedule(OneName):
     """A call that is enqueued by the clock; give every or cron."""
 
     task: str = Field(min_length=1, max_length=_TEXT_MAX)
-    arguments: dict[str, Any] = Field({}, description="Of the task, by parameter name.")
+    arguments: dict[str, Any] = Field({}, description="Arguments of the task, by parameter name.")
     every: _Span | None = Field(None, description='Such as "10m".')
     cron: str | None = Field(None, max_length=_TEXT_MAX)
     tz: str = Field("UTC", max_length=_TEXT_MAX)
@@ -210,7 +212,7 @@ class Enqueue(Asked):
     """A call of a task by its name, or bytes that no task owns: one of the two."""
 
     task: str | None = Field(None, min_length=1, max_length=_TEXT_MAX)
-    arguments: dict[str, Any] = Field({}, description="Of the task, by parameter name.")
+    arguments: dict[str, Any] = Field({}, description="Arguments of the task, by parameter name.")
     payload: EncodedBody | None = None
     queue: str | None = None
     priority: int | None = None
@@ -335,7 +337,7 @@ _PROBLEM: Final = {
         "type": {"type": "string"},
         "title": {"type": "string"},
         "status": {"type": "integer"},
-        "detail": {"type": "string", "description": "What is wrong, and what to do about it."},
+        "detail": {"type": "string", "description": "The error and its remedy."},
         "error": {"type": "string", "description": "The class of the error."},
     },
 }
@@ -433,7 +435,7 @@ def describe(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
         "info": {
             "title": "taskq",
             "version": __version__,
-            "description": "One task log: read by all who may look, changed by programs.",
+            "description": "One task log: readers may look, programs may change it.",
         },
         "paths": paths,
         "components": {
@@ -468,7 +470,7 @@ def _operation(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
         "responses": {
             "200": {"description": "Done.", "content": {"application/json": {"schema": {}}}},
             "4XX": {
-                "description": "What is wrong.",
+                "description": "The error.",
                 "content": {
                     "application/problem+json": {"schema": {"$ref": _REF.format(model="Problem")}}
                 },

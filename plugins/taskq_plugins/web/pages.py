@@ -398,7 +398,7 @@ class Pages:
         if not cookie:
             raise endpoints.Problem(
                 HTTPStatus.UNAUTHORIZED,
-                "this address was used before, or is not the one that taskq web printed: start it "
+                "this address was used before, or taskq web did not print it: start taskq web "
                 "again for a new one",
             )
         # A redirect would count as one from wherever the address was opened, and without a cookie.

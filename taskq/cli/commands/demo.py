@@ -32,7 +32,7 @@ _EXIT_SIGNAL: Final = 128
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="The tree to sync.  [default: this Python's standard library]",
 )
-@click.option("--keep", is_flag=True, help="Keep the work directory, and say where it is.")
+@click.option("--keep", is_flag=True, help="Keep the work directory, and print its path.")
 @click.option(
     "-d",
     "--data-dir",
@@ -66,7 +66,7 @@ def demo(directory: Path | None, keep: bool, data_dir: Path | None) -> None:
 
 
 def _hint(*, keep: bool) -> str:
-    return "" if keep else ". Run it again with --keep to look at what it wrote"
+    return "" if keep else ". Run it again with --keep to look at its files"
 
 
 def _check(source: Path, work: Path, queue: Path) -> None:

@@ -57,7 +57,9 @@ class JsonLines:
     help="[default: what the name of FILE ends in, else jsonl]",
 )
 @click.option("-o", "--output", metavar="FILE", help="Write to this file, not to standard output.")
-@click.option("--jobs/--records", "is_jobs", default=True, help="What a line is.  [default: jobs]")
+@click.option(
+    "--jobs/--records", "is_jobs", default=True, help="The kind of a line.  [default: jobs]"
+)
 @click.option("--since", metavar="MOMENT", help='Enqueued (written) then or later: "2h", a time.')
 @click.option("--before", metavar="MOMENT", help="Enqueued (written) before then.")
 @options.queue_option

@@ -355,7 +355,7 @@ def _verify(reader: engine.LogReader, *, as_json: bool) -> bool:
         print_damage(report.damage, reader.journal.path, again)
         for job in report.jobs:
             render.echo(f"job {job}")
-        repair = f"What is left is written anew by: {values.command(reader.journal.path, 'repair')}"
+        repair = f"The rest is written anew by: {values.command(reader.journal.path, 'repair')}"
         cure = f"The rest comes again by: {again}" if again else repair
         render.echo(
             f"Copy the directory before anything else; whole frames are still served. {cure}"

@@ -219,8 +219,8 @@ def cancel(
 @click.argument("job_ids", nargs=-1, required=True, metavar="JOB_ID...")
 @options.data_dir_option
 @options.json_option
-@click.option("--run-now", is_flag=True, help="Ready at once, whatever it waited for.")
-@click.option("--delay", help='Due so long from now, for example "30s" or "2h".')
+@click.option("--run-now", is_flag=True, help="Ready at once, without any delay.")
+@click.option("--delay", help='Due after this time, for example "30s" or "2h".')
 @click.option("--eta", help="Due then: a time; without a zone it is local.")
 @click.option("--priority", type=click.IntRange(0, values.PRIORITY_MAX), help="Higher first.")
 @click.option("-Q", "--queue", help="Move it to this queue, and its key with it.")
@@ -380,7 +380,7 @@ def _command(action: str, says: str) -> click.Command:
     type=click.Choice(["skip", "last", "all"]),
     default="last",
     show_default=True,
-    help="Of ticks that were missed while no worker ran.",
+    help="Which ticks to make up for if no worker ran.",
 )
 @click.option(
     "--overlap",
@@ -425,7 +425,7 @@ for _action, _says in (
     ("remove", "Take away NAME, which was added at run time."),
     ("pause", "Let NAME tick no more, in any process, until it is resumed."),
     ("resume", "Let NAME tick again; what it missed is not made up for."),
-    ("reset", "Let NAME count from now: for one that waits since the clock was wrong."),
+    ("reset", "Let NAME count from now, if it waits because the clock was wrong."),
     ("forget", "Forget NAME, which the code has no more; a worker that has it brings it back."),
 ):
     _command(_action, _says)

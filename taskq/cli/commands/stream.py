@@ -32,12 +32,12 @@ _STATES: Final = ("succeeded", "dead", "cancelled", "expired")
 
 @click.command()
 @options.log_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is written, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Follow new records until Ctrl-C.")
 @click.option(
     "-n",
     "--lines",
     type=click.IntRange(0, _COUNT_MAX),
-    help=f"Show the latest so many records ({_COUNT_DEFAULT}); with --reader at most so many.",
+    help=f"Number of records: the latest ({_COUNT_DEFAULT}); with --reader at most this number.",
 )
 @click.option(
     "--reader", metavar="NAME", help="Go on where this named reader stopped, and move it along."
@@ -179,7 +179,7 @@ def _note(record: Record) -> str:
 @options.queue_option
 @options.states_option(_STATES)
 @options.limit_option
-@click.option("--from-step", metavar="NAME#N", help="Of JOB_ID: with the steps before this one.")
+@click.option("--from-step", metavar="NAME#N", help="Keep the steps of JOB_ID before this step.")
 @click.option("--all", "everything", is_flag=True, help="Every job there ever was.")
 @click.option("--dry-run", is_flag=True, help="Show which, and enqueue nothing.")
 @click.pass_context
@@ -245,7 +245,7 @@ def _check_choice(job_id: str | None, from_step: str | None, is_chosen: bool) ->
             "--all means every job there ever was"
         )
     if job_id is not None and is_chosen:
-        raise errors.WrongUsage(f"choose job {job_id}, or jobs by what they are, not both")
+        raise errors.WrongUsage(f"choose job {job_id}, or jobs by their properties, not both")
 
 
 def _replay_job(

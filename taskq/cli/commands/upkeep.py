@@ -21,8 +21,10 @@ _NAME_COLUMNS: Final = 8
 @click.command()
 @options.log_argument
 @options.json_option
-@click.option("--keep", help='Keep finished jobs so long, for example "12h".  [default: settings]')
-@click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
+@click.option(
+    "--keep", help='Keep finished jobs this time, for example "12h".  [default: settings]'
+)
+@click.option("--dry-run", is_flag=True, help="Change nothing; print the plan.")
 @options.over_shards
 def compact(data_dir: Path | None, as_json: bool, keep: str | None, dry_run: bool) -> None:
     """Remove the oldest segments as far as the settings allow, beside live workers.
@@ -142,7 +144,9 @@ def _repair_print(report: views.RepairReport, path: str, target: Path | None) ->
     if target is None:
         render.echo(f"Copy what reads with: {values.command(path, 'repair')} --to NEW")
     else:
-        render.echo(f"what reads is in {text.flat(str(target))}; {text.flat(path)} is as it was")
+        render.echo(
+            f"the readable part is in {text.flat(str(target))}; {text.flat(path)} is as it was"
+        )
 
 
 # ``taskq health``: readiness and liveness for scripts, containers and service managers.
@@ -306,7 +310,9 @@ def restore(
     "--since", default="1h", show_default=True, metavar="MOMENT", help="Records from then on."
 )
 @click.option("--with-payloads", is_flag=True, help="With payloads and results, too.")
-@click.option("--show-secrets", is_flag=True, help="With what names call secret, too.")
+@click.option(
+    "--show-secrets", is_flag=True, help="Include values that their names mark as secret."
+)
 def report(
     data_dir: Path | None, output: Path, since: str, with_payloads: bool, show_secrets: bool
 ) -> None:

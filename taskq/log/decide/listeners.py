@@ -150,7 +150,7 @@ class Deaths:
             try:
                 jobs.update((item[0].task, item) for item in writer(letter))
             except Exception:  # noqa: BLE001 - no death may be refused for what tells of it
-                _log.exception("the death of job %s could not be told", letter.job_id)
+                _log.exception("the death of job %s could not be reported", letter.job_id)
         return list(jobs.values())
 
     def told(self) -> list[Answer]:

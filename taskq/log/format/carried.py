@@ -193,10 +193,10 @@ def decode_carried(record: bytes) -> Carried:
 
 def born_in(record: bytes) -> bytes:
     if len(record) < codec.WHOLE.size + codec.BORN.size:
-        raise FormatError("a carried record is shorter than what it holds")
+        raise FormatError("a carried record is shorter than its contents")
     at = codec.WHOLE.size + codec.PREFIX.unpack_from(record)[3]
     if at + codec.BORN.size > len(record) - CRC_SIZE:
-        raise FormatError("a carried record is shorter than what it holds")
+        raise FormatError("a carried record is shorter than its contents")
     length = codec.LENGTH.unpack_from(record, at)[0]
     if length < codec.BORN.size or at + length > len(record) - CRC_SIZE:
         raise FormatError(f"a carried record holds one of {length} bytes")

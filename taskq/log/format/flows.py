@@ -77,7 +77,7 @@ def encode_part(part: FlowPart, lsn: int) -> bytes:
 def check_size(size: int) -> None:
     if size > OPTIONS_BYTES_MAX:
         raise UsageError(
-            f"a job of the flow needs {size} bytes to name its inputs and who waits for it, the "
+            f"a job of the flow needs {size} bytes to name its inputs and its waiting jobs, the "
             f"limit is {OPTIONS_BYTES_MAX}: put a step between groups as large as these"
         )
 

@@ -134,7 +134,7 @@ def decode_rated(record: bytes, shift_ns: int = 0) -> tuple[GroupKey, Times]:
         times = Times()
         times.replace(pairs, most, window_ns)
     except (struct.error, ValueError) as error:
-        raise FormatError("a RATED record is shorter than what it holds") from error
+        raise FormatError("a RATED record is shorter than its contents") from error
     except OverflowError as error:
         raise FormatError("a RATED record holds a moment that is none") from error
     return key, times

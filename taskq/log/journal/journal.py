@@ -506,7 +506,9 @@ class Journal:
 
     def _locate(self, hint: TailHint | None) -> None:
         if self._is_lost:
-            raise LogFailed(self.path, "an fsync failed here, and the others could not be told")
+            raise LogFailed(
+                self.path, "an fsync failed here, and other processes could not be notified"
+            )
         if hint.failed if hint is not None else is_marked_failed(self.disk, self.path):
             raise LogFailed(self.path, "an fsync failed in one of its processes")
         lost = hint is None or hint.home != self.home
@@ -609,7 +611,7 @@ class Journal:
             self._tail.fill_up(size, self.offset)
         if gaps:
             self.recovered.append(
-                f"{segment_name(self.segment)} is damaged: what is whole behind that stays, and "
+                f"{segment_name(self.segment)} is damaged: whole records after it stay, and "
                 f"new records go to another segment; see: {command(self.path, 'verify')}"
             )
         return is_torn or gaps > 0

@@ -450,7 +450,7 @@ class DurableLog:
                 return self.part(behind, last)
         if position is None:
             raise LogDamaged(
-                f"{self._files.file_path(segment)}: behind offset {behind.offset} nothing reads "
+                f"{self._files.file_path(segment)}: after offset {behind.offset} nothing reads "
                 f"back, so it cannot be sent"
             )
         if last < 0:

@@ -127,9 +127,7 @@ def read_private(file: Path, limit: int) -> str:
     with open(os.open(file, os.O_RDONLY | system.NONBLOCK), encoding="utf-8") as opened:  # noqa: PTH123
         status = os.fstat(opened.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise errors.UsageError(
-                f"{file} is no regular file: give one that holds the secret alone"
-            )
+            raise errors.UsageError(f"{file} is no regular file: give a file with the secret alone")
         if status.st_uid not in (geteuid(), _ROOT):
             raise errors.UsageError(
                 f"{file} belongs to {_user(status.st_uid)}: give a file of your own, since its "

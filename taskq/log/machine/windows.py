@@ -625,7 +625,7 @@ def user(number: int) -> str:
 def group(status: os.stat_result) -> str:
     """Say that files have no group, within a sentence about it."""
     del status
-    return "(none on Windows: the permissions of the folder say who may use it)"
+    return "(none on Windows: the permissions of the folder decide that)"
 
 
 def is_shared(mode: int) -> bool:

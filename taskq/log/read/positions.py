@@ -70,7 +70,7 @@ def find_position(
                 return frames.Cursor(segment, offset, header.first_lsn)
             return frames.Cursor(segment, offset + header.size, header.next_lsn)
     where = f"{frames.segment_name(position.segment)}, offset {position.offset}"
-    raise ReaderMismatch(path, reader, position.lsn, f"what it had read last is not at {where}")
+    raise ReaderMismatch(path, reader, position.lsn, f"the record it read last is not at {where}")
 
 
 def follows(files: SegmentFiles, segment: int, time_ns: int) -> bool:

@@ -113,8 +113,8 @@ def read_position(
     except (ValueError, KeyError, TypeError, RecursionError):
         """It is none of this reader."""
     raise errors.LogDamaged(
-        f"{file_path}: the position of this reader does not read back: say where it is to go on "
-        f"with seek(), or start anew after forget_reader()"
+        f"{file_path}: the position of this reader does not read back: move it with seek(), or "
+        f"start anew after forget_reader()"
     )
 
 

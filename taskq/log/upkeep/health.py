@@ -171,7 +171,7 @@ def _room(disk: ports.Disk, path: Path, config: LogConfig) -> Look:
         files = files_left(disk, str(path)) if limit else ""
     except OSError as error:
         # Who cannot be asked refuses nothing.
-        return True, f"the disk does not tell ({error.strerror})"
+        return True, f"the disk does not report it ({error.strerror})"
     detail = f"{free:,} bytes are free, {limit:,} must stay so"
     is_short = free < limit or bool(files)
     return (

@@ -142,7 +142,7 @@ def _pinned(journal: Journal, candidate: Due, following: int, total: int) -> Pin
         if lag_max is None or total <= lag_max:
             return Pinned(candidate.segment, name)
         _log.warning(
-            "%s: the reader %r is over %d bytes behind, so what it has not read goes: it will get "
+            "%s: the reader %r is over %d bytes late, so its unread records go: it will get "
             "ReaderFellBehind",
             journal.path, name, lag_max,
         )  # fmt: skip

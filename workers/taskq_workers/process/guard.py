@@ -290,7 +290,7 @@ class Guard:
             self._stops += 1
             workers = _workers(len(self._processes))
             if self._stops == 1:
-                limit = f"{self._drain_seconds:g} s for what runs"
+                limit = f"{self._drain_seconds:g} s for running jobs"
                 self._say(f"draining {workers}: {limit}; once more cancels")
             else:
                 self._say(f"cancelling the jobs of {workers}; once more exits at once")

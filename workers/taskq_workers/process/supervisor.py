@@ -229,7 +229,7 @@ class Supervisor:
         count = self._worker.lingering + len(_executor_threads())
         if not count:
             return
-        _log.warning("%d sync functions did not return in time and are left behind", count)
+        _log.warning("%d sync functions did not return in time and are abandoned", count)
         if failure is not None:
             _log.error("%s", failure)
         logging.shutdown()

@@ -106,7 +106,7 @@ class LifespanHolder:
             _log.error("the app's lifespans did not close within %g s: cancelled", EXIT_SECONDS)
             task.cancel()
             if not await until_done({task}, CANCEL_SECONDS):
-                _log.error("nor when cancelled: they are left behind")
+                _log.error("nor when cancelled: they are abandoned")
                 return
         if task.cancelled():
             return

@@ -38,8 +38,8 @@ class Measures:
         for name, unit, text, observe in (
             ("taskq.queue.jobs", "{job}", "Jobs in this state now.", _standing),
             ("taskq.queue.oldest_ready", "s", "Age of the oldest ready job.", _oldest),
-            ("taskq.engine.sync.p99", "s", "Of fsyncs since the start.", _of("sync_seconds.p99")),
-            ("taskq.engine.batch.mean", "{record}", "A frame's.", _of("batch_records.mean")),
+            ("taskq.engine.sync.p99", "s", "99th percentile of fsyncs.", _of("sync_seconds.p99")),
+            ("taskq.engine.batch.mean", "{record}", "Mean of a frame.", _of("batch_records.mean")),
         ):
             meter.create_observable_gauge(name, [self._observer(observe)], unit, text)
         for name, unit, text, observe in (

@@ -171,8 +171,8 @@ class Scheduler:
             return []
         if due.is_cut:
             _log.warning(
-                "schedule %s missed more than %d ticks: the latest %d are made up for, all that "
-                "were before them are left out", schedule.name, len(due.moments), len(due.moments),
+                "schedule %s missed more than %d ticks: the latest %d are made up for, the "
+                "earlier ones are left out", schedule.name, len(due.moments), len(due.moments),
             )  # fmt: skip
         if not due.moments:
             _log.info("schedule %s skips the ticks that it missed", schedule.name)

@@ -163,7 +163,7 @@ class Keep(click.ParamType):  # type: ignore[type-arg] # no generic before click
     type=click.Choice(["keep", "full"]),
     default="keep",
     show_default=True,
-    help="Of those over 64 KiB the tables have hash and size, but with full.",
+    help="Of payloads over 64 KiB the tables have hash and size, but with full.",
 )
 @click.option(
     "--keep",
@@ -173,7 +173,7 @@ class Keep(click.ParamType):  # type: ignore[type-arg] # no generic before click
     help="Let days go that are older: 90d of all tables with days, or records=30d.",
 )
 @click.option(
-    "--keep-open", is_flag=True, help="Go on until Ctrl-C, and look for what is new every 5 s."
+    "--keep-open", is_flag=True, help="Go on until Ctrl-C, and look for new records every 5 s."
 )
 @json_option
 def run(

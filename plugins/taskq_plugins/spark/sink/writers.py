@@ -157,7 +157,7 @@ def _stream_batch() -> tuple[str, int]:
     batch = context and context.getLocalProperty(_BATCH_ID)
     if not stream or not batch:
         raise UsageError(
-            "Spark does not tell which stream and batch this task is of, so a batch that is "
+            "Spark does not name the stream and batch of this task, so a batch that is "
             "written again could not be known: write from foreachBatch instead, with option "
             "'upload' naming the batch"
         )

@@ -21,7 +21,7 @@ _SIZE_MAX: Final = 2**60
 _NAMES_MAX: Final = 100_000
 
 _ALLOWED: Final = {
-    "path": "the directory of a task log, or one that holds the logs of many devices",
+    "path": "the directory of a task log, or of the logs of many devices",
     "devices": "names of devices or log ids, as edge-1,edge-2 or as a JSON list",
     "maxBytesPerTrigger": "a size of at least 1 byte, such as 512m",
     "targetPartitionBytes": "a size from 64k to 16g, such as 32m",

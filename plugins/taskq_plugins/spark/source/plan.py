@@ -666,7 +666,7 @@ def check_found(options: ReadOptions, sight: FleetSnapshot) -> None:
             raise OptionError("devices", f": none of them is in {options.path}: {names}")
         raise FleetError(
             f"{options.path} holds no task log: give the option path the directory of one (it has "
-            f"a file taskq.json), or one that holds such directories"
+            f"a file taskq.json), or a directory of such directories"
         )
 
 
