@@ -1,6 +1,5 @@
 """The log: the only part of taskq that touches the disk.
 
-Begin with ``requests``, what callers hand in, and ``runs``, plain jobs that are handed in together.
-A request goes through ``store`` to ``commit``, ``decide`` makes records of it, which ``journal``
-appends and ``state`` folds.
+Begin with ``requests``. A request goes through ``store`` to ``commit``; ``decide`` turns it into
+records. ``journal`` appends the records, and ``state`` folds them.
 """

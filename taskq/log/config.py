@@ -1,4 +1,4 @@
-"""How a log is opened: limits and choices, each with its unit."""
+"""Options of an open log: limits and choices, each with its unit."""
 
 from __future__ import annotations
 
@@ -17,41 +17,40 @@ from taskq.log.format.bodies import DECOMPRESSED_BYTES_MAX, Compression, check_c
 if TYPE_CHECKING:
     from taskq.log.machine.ports import Clock, Disk
 
-#: A batch takes requests from the mailbox up to this size, plus one transaction.
+#: Size up to which a batch takes requests from the mailbox, plus one transaction.
 BATCH_BYTES_MAX: Final = 256 * 1024
-#: Requests that may wait in the mailbox; senders beyond wait their turn.
+#: Most requests in the mailbox; further senders wait.
 MAILBOX_MAX: Final = 20_000
 SEGMENT_BYTES_MIN: Final = 64 * 1024
-#: Locations hold 31 bits of offset.
+#: Limit of a segment: locations hold 31 bits of offset.
 SEGMENT_BYTES_MAX: Final = 1024 * 1024 * 1024
-#: If no file can be made for the next segment, one grows on up to this size.
+#: Size up to which a segment grows if the next segment's file cannot be made.
 STRETCHED_BYTES_MAX: Final = 2**31 - 64 * 1024 * 1024
-#: Ids to leave out after a loss, so that an id seen earlier never names another job. The log is
-#: fsynced before half as many records hang in the air, with any durability.
+#: Ids left out after a loss, so that an earlier id never names another job. The log is fsynced
+#: before half as many records are unsynced, with any durability.
 LSN_SKIP: Final = 2**20
-#: Bytes of the disk that enqueues leave free, and of the reserve, unless other figures are given;
-#: on a small disk each is at most this part of it.
+#: Default bytes that enqueues leave free, and default size of the reserve; on a small disk each is
+#: at most this part of the disk.
 MIN_FREE_BYTES: Final = 16 * 1024 * 1024
 RESERVE_BYTES: Final = 1024 * 1024
 TINY_DISK_PARTS: Final = 50
-#: Files that enqueues leave to be made on the disk, with the same for a small one.
+#: Files that enqueues leave free on the disk; on a small disk the same part of its files.
 MIN_FREE_FILES: Final = 64
-#: How long finished jobs are kept unless another time is given.
+#: Default time to keep finished jobs.
 KEEP_SECONDS: Final = 7 * 86_400.0
-#: A log with a limit of bytes or of time has at least this number of segments, so that it can
-#: shrink in small steps.
+#: Fewest segments of a log with a limit of bytes or time, so that it shrinks in small steps.
 KEEP_PARTS: Final = 8
-#: A short retention never seals segments more often than this.
+#: Shortest time between two seals, even with a short retention.
 SEAL_SECONDS_MIN: Final = 10.0
-#: A job that waits longer rises one priority, unless another window is given.
+#: Default window: a job rises one priority each time it has waited that long.
 STARVATION_SECONDS: Final = STARVATION_NS / model.SECOND_NS
-#: Dedup keys that are held at a time, unless another limit is given.
+#: Default limit of held dedup keys.
 KEYS_MAX: Final = 50_000_000
-#: Stands for None in places where that means the log's own figure.
+#: Stands for None if None means the log's own value.
 ALWAYS_SECONDS: Final = model.TIME_NS_MAX / model.SECOND_NS
 
 
-#: Options that are above 0 where they are given.
+#: Options that must be above 0 if set.
 _SIZES: Final = (
     "keep_bytes", "keep_segments", "reader_lag_bytes",
     "decompressed_bytes_max", "keys_max",
@@ -71,7 +70,7 @@ class QueuePolicy:
         compress: how payloads and results are compressed.
         keep_seconds: how long finished jobs are kept after their end.
         keep_dead_seconds: how long dead letters are kept after their death.
-        dead_max: most dead letters of the queue, which is then counted by itself.
+        dead_max: most dead letters of the queue, which then has its own count.
     """
 
     compress: Compression | None = None
@@ -93,10 +92,11 @@ class QueuePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """Options of one open log, in its own units; ``LogOptions`` documents each of them.
+    """Options of one open log, in its own units; ``LogOptions`` documents each option.
 
-    A span or size of None is for ever, or without a limit; ``min_free_bytes``, ``reserve_bytes``,
-    ``segment_age_seconds`` and ``mode`` then follow the disk, or the retention.
+    A span or size of None means for ever, or no limit. None for ``min_free_bytes``,
+    ``reserve_bytes``, ``segment_age_seconds`` or ``mode`` means a value by the disk or the
+    retention.
     """
 
     durability: model.Durability = model.Durability.FSYNC
@@ -121,24 +121,24 @@ class LogConfig:
     starvation_seconds: float | None = STARVATION_SECONDS
     queues: Mapping[str, QueuePolicy] = field(default_factory=dict, hash=False)
     mode: Mode | None = None
-    #: the time in place of the machine's: ``taskq.testing.use_clock`` sets it
+    #: clock in place of the machine's; set by ``taskq.testing.use_clock``
     clock: Clock | None = None
 
     def segment_age_of(self, keep_seconds: float) -> float:
-        """Return how long a segment goes on after the first end in it, with such a retention."""
+        """Return the seconds from a segment's first ended job to its seal, for a retention."""
         if self.segment_age_seconds is not None:
             return min(self.segment_age_seconds, keep_seconds)
         return min(keep_seconds, max(keep_seconds / KEEP_PARTS, SEAL_SECONDS_MIN))
 
     def segment_bytes_on(self, disk: Disk, path: str) -> int:
-        """Size at which a segment is sealed: small beside a limit for the whole log, or its disk.
+        """Return the size at which a segment is sealed, small for a small log limit or disk.
 
-        The needed part of a segment is written again before it goes, on a disk that may be full.
+        The needed part of a segment is rewritten before its removal, on a disk that may be full.
         """
         limits = [self.segment_bytes]
         if self.keep_bytes is not None:
             limits.append(self.keep_bytes // KEEP_PARTS)
-        with contextlib.suppress(OSError):  # who cannot be asked limits nothing
+        with contextlib.suppress(OSError):  # a failed check limits nothing
             limits.append(disk.total_bytes(path) // TINY_DISK_PARTS)
         return max(min(limits), SEGMENT_BYTES_MIN)
 
@@ -171,12 +171,12 @@ class LogConfig:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether bodies are stored as given where neither job nor task says otherwise."""
+        """Return whether bodies are stored as given unless a job or task sets a compression."""
         here: tuple[LogConfig | QueuePolicy, ...] = (self, *self.queues.values())
         return not any(config.compress not in {None, "none"} for config in here)
 
     def packing(self, queue: str, compress: Compression | None = None) -> Compression | None:
-        """Return how bodies of the queue are compressed; None: they are stored as they are.
+        """Return the compression of the queue's bodies; None: they are stored as given.
 
         ``compress`` is the choice of the job or its task, if there is one.
         """

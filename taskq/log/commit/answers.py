@@ -1,4 +1,4 @@
-"""Answers on their way out, and requests on their way in: what a committer owes to whom."""
+"""A committer's answers on their way out, and its undecided and waiting requests."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from taskq.log.segments.segments import Extent, SegmentGone
 from taskq.log.state.facets import NO_JOB, Facets
 from taskq.log.state.job_history import find_end, job_not_found, read_outcome
 
-#: Settlements that nobody waits for: tried again while the disk is full.
+#: Settlements without a waiting caller: they are retried while the disk is full.
 NOWAIT: Final = frozenset({int(Op.SETTLE_NOWAIT), int(Op.SUCCEED_NOWAIT)})
 
 
 class Answers:
-    """Answers that are not handed out yet.
+    """Answers not handed out yet.
 
     Attributes:
         now: answers that may go out at once.
@@ -52,20 +52,20 @@ class Answers:
         return answers
 
     def go_back_to(self, now: int, later: int, later_lsn: int) -> None:
-        """Drop what was added since there were so many: the batch was not written."""
+        """Drop answers beyond these counts, after a batch that was not written."""
         del self.now[now:], self.later[later:]
         self.later_lsn = later_lsn
 
 
 class Undecided:
-    """Requests that a committer has and did not decide; the thread that takes them answers them.
+    """Requests that a committer has not decided; the thread that takes them out answers them.
 
-    While one thread waits for the lock another may answer for it.
+    While one thread waits for the lock, another thread may answer for it.
 
     Attributes:
         in_flight: the batch that waits for the lock.
-        held: requests for the next batch: settlements that the disk refused and no caller waits
-            for, and requests that need a fold that is still being built.
+        held: requests for the next batch: settlements without a caller that the disk refused, and
+            requests that need a fold that is still being built.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Undecided:
 
 
 def settlements(op: int, items: list[Any]) -> list[Settlement]:
-    """Return what a request of ``NOWAIT`` settles."""
+    """Return the settlements in a request of ``NOWAIT``."""
     if op == Op.SETTLE_NOWAIT:
         return items
     return [Settlement(SUCCESS, delivery) for delivery in items]
@@ -118,13 +118,13 @@ def failure(error: BaseException) -> TaskqError:
     return TaskqError(f"{type(error).__name__}: {error}")
 
 
-# Waiting for the log to grow: the streams of one process, and readers that have it not open.
+# Requests of one process for the log to grow: of streams, and of readers without an open log.
 #
-# A stream reads only durable records. It asks the storage thread for more, which sleeps until some
-# process has appended, and syncs what nobody else does. With durability ``os`` nothing is ever
-# known to be durable, so everything that was written counts.
+# A stream reads only durable records. It asks the storage thread for more. The thread sleeps until
+# a process has appended, and syncs records that no other process syncs. With durability ``os`` no
+# record is known to be durable, so every written record counts.
 
-#: How long what streams wait for may stay unsynced, in the hope that another sync takes it along.
+#: Longest delay of a sync for streams, since another sync may cover it.
 _COMPANY_SECONDS: Final = 0.002
 
 
@@ -134,7 +134,7 @@ class Growth:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._durability = journal.config.durability
-        #: beyond which lsn somebody wants to read, and who
+        #: (lsn to read beyond, port, future)
         self.waiting: list[tuple[int, Any, Any]] = []
 
     def __bool__(self) -> bool:
@@ -143,9 +143,9 @@ class Growth:
         return bool(self.waiting)
 
     def add(self, lsn: int | None, port: Any, future: Any) -> None:
-        """Answer with how far the log may be read once that is beyond ``lsn``.
+        """Answer with the readable end of the log once that is beyond ``lsn``.
 
-        None: once everything that is in the log now may be read.
+        None: once all records that the log has now may be read.
         """
         if lsn is None:
             lsn = self._journal.next_lsn - 1
@@ -197,10 +197,10 @@ _log: Final = Reporter("taskq")
 
 
 class Waiters:
-    """Requests that wait for records that the log does not hold yet.
+    """Requests that wait for future records.
 
     Attributes:
-        claims: claims that found nothing: (request, port, future).
+        claims: claims without a ready job: (request, port, future).
         outcomes: requests for the end of a job, here or in another process.
         growth: requests for the log to grow.
     """
@@ -238,7 +238,7 @@ def claim_requests(claims: list[tuple[ClaimRequest, Any, Any]]) -> list[Request]
 
 
 class Outcomes:
-    """Requests for the end of a job; the watch facet looks for it."""
+    """Requests for the end of a job; the watch facet finds the end."""
 
     def __init__(self, journal: Journal, facets: Facets) -> None:
         self._journal = journal
@@ -259,7 +259,7 @@ class Outcomes:
         known = agenda is not None and (
             agenda.table.find(job) is not None or job in self._facets.ended
         )
-        # A look without the lock shows later whether this number is a job's.
+        # A later search without the lock shows whether this number is a job's.
         if not known and not 0 < job < journal.next_lsn:
             raise job_not_found(self._journal, job)
         self.waiting[job] = [(port, future)]
@@ -269,13 +269,13 @@ class Outcomes:
         return any(waiter is future for _, waiter in self.waiting.get(job, ()))
 
     def settled(self) -> Iterator[tuple[Any, Any, Outcome | TaskqError]]:
-        """(port, future, outcome or error) for each job that was settled since the last call.
+        """Yield (port, future, outcome or error) for each job settled since the last call.
 
-        Raises nothing: the batch is in the log, even if something goes wrong here.
+        Raises nothing: the batch is in the log, even if something fails here.
         """
         try:
             self._facets.look_back()
-        except Exception:  # noqa: BLE001 - they are looked for again with the next batch
+        except Exception:  # noqa: BLE001 - the next batch tries again
             _log.exception("%s: cannot look for outcomes", self._journal.path)
         for job, location in self._facets.watch.take():
             outcome: Outcome | TaskqError
@@ -288,13 +288,13 @@ class Outcomes:
                 )
             except SegmentGone:
                 outcome = self._look_again(job)
-            except Exception as error:  # noqa: BLE001 - whoever waits for it gets it
+            except Exception as error:  # noqa: BLE001 - the waiting caller gets it
                 outcome = failure(error)
             for port, future in self.waiting.pop(job, ()):
                 yield port, future, outcome
 
     def _look_again(self, job: int) -> Outcome | TaskqError:
-        """Return what became of a job whose end was written again since, or is not kept."""
+        """Return the outcome of a job whose end was rewritten since, or is not kept."""
         try:
             location = find_end(self._journal, job)
             if location is not None:

@@ -1,4 +1,4 @@
-"""Group commit: a batch becomes one frame, and answers that are as durable as their source."""
+"""Group commit: a batch becomes one frame, and its answers are as durable as their source."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ from taskq.log.requests import ClaimRequest, Op, Request, Trait, ops_that
 from taskq.log.segments.segments import SegmentGone
 from taskq.log.state.facets import Facets, LogView
 
-#: How often a claimer looks whether they still live: a killed worker's jobs run again in a second.
+#: Interval of a claimer's checks of other owners: a killed worker's jobs run again in a second.
 CHECK_NS: Final = 250_000_000
 
 
 class OtherOwners:
-    """Processes whose claims must be watched for their death."""
+    """Other processes with claims, which must be checked for their death."""
 
     def __init__(self, facets: Facets, peers: Peers) -> None:
         self._facets = facets
         self._peers = peers
         self._looked_ns = 0
-        #: whether some of the dead still hold jobs: a batch takes back a limited number
+        #: whether dead owners still have jobs: one batch takes back a limited number
         self.left: bool = False
 
     def all(self) -> set[int]:
-        """Return the owners of claims, as far as this process has folded the log."""
+        """Return the other owners of claims, as far as this process has folded the log."""
         agenda = self._facets.agenda
         if agenda is None:
             return set()
@@ -65,14 +65,14 @@ class OtherOwners:
         return {owner for owner in self.all() if not self._peers.alive(owner)}
 
     def dead_if_due(self, steady_ns: int) -> set[int]:
-        """``dead``, looked for four times a second; else nobody."""
+        """Return ``dead`` at most four times a second, otherwise an empty set."""
         if steady_ns - self._looked_ns < CHECK_NS:
             return set()
         self._looked_ns, self.left = steady_ns, False
         return self.dead()
 
     def forget(self, dead: set[int]) -> None:
-        """Remove the files of owners that hold nothing any more; look for the others again."""
+        """Remove the files of dead owners without claims; keep the others for the next check."""
         left = dead & self.all()
         self.left = bool(left)
         for owner in dead - left:
@@ -106,8 +106,8 @@ def engine_stats(committer: Committer) -> EngineStats:
 
 
 _log: Final = Reporter("taskq")
-#: Nanoseconds between two looks whether the log's files are still the open ones, while nothing is
-#: written; each batch looks by itself.
+#: Nanoseconds between two checks that the log's files are still the open ones, while nothing is
+#: written; each batch checks by itself.
 LOOK_AROUND_NS: Final = SECOND_NS
 _ENQUEUE: Final = int(Op.ENQUEUE)
 _ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)
@@ -128,13 +128,13 @@ def _is_mixed(request: Request) -> bool:
 class Committer:
     """The storage side of one process.
 
-    No thread here: the storage thread calls ``commit``, then ``sync`` when it must, and hands the
-    answers out; a simulation does the same step by step, with several committers on one simulated
+    It has no thread: the storage thread calls ``commit``, then ``sync`` if it must, and hands the
+    answers out. A simulation does the same step by step, with several committers on one simulated
     disk.
 
     Attributes:
         answers: answers on their way out.
-        waiters: requests that wait for records that the log does not hold yet.
+        waiters: requests that wait for future records.
         undecided: requests that wait for the lock, or for the next batch.
     """
 
@@ -150,12 +150,11 @@ class Committer:
         self.peers = peers
         self.config = config
         self.operations: Operations = Operations(journal, self.facets, peers.owner, description)
-        #: the error for which the log's files or its lock are refused, until a batch is decided
-        #: again
+        #: error of the log's files or its lock, until a batch is decided again
         self.trouble: LogError | None = None
-        #: whether somebody builds on, between batches, what takes long to build
+        #: whether the storage thread builds large folds in steps between batches
         self.builds_in_steps = False
-        #: something was appended that a loss would undo (claims alone do not count)
+        #: records were appended whose loss would matter (claims alone do not count)
         self.unsynced: bool = False
         self.owners: OtherOwners = OtherOwners(self.facets, peers)
         self.room: Room = Room(journal.disk, journal.clock, journal.path, config)
@@ -164,21 +163,21 @@ class Committer:
         self.taken_back: int = 0
         #: the end of the log that waiters have seen
         self._seen = journal.segment, journal.offset
-        #: bits of the processes to wake for appended records, since the last ``take_interest``
+        #: interest bits of processes to wake for appended records, since the last ``take_interest``
         self._interest = 0
         self._expiring = False
-        #: end of the claims of jobs that may not run twice: they wait for the disk in every mode
+        #: last lsn of claims of jobs that may not run twice: they wait for the disk in every mode
         self._claims_lsn = self._tend_at_ns = 0
 
     @property
     def has_company(self) -> bool:
-        """Return whether anybody waits for a batch, or work is left over."""
+        """Return whether a request waits for a batch, or work is left over."""
         owes = self.answers.now or self.answers.later or self.undecided.held
         listens = self.waiters.has_any or self.operations.has_listeners
         return bool(owes or listens or self.facets.unfinished)
 
     def look_again(self) -> None:
-        """Drop the state of an interrupted commit, which may or may not be in the log.
+        """Drop the state of an interrupted commit, whose frame may or may not be in the log.
 
         Other processes may still have to be woken for it, and it may not be on disk.
         """
@@ -192,7 +191,7 @@ class Committer:
     # -- one batch --------------------------------------------------------------------------------
 
     def commit(self, requests: list[Request], needs: BatchNeeds | None = None) -> None:
-        """Decide and append everything, or answer every request with the error."""
+        """Decide and append every request, or answer every request with the error."""
         if self.undecided.held or needs is None:
             requests = [*self.undecided.take_held(), *requests]
             needs = BatchNeeds.of(requests)
@@ -205,7 +204,7 @@ class Committer:
                 self._commit(requests, needs)
             finally:
                 self._seen = self.journal.segment, self.journal.offset
-        # After the writes of the same batch, so that a caller reads what it wrote.
+        # After the writes of the same batch, so that callers read their own writes.
         for request in looks:
             self._look(request)
 
@@ -234,20 +233,20 @@ class Committer:
         except OSError as error:
             self._retry_without_enqueues(self.undecided.take_in_flight(), error)
             return
-        # Some callers may have got a LogLocked error meanwhile.
+        # Some callers may have a LogLocked error by now.
         self._decide(self.undecided.take_in_flight(), needs)
-        # Without the lock: what is waited for may have to be looked up in all of the log.
+        # Without the lock, since an outcome may need a search of the whole log.
         if self.waiters.outcomes.waiting:
             self._answer_watchers()
 
     def _decide(self, requests: list[Request], needs: BatchNeeds) -> None:
-        """Write a frame and give the lock back, or handle requests that fit into none."""
+        """Write a frame and release the lock; if that fails, refuse or retry parts of the batch."""
         refusal: OSError | None = None
         try:
             refusal = self._locked(requests, needs)
         except LogError as error:
             self._refuse(requests, error)
-        except Exception as error:  # noqa: BLE001 - too much for a frame, no sense, or a bug
+        except Exception as error:  # noqa: BLE001 - too large for a frame, invalid, or a bug
             self.journal.writer.release()
             self._isolate_error(requests, error)
         finally:
@@ -256,7 +255,7 @@ class Committer:
             self._retry_without_enqueues(requests, refusal)
 
     def _retry_without_enqueues(self, requests: list[Request], error: OSError) -> None:
-        """The disk refused: try again without the enqueues, or with the reserve; or give up."""
+        """Retry a refused batch without its enqueues, or with the reserve, or give it up."""
         rest, refused = self.room.sort_out(requests, error)
         self.answers.now += refused
         if refused or (is_full(error) and self.room.give_up_reserve()):
@@ -267,30 +266,28 @@ class Committer:
             self._give_up(rest, error)
 
     def _isolate_error(self, requests: list[Request], error: Exception) -> None:
-        """Nothing of a batch was appended since something in it broke: find out what."""
+        """Decide requests one by one after an error of their batch, to find the cause."""
         waiting, self.waiters.claims = self.waiters.claims, []
         requests = parted(requests)
         if requests and (waiting or len(requests) > 1):
             for request in requests:
                 try:
                     needs = BatchNeeds.of([request])
-                except Exception as refusal:  # noqa: BLE001 - its operand is none
+                except Exception as refusal:  # noqa: BLE001 - its operand is invalid
                     self.answers.now += refusals([request], failure(refusal))
                 else:
                     self._commit([request], needs)
             self.waiters.claims = waiting + self.waiters.claims
-            self._commit([], BatchNeeds())  # they get what the good ones brought
+            self._commit([], BatchNeeds())  # they get jobs of the good requests
             return
         _log.error("%s: a request broke its batch", self.journal.path, exc_info=error)
         self.answers.now += refusals([*requests, *claim_requests(waiting)], failure(error))
 
     def _look(self, request: Request, *, again: bool = False) -> None:
-        """Answer a request that is no part of a frame; without the lock."""
+        """Answer a read request, without the lock."""
         op, port, future, operand = request
         try:
-            if (
-                again
-            ):  # a compacting process may have died before it published where the log ends now
+            if again:  # a compacting process may have died before it published the end of the log
                 self.journal.lock()
                 self.journal.writer.release()
             self.journal.check_files()
@@ -311,13 +308,13 @@ class Committer:
             self.facets.catch_up()
             if agenda:
                 time_ns, step_ns = self.journal.log_time()
-                # A step of the clock that is not recorded yet makes nothing due.
+                # A clock step without a record makes no job due.
                 self._need_agenda().see(time_ns - step_ns)
             if keys:
                 self.facets.need_dedup()
             value = look(self.sight, *(self._numbers() if op == _STATS else ()))
             self.answers.add_later([(port, future, value)], self.journal.next_lsn)
-        except Exception as error:  # noqa: BLE001 - whatever it is, its caller gets it
+        except Exception as error:  # noqa: BLE001 - the caller gets every error
             if isinstance(error, SegmentGone) and not again:
                 self._look(request, again=True)
             else:
@@ -328,9 +325,9 @@ class Committer:
         return self.gauges.queues(self.facets.need_agenda(), now_ns), engine_stats(self)
 
     def _build_before_lock(self, needs: BatchNeeds) -> bool:
-        """Read what others wrote before taking the lock: the first build reads the whole log.
+        """Read other processes' records before taking the lock: a first build reads the whole log.
 
-        Returns whether what the batch needs is built in steps instead, and not there yet.
+        Return whether the batch needs folds that are being built in steps and are not ready.
         """
         facets = self.facets
         wants_agenda = needs.agenda or bool(self.waiters.claims)
@@ -355,11 +352,11 @@ class Committer:
         return self.facets.need_agenda()
 
     def _defer_unbuilt(self, requests: list[Request]) -> tuple[list[Request], BatchNeeds]:
-        """Hold back what needs a fold that is still being built; returns the rest."""
+        """Hold back requests that need a fold that is still being built; return the rest."""
         waiting = self.waiters.take_claims()
         rest: list[Request] = []
         held: list[Request] = []
-        # Jobs without a key need not wait for keyed jobs.
+        # Jobs without a key need not wait for keyed jobs of the same run.
         parts = [parted([asked]) if _is_mixed(asked) else [asked] for asked in requests]
         for request in (*chain.from_iterable(parts), *waiting):
             op, _, future, operand = request
@@ -375,7 +372,7 @@ class Committer:
         return rest, BatchNeeds.of(rest)
 
     def _locked(self, requests: list[Request], needs: BatchNeeds) -> OSError | None:
-        """Decide and append; returns what the disk said if it refused: then nothing happened."""
+        """Decide and append; return the disk's error if it refused, which leaves no trace."""
         answers, claims = self.answers, list(self.waiters.claims)
         before = len(answers.now), len(answers.later), answers.later_lsn
         journal, claims_lsn = self.journal, self._claims_lsn
@@ -407,7 +404,7 @@ class Committer:
         except Exception as error:
             answers.go_back_to(*before)
             self.waiters.claims, self._claims_lsn = claims, claims_lsn
-            # The fold is discarded with the batch's changes, and built anew.
+            # The fold is discarded together with the batch's changes, and built anew.
             self.facets.discard(broken=not isinstance(error, (OSError, TaskqError)))
             self.operations.forget()
             if not isinstance(error, OSError):
@@ -419,7 +416,7 @@ class Committer:
 
     def _catch_up(self, batch: Batch, step_ns: int, needs: BatchNeeds) -> None:
         facets = self.facets
-        if facets.followed:  # all that the batch needs, at least
+        if facets.followed:  # at least the folds that the batch needs
             facets.catch_up()
             self._need_folds(facets, needs)
             self.operations.context.caught_up()
@@ -433,16 +430,16 @@ class Committer:
             return
         agenda.promote(batch.time_ns)
         self._take_back(batch, ends=bool(self.waiters.claims) or _CLAIM in needs.ops)
-        # Nothing expires in the frame that records a step: the new time may be corrected again.
+        # No job expires in the frame that records a step: the new time may be corrected again.
         following = agenda.next_expiry_ns()
         self._expiring = False
         if not step_ns and following is not None and following <= batch.time_ns:
             self._expiring = self.operations.cancels.expire(batch)
 
     def _take_back(self, batch: Batch, *, ends: bool) -> None:
-        """Give back the jobs of dead owners; bury a job without attempts if it ``ends`` jobs.
+        """Give back the jobs of dead owners; jobs without attempts die only if ``ends``.
 
-        A passing command does not bury: it knows of no hook for dead letters.
+        A short-lived command does not end jobs: it has no hooks for dead letters.
         """
         dead = self.owners.dead_if_due(self.journal.clock.steady_ns())
         if dead:
@@ -450,13 +447,13 @@ class Committer:
             self.owners.forget(dead)
 
     def _note_frame(self, batch: Batch) -> None:
-        """Let the agenda date the jobs of this batch; legal twice."""
+        """Let the agenda date the jobs of this batch; may be called twice."""
         agenda = self.facets.agenda
         if agenda is not None and batch.count:
             agenda.ages.note(batch.first_lsn, agenda.moment)
 
     def look_around(self) -> None:
-        """Fail all waiters if the log's files are gone; while nothing is written."""
+        """Fail all waiters if the log's files are gone; called while nothing is written."""
         try:
             self.journal.check_files()
             self._tend(self.journal.clock.steady_ns())
@@ -464,10 +461,10 @@ class Committer:
             self._refuse([], error)
 
     def _tend(self, now_ns: int) -> None:
-        """Do what no batch asks for, once a second: count, and look whether others see us.
+        """Do once a second the work without a request: sample gauges, check this owner's liveness.
 
         Raises:
-            LogGone: they take it for dead, and its claims for theirs.
+            LogGone: other processes consider this owner dead, and may take its claims.
         """
         if now_ns < self._tend_at_ns:
             return
@@ -479,7 +476,7 @@ class Committer:
             raise self.journal.is_gone("its file in owners/ was removed, moved or replaced")
 
     def take_interest(self) -> int:
-        """Interest bits of the sleepers to wake; asked once for each batch."""
+        """Return interest bits of the processes to wake; called once per batch."""
         interest, self._interest = self._interest, 0
         return interest
 
@@ -520,7 +517,7 @@ class Committer:
                 return
             value = self.operations.table[op](batch, operand)
         except TaskqError as error:
-            # An error that names a job or a position waits until that is on disk.
+            # An error that names a job or a position waits until its source is on disk.
             waits = isinstance(error, DuplicateKey | SourceMoved)
             answers = self.answers.later if waits else self.answers.now
             answers.append((port, future, error))
@@ -552,7 +549,7 @@ class Committer:
                 self.answers.now.append((port, future, []))
             else:
                 waiting.append(claim)
-            if agenda.order.is_full:  # the others come first with the next batch
+            if agenda.order.is_full:  # the others come first in the next batch
                 waiting = [*claims[number:], *waiting]
                 break
         if agenda.order.passed:
@@ -560,9 +557,9 @@ class Committer:
         self.waiters.claims = waiting
 
     def _is_behind(self, now_ns: int) -> bool:
-        """Return whether more is due, or to be taken back or expired, than this batch did.
+        """Return whether more jobs are due, lost or expired than this batch handled.
 
-        A job may be among what is left that a claim would have got.
+        A waiting claim might have got one of these jobs.
         """
         agenda = self.facets.need_agenda()
         moments = agenda.next_due_ns(), agenda.leases.next_ns()
@@ -576,7 +573,7 @@ class Committer:
         if isinstance(error, LogError):
             self.trouble = error
         if isinstance(error, LogFailed):
-            # Nothing will come until a person has looked: no worker may sit there and seem well.
+            # The log fails until a person acts: an idle worker must not look healthy.
             requests = [*requests, *waiters.take_claims()]
             self.answers.now += tell_all(waiters.take_listeners(), error)
         requests = self._not_watched(requests)
@@ -593,10 +590,10 @@ class Committer:
         ]
 
     def _give_up(self, requests: list[Request], error: OSError) -> None:
-        """Answer a batch that the disk refused: with the error, or it is tried again.
+        """Answer a batch that the disk refused: with the error, or keep it for a retry.
 
-        Claims wait for room as long as they may; other errors do not pass by themselves. Watchers
-        need none.
+        Claims wait for room until their time is up; other errors do not pass by themselves.
+        Watchers need no room.
         """
         failed = AppendFailed(self.journal.path, error)
         known = {id(claim[2]) for claim in self.waiters.claims}
@@ -617,7 +614,7 @@ class Committer:
     # -- outcomes ---------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Look for outcomes that other processes wrote, without the lock."""
+        """Look for outcomes written by other processes, without the lock."""
         self.journal.refresh()
         self._seen = self.journal.segment, self.journal.offset
         if self.builds_in_steps:
@@ -627,9 +624,9 @@ class Committer:
             self._answer_watchers()
 
     def has_news(self) -> bool:
-        """Return whether the log holds records that waiters here have not seen.
+        """Return whether the log has records that waiters here have not seen.
 
-        The journal may know of them already: reading the log for another reason moves its end, too.
+        The journal's own end may include them: reading the log for another reason moves it, too.
         """
         journal = self.journal
         return self._seen != (journal.segment, journal.offset) or journal.has_grown()
@@ -646,7 +643,7 @@ class Committer:
 
     def must_sync(self) -> bool:
         journal, durable_lsn = self.journal, self.journal.durable_lsn
-        # A loss of more could reach the ids after a restart.
+        # A loss of more lsns could reach the ids after a restart.
         if journal.next_lsn - durable_lsn > LSN_SKIP // 2 or self.holds_claims:
             return True
         if self.config.durability is not Durability.FSYNC:
@@ -654,7 +651,7 @@ class Committer:
         return bool(self.answers.later) and self.answers.later_lsn > durable_lsn
 
     def rest(self) -> None:
-        """Sync the whole log and publish that; do nothing if that is published already.
+        """Sync the whole log and publish its end with a sync point, unless that is done.
 
         Raises:
             OSError: the disk refused.
@@ -667,7 +664,7 @@ class Committer:
             journal.leave_sync_point()
 
     def sync(self) -> None:
-        """Make all answers durable, or turn them into errors that say the outcome is unknown."""
+        """Make all answers durable, or turn them into errors with an unknown outcome."""
         self.unsynced = False
         try:
             self.journal.sync()

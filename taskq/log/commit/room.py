@@ -1,4 +1,4 @@
-"""Room on the disk: new jobs are refused before it is full, and jobs still end."""
+"""Room on the disk: enqueues are refused before it is full, so that jobs can still end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from taskq.log.requests import Answer, Op, Request, Trait, ops_that
 
 
 def parted(requests: list[Request]) -> list[Request]:
-    """The same, with each job of a run, and each settlement that nobody waits for, on its own."""
+    """Return the requests with each job of a run, and each settlement without a caller, alone."""
     parts: list[Request] = []
     for request in requests:
         op, port, future, operand = request
@@ -37,39 +37,38 @@ T = TypeVar("T")
 
 RESERVE_FILE: Final = "reserve"
 _PROBE_FILE: Final = "reserve.tmp"
-#: Operations that are refused first: they bring new jobs, or write dead ones again.
+#: Operations to refuse first: they add jobs, or revive dead ones.
 GROWING: Final = ops_that(Trait.GROWS)
-#: Errors of a disk or a quota that is used up.
+#: Errors of a full disk or quota.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-#: The soonest and the latest next look, and how fast the disk is taken to fill up in between.
+#: Shortest and longest time between two checks, and the assumed speed at which the disk fills.
 _LOOK_NS_MIN: Final = SECOND_NS // 20
 _LOOK_NS_MAX: Final = SECOND_NS
-#: Seconds after a refusal in which the log tries to make room.
+#: Time after a refusal in which the log tries to make room.
 _SOUGHT_NS: Final = 5 * SECOND_NS
 _FILL_BYTES_PER_SECOND: Final = 4 * 1024**3
-#: Bytes that a batch may hold besides its requests: claims, expiries and jobs of dead owners.
+#: Bytes that a batch may have besides its requests: claims, expiries, jobs of dead owners.
 _MARGIN_BYTES: Final = 16 * 1024
 
 
 class Room:
     """Watch the room on the log's disk, for one process.
 
-    Three things stand between the log and a full disk. Enqueues are refused while fewer than
+    Three measures keep the log working on a full disk. Enqueues are refused while fewer than
     ``min_free`` bytes are free. Settlements, cancels, expiry, releases and upkeep still append,
     since they let the log shrink. When the disk takes nothing at all, the reserve is freed for
     them: a file whose only use is its removal. It is made again once there is room for it besides
-    ``min_free``; until then enqueues are refused, or they would take the space that was freed for
-    the others.
+    ``min_free``. Until then enqueues are refused, or they would take the freed space.
 
-    Nothing here needs the writer lock, and a crash at any step leaves a whole log: the next look
-    finds the reserve there, too small, or gone.
+    No measure needs the writer lock, and a crash at any step leaves a whole log: the next check
+    finds the reserve complete, too small, or gone.
 
     Attributes:
-        free_bytes: when last looked at; None before that.
+        free_bytes: at the last check; None before that.
         limit_bytes: bytes that enqueues must leave free.
-        refused: the disk's error for the last append, if it refused that.
-        left: bytes that batches may still add before the disk is asked; they count them off.
-        look_at_ns: steady time at which it is asked in any case; 0 while it is short.
+        refused: the disk's error for the last append, if it refused that append.
+        left: bytes that batches may still add before the disk is checked.
+        look_at_ns: steady time of the next check in any case; 0 while the disk is short.
     """
 
     def __init__(self, disk: Disk, clock: Clock, path: str, config: config.LogConfig) -> None:
@@ -97,15 +96,15 @@ class Room:
 
     @property
     def is_sought(self) -> bool:
-        """Return whether a request was refused for want of room just now: the log makes some."""
+        """Return whether a request was refused lately for want of room, so the log makes room."""
         return self.pressed or self._clock.steady_ns() < self._sought_until_ns
 
     def lacks(self, removable: int, spare: int = 0) -> bool:
-        """Look again whether room is still to be made, and can be.
+        """Check again whether the log must and can make room.
 
         Args:
-            removable: bytes that the log may free for enqueues: none where they would not do.
-            spare: bytes to free beyond what is needed now.
+            removable: bytes that the log could free for enqueues; 0 if they are too few.
+            spare: bytes to free beyond the present need.
         """
         is_sought = self._clock.steady_ns() < self._sought_until_ns
         wanted = spare + (self._sought_bytes if is_sought else 0)
@@ -117,21 +116,21 @@ class Room:
 
     @property
     def headroom(self) -> int:
-        """Bytes that enqueues may still take, as of the last look; below 0 when there are none."""
+        """Bytes that enqueues may still take, by the last check; below 0 for none."""
         return (self.free_bytes or 0) - self.limit_bytes
 
     def admit(
         self, requests: list[Request], needs: BatchNeeds
     ) -> tuple[list[Request], BatchNeeds, list[Answer]]:
-        """(requests that may go on, their needs, the answers to the others).
+        """Return (admitted requests, their needs, answers to the refused ones).
 
-        The disk is asked once ``left`` is used up, or ``look_at_ns`` has come.
+        The disk is checked once ``left`` is used up, or ``look_at_ns`` has come.
         """
         grows = not needs.ops.isdisjoint(GROWING)
         self.look(needs.size, grows=grows)
         if not (grows and self._is_short):
             return requests, needs, []
-        # Requests that are not refused get their room first, wherever they are in the batch.
+        # Requests that are never refused get their room first, anywhere in the batch.
         left = self.headroom - BatchNeeds.of(_not_growing(requests)).size
         if self._files_left:
             left = -1
@@ -153,9 +152,9 @@ class Room:
         return kept, BatchNeeds.of(kept), refusals(refused, self._error(self.refused or full))
 
     def look(self, size: int = 0, *, grows: bool = False) -> None:
-        """Look how much room there is, and make the reserve if it is missing and there is room.
+        """Check the room on the disk, and make a missing reserve if there is room.
 
-        While the disk refuses appends, the reserve is made only for an enqueue.
+        While the disk refuses appends, only an enqueue makes the reserve.
         """
         disk = self._disk
         try:
@@ -163,17 +162,17 @@ class Room:
             free = disk.free_bytes(self._path)
             self._files_left = files_left(disk, self._path) if min_free else ""
         except OSError:
-            return  # who cannot be asked refuses nothing
+            return  # a failed check refuses nothing
         limit = min_free
         if self.free_bytes is None:
-            self._remove_probe()  # of a process that was killed
+            self._remove_probe()  # left by a killed process
         if reserve and _size_of(disk, self._reserve_path) < reserve:
             limit += reserve
             if free >= limit and (grows or self.refused is None):
                 if self._set_aside(self._reserve_path, reserve):
                     free, limit = free - reserve, min_free
                 else:
-                    free = 0  # a quota: there is room, but not for us
+                    free = 0  # a quota: the disk has room, but not for this user
         self.free_bytes, self.limit_bytes = free, limit
         headroom = free - limit
         self._is_short = headroom < size or bool(self._files_left)
@@ -184,32 +183,32 @@ class Room:
             self.look_at_ns = 0
 
     def holds(self, size: int) -> bool:
-        """Return whether the disk has room for ``size`` bytes, also bytes that must stay free."""
+        """Return whether the disk has room for ``size`` bytes, including bytes to leave free."""
         try:
             return size <= self._disk.free_bytes(self._path)
         except OSError:
-            return True  # who cannot be asked refuses nothing
+            return True  # a failed check refuses nothing
 
     def may_try(self, size: int) -> bool:
         """Return whether an append of ``size`` bytes may be tried again after a refusal.
 
-        A refused batch costs the fold of the log, so the disk is asked first; when it has nothing
-        left, the reserve is freed.
+        A refused batch costs the fold of the log, so the disk is probed first. If the disk has no
+        room at all, the reserve is freed.
         """
         if self.refused is None:
             return True
         if self._set_aside(self._probe_path, size + _MARGIN_BYTES):
             self._remove_probe()
             return True
-        # Without a file to probe with, the append itself shows it.
+        # Without a file for a probe, the append itself is the probe.
         return self.give_up_reserve() or (bool(self._files_left) and self.headroom > size)
 
     def sort_out(
         self, requests: list[Request], error: OSError
     ) -> tuple[list[Request], list[Answer]]:
-        """The disk refused a batch: what may be tried again, and the answers to its enqueues.
+        """Return requests to retry after the disk refused a batch, and answers to its enqueues.
 
-        Without answers it is of no use to try again, unless the reserve is given up.
+        Without answers a retry is useless, unless the reserve is freed.
         """
         if not is_full(error):
             return requests, []
@@ -230,7 +229,7 @@ class Room:
         return give_up_reserve(self._disk, self._path)
 
     def _limits(self) -> tuple[int, int]:
-        """(min_free, reserve): as they were set, or what suits the disk."""
+        """Return (min_free, reserve): the settings, or values by the disk's size."""
         min_free, reserve = self._min_free, self._reserve
         if min_free is None or reserve is None:
             part = self._disk.total_bytes(self._path) // TINY_DISK_PARTS
@@ -245,7 +244,7 @@ class Room:
     def _set_aside(self, path: str, size: int) -> bool:
         """Make a file of ``size`` bytes; False, and no file, if the disk has no room for it.
 
-        Another error, such as a directory in its place, says nothing about room.
+        Another error, such as a directory at that path, is no sign of missing room.
         """
         disk = self._disk
         try:
@@ -268,7 +267,7 @@ def _not_growing(requests: list[Request]) -> list[Request]:
 
 
 def files_left(disk: Disk, path: str) -> str:
-    """Return what is wrong if too few files may still be made on a disk; else empty."""
+    """Return the problem if too few files can still be made on the disk; "" otherwise."""
     files = disk.files(path)
     if files is None:
         return ""
@@ -288,17 +287,19 @@ def give_up_reserve(disk: Disk, path: str) -> bool:
         disk.remove(reserve)
     except OSError:
         return False
-    # Some file systems give freed bytes out only once the removal is on disk.
+    # Some file systems release the bytes only once the removal is on disk.
     with contextlib.suppress(OSError):
         disk.sync_directory(path)
     return True
 
 
 def with_reserve(disk: Disk, path: str, action: Callable[[], T]) -> T:
-    """Do it; on a full disk give up the reserve and do it once more: a log must open to be settled.
+    """Call ``action``; on a full disk free the reserve and call it again.
+
+    A log must open on a full disk, so that its jobs can be settled.
 
     Raises:
-        AppendFailed: the disk is full for good.
+        AppendFailed: the disk is still full.
     """
     try:
         try:
@@ -314,7 +315,7 @@ def with_reserve(disk: Disk, path: str, action: Callable[[], T]) -> T:
 
 
 def _size_of(disk: Disk, path: str) -> int:
-    """Return bytes of a file, 0 if it cannot be seen."""
+    """Return the size of a file, 0 if it cannot be opened."""
     with contextlib.suppress(OSError), opened(disk, path, write=False) as descriptor:
         return disk.size(descriptor)
     return 0
