@@ -1,4 +1,4 @@
-"""Jobs that are written again: those needed from a segment that is about to go, and edited ones."""
+"""Rewritten jobs: jobs still needed from a segment before its removal, and edited jobs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from taskq.log.machine.ports import INTEREST_READY
 from taskq.log.requests import Edit, Floor, Rewrite
 from taskq.log.state.fold import fold_carried
 
-#: States that a job may have after an edit.
+#: Possible states of a job after an edit.
 _READY: Final = after(State.READY, EDIT)
 _SCHEDULED: Final = after(State.READY, EDIT, waits=True)
 
@@ -44,8 +44,8 @@ _SCHEDULED: Final = after(State.READY, EDIT, waits=True)
 class Rewrites:
     """The decisions of compaction.
 
-    They were read without the lock. So each is looked at again here, under it, and written only if
-    it has not changed meanwhile; the others are left to the next pass.
+    Its jobs were read without the lock. So each job is checked again here, under the lock, and
+    written only if it has not changed; other jobs are left to the next pass.
     """
 
     def __init__(self, context: context.Context) -> None:
@@ -53,7 +53,7 @@ class Rewrites:
         self._journal = context.journal
 
     def carry(self, batch: context.Batch, items: list[Rewrite | steps.Again]) -> int:
-        """Write these again; returns how many had changed and must be looked at once more."""
+        """Rewrite these jobs and steps; return how many had changed and need another pass."""
         agenda, dedup = self._context.agenda, self._context.dedup
         missed = 0
         for item in items:
@@ -70,14 +70,14 @@ class Rewrites:
             batch.add(encode_carried(REPEAT, carried, batch.lsn))
             fold_carried(REPEAT, carried, location, batch.time_ns, agenda, None)
             fold_carried(REPEAT, carried, location, batch.time_ns, None, dedup)
-            # It may be claimed, or end, in this very batch, when it is in no file yet.
+            # The job may be claimed, or end, in this very batch, before its record is in a file.
             self._context.recent.add(item.job, carried.born)
         return missed
 
     def _write_again(self, batch: context.Batch, item: steps.Again) -> bool:
-        """Write a step or signal again that stands where it was seen; else nobody needs it.
+        """Rewrite a step or signal that is still at its location; otherwise it is not needed.
 
-        Returns whether its job has ended since it was found.
+        Return whether its job has ended since it was found.
         """
         agenda = self._context.agenda
         token: int | None = 0
@@ -93,11 +93,9 @@ class Rewrites:
         return False
 
     def tally(self, batch: context.Batch, lanes: range | list[tuple[str, bytes]]) -> None:
-        """Write down how many jobs of these lanes ended so far, what is paused.
+        """Write totals of these lanes, paused queues, and all schedules, sources and controls.
 
-        And all schedules, sources and controls.
-
-        Or when claims of these groups were made.
+        For a list of groups write the claim times of these groups instead.
         """
         agenda = self._context.agenda
         if isinstance(lanes, list):
@@ -122,9 +120,9 @@ class Rewrites:
         agenda.floor_lsn = max(agenda.floor_lsn, floor.lsn)
 
     def drop(self, segment: int) -> bool | None:
-        """Take a segment out of the log; False unless a record on disk allows it.
+        """Remove a segment from the log; False unless a record on disk allows it.
 
-        None if another program has it open, on a system where nobody may remove such a file.
+        None if another program has it open, on a system that cannot remove open files.
 
         Raises:
             OSError: the disk refused.
@@ -138,7 +136,7 @@ class Rewrites:
             return False
         try:
             files.remove(segment)
-        except PermissionError:  # the batch has other requests, which are not concerned
+        except PermissionError:  # other requests of the batch are not affected
             return None
         return True
 
@@ -160,14 +158,14 @@ class Rewrites:
 
 
 class Edits:
-    """The decisions about how waiting jobs wait."""
+    """The decisions about edits of waiting jobs."""
 
     def __init__(self, context: context.Context, keys: enqueue.Keys) -> None:
         self._context = context
         self._keys = keys
 
     def edit(self, batch: context.Batch, wish: Edit) -> bool | None:
-        """Let a job wait as asked; False if it does, None if it is not as it was found."""
+        """Edit a waiting job; False if it is as wished already, None if it changed meanwhile."""
         context = self._context
         agenda, dedup, job = context.agenda, context.dedup, wish.item.job
         state = agenda.table.state(job)
@@ -184,7 +182,7 @@ class Edits:
         batch.add(encode_carried(EDIT, edited, batch.lsn))
         batch.features += (TABLE[EDIT].feature,)
         fold_carried(EDIT, edited, location, batch.time_ns, agenda, dedup)
-        # As above.
+        # Like above: before its record is in a file.
         context.recent.add(job, edited.born)
         batch.interest |= INTEREST_READY
         return True
@@ -226,7 +224,7 @@ class Edits:
 
 
 def carried_live(agenda: Agenda, dedup: Dedup, item: Rewrite) -> Carried | None:
-    """Return an unsettled job as it is to be written again; None if it is not as it was found."""
+    """Return an unsettled job to rewrite; None if it is not as it was found."""
     job, table = item.job, agenda.table
     chunk = table.find(job)
     if chunk is None or chunk.locations[table.index] != item.location:
@@ -269,7 +267,7 @@ def carried_live(agenda: Agenda, dedup: Dedup, item: Rewrite) -> Carried | None:
 
 
 def _expiry(agenda: Agenda, item: Rewrite) -> int | None:
-    """Return when the job expires by the clock, 0 if that does not shift; None if it changed."""
+    """Return the job's expiry by the present clock, 0 if it is wall time; None if it changed."""
     if enqueue_extras(item.born).expires_is_wall:
         return 0
     if not agenda.times.expires(item.job, item.expires_ns):
@@ -278,7 +276,7 @@ def _expiry(agenda: Agenda, item: Rewrite) -> int | None:
 
 
 def _key_until(dedup: Dedup, item: Rewrite) -> int:
-    """Wall time until which the job holds its key; 0 if it has none, or holds it until its end."""
+    """Return the wall time until which the job holds its key; 0 without a key or a window."""
     hashed = key_hash_of(item.born)
     if not hashed:
         return 0

@@ -1,4 +1,4 @@
-"""Claims: jobs are handed out, held for longer, and taken back when their claims are over."""
+"""Claims: hand out jobs, extend claims, and take jobs back after their claims."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from taskq.log.format.columns import plain_records
 from taskq.log.format.notes import _RATE, _RATE_OPTION, _RATE_TAG
 from taskq.log.requests import ClaimRequest, Delivery
 
-#: Most jobs that one claim gets, however many it asks for.
+#: Most jobs of one claim.
 CLAIMED_MAX: Final = 4_096
-#: Jobs that are taken back in one batch.
+#: Most jobs taken back in one batch.
 TAKEN_BACK_MAX: Final = 4_096
 _PLAIN_JOB: Final = codec.JOB.size
 
@@ -32,9 +32,9 @@ class Claims:
     """The decisions of one process about claims.
 
     A claim is over when its lease has ended, or its owner's process is gone. A lease is a deadline
-    of one claim. It is moved by ``extend``; once it has passed, a claimer takes the job back, and
-    only then is the claim over: a holder that is late, but comes before any claimer, may still
-    settle or extend. The token decides, never the clock alone.
+    of one claim, and ``extend`` moves it. Once it has passed, a claimer takes the job back, and
+    only then is the claim over. So a late holder may still settle or extend before any claimer
+    comes. The token decides, never the clock alone.
 
     Args:
         description: of this process, written to the log before its first claim.
@@ -112,7 +112,7 @@ class Claims:
         return deliveries, must_sync
 
     def _records(self, taken: claims.JobColumns) -> list[bytes] | None:
-        """Return the enqueue records of jobs that were taken, or None if one of them is damaged."""
+        """Return the enqueue records of claimed jobs, or None if one of them is damaged."""
         recent, jobs = self._recent.records, taken.jobs
         near = list(map(recent.pop, jobs, repeat(b""))) if recent else []
         if near and all(near):
@@ -141,7 +141,7 @@ class Claims:
         return deliveries, any(meta & META_DURABLE_CLAIM for meta in set(taken.metas))
 
     def extend(self, batch: Batch, operand: tuple[Delivery, int]) -> None:
-        """Let a claim end ``lease_ns`` from now, with or without an earlier deadline."""
+        """Move the deadline of a claim to ``lease_ns`` from now; it may have had none."""
         delivery, lease_ns = operand
         agenda = self._context.agenda
         check_claim(agenda, delivery)
@@ -157,7 +157,7 @@ class Claims:
         agenda.leases.apply_until(delivery.job, deadline_ns)
 
     def take_back_lost(self, batch: Batch, dead: set[int], *, ends: bool = True) -> int:
-        """Take back the jobs of dead owners; return how many. If it ``ends``, some die."""
+        """Take back the jobs of dead owners; return their count. If it ``ends``, some die."""
         agenda = self._context.agenda
         lost = [job for job, claim in agenda.running.items() if claim[2] in dead]
         if not ends:

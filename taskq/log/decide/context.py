@@ -1,4 +1,4 @@
-"""The state on which one process decides, the frame that its decisions make, and its needs."""
+"""State for the decisions of one process, the frame of their records, and a batch's needs."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-#: Beyond, records are read back from their segment.
+#: Most bytes of recent records in memory; others are read from their segment.
 RECENT_BYTES_MAX: Final = 4 * 1024 * 1024
 
 
 class Batch:
-    """The records of the next frame, and where each will stand.
+    """The records of the next frame, and their locations.
 
     Attributes:
         lsn: of the next record.
         size: bytes so far.
-        payload_size: those among them that callers gave as payloads of jobs.
-        where: location of the frame's first body byte; ``where + size`` is the next record's.
-        interest: which sleepers must be woken for it.
-        features: what a taskq must know to read it; see ``identity``.
+        payload_size: payload bytes of jobs among them.
+        where: location of the frame's first body byte; the next record is at ``where + size``.
+        interest: bits of the sleeping processes to wake for it.
+        features: features that a reader of it must know; see ``identity``.
     """
 
     __slots__ = (
@@ -72,7 +72,7 @@ class Batch:
 def each(
     act: Callable[[Batch, Item], Answer], batch: Batch, items: Iterable[Item]
 ) -> list[Answer | TaskqError]:
-    """Return for each item what the act returned, or the error that it met."""
+    """Return the answer of ``act`` for each item, or its error."""
     answers: list[Answer | TaskqError] = []
     for item in items:
         try:
@@ -83,11 +83,11 @@ def each(
 
 
 class Recent:
-    """Records by job: all of the batch in the making, which are in no file yet, and some before it.
+    """Records by job: all records of the present batch, which are in no file yet, and earlier ones.
 
     Attributes:
         records: job -> enqueue record.
-        size: most bytes in it.
+        size: upper bound of their bytes.
     """
 
     def __init__(self, files: SegmentFiles) -> None:
@@ -104,10 +104,10 @@ class Recent:
         return record if record is not None else self._files.record(location, job)
 
     def trim(self) -> None:
-        """Between two batches: start anew when there is too much."""
+        """Start anew between two batches if there are too many bytes."""
         if self.size <= RECENT_BYTES_MAX:
             return
-        # Some may have been claimed and dropped meanwhile: count the rest.
+        # Claims may have removed some records: count the rest.
         self.size = sum(map(len, self.records.values()))
         if self.size > RECENT_BYTES_MAX // 2:
             self.clear()
@@ -122,10 +122,10 @@ class Context:
 
     Attributes:
         journal: the log, whose writer lock is held while anything is decided.
-        facets: caught up by then, with the folds that the batch needs.
+        facets: the folds that the batch needs, caught up.
         recent: enqueue records at hand.
         owner: this process.
-        tag: what every job id of the log starts with.
+        tag: prefix of every job id of the log.
     """
 
     def __init__(self, journal: Journal, facets: Facets, owner: int) -> None:
@@ -137,9 +137,9 @@ class Context:
         self._edits: tuple[object, ...] = ()
 
     def caught_up(self) -> None:
-        """Let go of records that are too many, or that others may have written otherwise since.
+        """Drop records if there are too many, or if other processes may have edited the jobs.
 
-        Before anything of a batch is among them.
+        It runs before the batch adds records of its own.
         """
         agenda, dedup = self.facets.agenda, self.facets.dedup
         edits = agenda, dedup, agenda and agenda.edits, dedup and dedup.edits
@@ -150,7 +150,7 @@ class Context:
 
     @property
     def agenda(self) -> Agenda:
-        """The agenda, which is built for every operation with ``Trait.AGENDA``."""
+        """Agenda, which is built for every operation with ``Trait.AGENDA``."""
         agenda = self.facets.agenda
         assert agenda is not None
         return agenda
@@ -162,9 +162,9 @@ class Context:
         return dedup
 
 
-#: Most bytes of moments, window and the options' own heads.
+#: Most bytes of moments, window and the heads of options.
 _OPTIONS_BYTES: Final = 64
-#: A CANCELLED record, and the option that names the job whose key it frees.
+#: A CANCELLED record, and the option with the job whose key it frees.
 _FREES_BYTES: Final = 64
 #: A TICKED record without its rule.
 _TICKED_BYTES: Final = 320
@@ -178,7 +178,7 @@ _STEP_BYTES: Final = 640
 
 def bundle_size(bundle: requests.Bundle) -> int:
     size = sum(map(_settlement_size, bundle.settlements)) + sum(map(_enqueue_size, bundle.items))
-    # Each may free a key, or take one over from a job that is cancelled for it.
+    # Each may free a key, or take one over from a job that is then cancelled.
     return size + _FREES_BYTES * sum(map(len, bundle))
 
 
@@ -219,7 +219,7 @@ def _step_size(step: NewStep) -> int:
     return len(step.body) + taken + _STEP_BYTES + sum(map(_enqueue_size, step.items))
 
 
-#: Operations with more than one small record; ``BatchNeeds`` counts plain enqueues itself.
+#: Sizes of operations with more than one small record; ``BatchNeeds`` counts plain enqueues itself.
 _SIZES: Final[dict[int, Callable[[Any], int]]] = {
     Op.ENQUEUE_MANY: _jobs_size,
     Op.INGEST: lambda asked: _jobs_size(asked.items) + sum(map(len, asked.move[:2])) + _MOVED_BYTES,
@@ -248,20 +248,20 @@ _SIZES: Final[dict[int, Callable[[Any], int]]] = {
 }
 _ENQUEUE: Final = int(Op.ENQUEUE)
 _ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)
-#: Most batches hold nothing else: their size is all there is to know.
+#: Most batches have only these operations: only their size matters.
 _PLAIN: Final = frozenset(map(int, (Op.SUCCEED_NOWAIT, Op.CLAIM)))
 _NEEDS_AGENDA: Final = requests.ops_that(requests.Trait.AGENDA)
 _NEEDS_KEYS: Final = requests.ops_that(requests.Trait.KEYS)
 
 
 class BatchNeeds:
-    """Needs of a batch before it can be decided.
+    """Folds and bytes that a batch needs before it is decided.
 
     Attributes:
         ops: the operations in it.
         keyed: whether any enqueue has a key.
-        agenda: whether it takes the agenda to decide it.
-        size: about how many bytes it adds to the log.
+        agenda: whether its decisions need the agenda.
+        size: approximate bytes that it adds to the log.
     """
 
     __slots__ = ("agenda", "keyed", "ops", "size")

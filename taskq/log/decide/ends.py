@@ -1,4 +1,4 @@
-"""The common part of every end of a job: its record, and the key and jobs that it frees."""
+"""The common part of every end of a job: its record, the freed key and the dependent jobs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from taskq.log.format.flows import (
 from taskq.log.format.options import UNREAD_KEY, encode_key_hash
 from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
 
-#: Kinds of the record by which a job begins to undo its steps.
+#: Kind of the record by which a job begins to undo its steps.
 UNDO: Final = "undo"
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from taskq.log.decide.listeners import Deaths
     from taskq.log.requests import Delivery
 
-#: Held jobs that are released or cancelled in one frame; what is left is done in the next.
+#: Most held jobs released or cancelled in one frame; the next frame has the rest.
 FOLLOWED_MAX: Final = 4_096
 _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
 
@@ -50,9 +50,9 @@ def check_claim(agenda: Agenda, delivery: Delivery) -> None:
 class Ends:
     """The ends of jobs, of any kind.
 
-    A job ends by its delivery (``settle``), or without one: cancelled, expired, taken back for the
-    last time, replaced by another job of its key. An end frees the job's key, and jobs of its flow
-    that waited for it. A job that does not end goes back.
+    A job ends by its delivery (``settle``), or without a delivery: cancelled, expired, taken back
+    for the last time, or replaced by another job of its key. An end frees the job's key, and the
+    jobs of its flow that waited for it. Any other job is given back.
     """
 
     def __init__(self, context: Context, deaths: Deaths) -> None:
@@ -93,7 +93,7 @@ class Ends:
         attempt: int,
         reason: bytes | None,
     ) -> bool:
-        """End a job that no delivery of ours holds; False if its steps are to be undone first."""
+        """End a job without a delivery of this process; False if its steps are undone first."""
         agenda = self._facets.agenda
         assert agenda is not None
         if job in agenda.steps.undos and self.unwind(batch, kind, cause, job, token, reason):
@@ -121,10 +121,10 @@ class Ends:
     def unwind(
         self, batch: Batch, kind: int, cause: Cause, job: int, token: int, reason: bytes | None
     ) -> bool:
-        """Let a job that is to end run once more, to undo its steps; False if it ends now.
+        """Let an ending job run once more to undo its steps; False if it ends now.
 
-        The record holds how it ends then. A second cancel of a job that waits to undo its steps
-        ends it.
+        The record holds its later end. A second cancel of a job that waits to undo its steps ends
+        it.
         """
         agenda = self._context.agenda
         attempt = agenda.attempt(job)
@@ -168,7 +168,7 @@ class Ends:
     def ending(self, batch: Batch, kind: int, job: int, record: bytes) -> bytes:
         """Note that the batch's next record ends or purges a job of a flow.
 
-        Returns the option for it, which comes first in that record.
+        Return the option for that record, which comes first among its options.
         """
         agenda = self._context.agenda
         flows = agenda.flows
@@ -181,13 +181,13 @@ class Ends:
             if kind == SUCCESS or (policy == Policy.RUN and kind not in REMOVALS):
                 names.append(dependent)
             elif policy == Policy.CANCEL or (policy == Policy.WAIT and kind not in DEATHS):
-                # Cancelled, expired and purged jobs do not come back, as a dead letter may.
+                # Unlike dead letters, cancelled, expired and purged jobs never become ready again.
                 names.append(dependent | DOOM_BIT)
         flows.apply_end(job, batch.where + batch.size, names, agenda.left_of_calls)
         return encode_unlocks(names)
 
     def again(self, record: bytes) -> tuple[int, ...]:
-        """Name the held jobs for which a dead letter that is ready again had counted as done."""
+        """Return the held jobs for which a requeued dead letter had counted as done."""
         if not is_of_flow(record):
             return ()
         flows = self._context.agenda.flows
@@ -198,7 +198,7 @@ class Ends:
         )
 
     def follow(self, batch: Batch) -> None:
-        """Release and cancel what is to be, as far as it goes in one frame."""
+        """Release and cancel held jobs after their inputs, up to the limit of a frame."""
         agenda = self._context.agenda
         flows, left = agenda.flows, FOLLOWED_MAX
         while flows.todo and left:

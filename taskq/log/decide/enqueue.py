@@ -1,4 +1,4 @@
-"""Enqueues: one, a run, and many; the holder of a key, and the next one."""
+"""Enqueues of one job, a run, and many jobs; and the rule which job holds a key."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from taskq.core.folds.lanes import Lane
     from taskq.log.decide import context, ends
 
-#: About what a record takes besides its payload.
+#: Approximate bytes of a record besides its payload.
 _RECORD_BYTES: Final = 48
-#: Fields of a job in a line: spec, body and future, one after the other.
+#: Fields of a job in a line, one after the other: spec, body and future.
 LINE_WIDTH: Final = 3
 
 
-#: The spec of a job in a line, with its options, if it has some.
+#: Spec of a job in a line, together with its options, if any.
 Spec: TypeAlias = EnqueueSpec | tuple[EnqueueSpec, Extras]
 _PAIRED_BYTES_MAX: Final = 256
 
 
 def paired(spec: EnqueueSpec, extras: Extras | None) -> Spec | None:
-    """Return what stands for a job in a line; None if it is to go by itself."""
+    """Return the entry for a job in a line; None if the job must be a request of its own."""
     if spec.flags >= PACKED_MIN:
         return None
     if extras is None:
@@ -49,18 +49,18 @@ def paired(spec: EnqueueSpec, extras: Extras | None) -> Spec | None:
 
 
 class Run:
-    """Jobs of one turn of a loop, and their callers' futures; behaves like a future itself.
+    """Jobs of one turn of an event loop, with their callers' futures; acts as a future itself.
 
-    Most batches are the jobs of one task, from callers of one event loop who each await their
-    answer. Taken as columns they cost a tenth of single requests, so they stay together from the
-    mailbox to the answers, and part only where one of them may harm the others.
+    Most batches are the jobs of one task, from callers on one event loop who each await their
+    answer. As columns they cost a tenth of single requests. So they stay together from the mailbox
+    to the answers, and are split only if one of them may harm the others.
 
     Attributes:
-        specs, bodies, futures: one of each for each job; of a job with options (spec, extras).
-        size: about how many bytes they add to the log.
+        specs, bodies, futures: one of each per job; (spec, extras) for a job with options.
+        size: approximate bytes that they add to the log.
         is_alike: whether all have one spec, and no options.
-        extras: options of jobs that have some.
-        steps_waiters: whether futures keep their callbacks where ``answer`` looks for them.
+        extras: options of the jobs with options.
+        steps_waiters: whether futures keep their callbacks in the attribute that ``answer`` reads.
     """
 
     steps_waiters: ClassVar[bool] = True
@@ -80,14 +80,14 @@ class Run:
         )
 
     def drop_withdrawn(self) -> None:
-        """Leave out the jobs whose callers gave up in time."""
+        """Leave out jobs whose callers cancelled in time."""
         left = [number for number, future in enumerate(self.futures) if not future.done()]
         self.specs = [self.specs[number] for number in left]
         self.bodies = [self.bodies[number] for number in left]
         self.futures = [self.futures[number] for number in left]
 
     def by_spec(self) -> Iterator[tuple[Spec, list[bytes]]]:
-        """Yield the bodies of the jobs that stand side by side and have the same spec."""
+        """Yield runs of adjacent jobs with the same spec: (spec, bodies)."""
         start, specs = 0, self.specs
         for end in range(1, len(specs) + 1):
             if end == len(specs) or specs[end] is not specs[start]:
@@ -102,7 +102,7 @@ class Run:
         return all(future.done() for future in self.futures)
 
     def set_result(self, values: Iterable[int | Duplicate | TaskqError]) -> None:
-        """Answer each caller: mostly with the lsn of its job; on the turn of a loop."""
+        """Answer each caller, usually with its job's lsn, on a turn of the loop."""
         self._answer(zip(self.futures, values, strict=True))
 
     def set_exception(self, error: BaseException) -> None:
@@ -122,7 +122,7 @@ class Run:
                 else:
                     future.set_result(value)
         except BaseException:
-            # A task that was stepped here ends the program; the others get their answers still.
+            # A task stepped here raised, say SystemExit; the others still get their answers.
             self.futures[0].get_loop().call_soon(self._answer, left)
             raise
 
@@ -137,17 +137,17 @@ def together(items: list[Item] | Plain) -> list[Item] | Plain:
 
 
 def answer(future: Any, lsn: int) -> None:
-    """Answer a future, and step the task that awaits it right here, if one does.
+    """Answer a future, and step the one task that awaits it right here.
 
-    An asyncio future wakes its task through the loop: one more handle, made, queued and run in
-    Python for every job. Answers come on a turn of the loop that belongs to no task, so the task
-    can be stepped now. Its only callback must be that task's: then nobody else expects its turn
-    first. The step runs the caller's code here, which may enqueue and await again before this
-    returns.
+    An asyncio future wakes its task through the loop: for every job one more handle is made, queued
+    and run in Python. Answers come on a turn of the loop that belongs to no task, so the task can
+    be stepped now. The task's callback must be the future's only one; otherwise another callback
+    could expect the earlier turn. The step runs the caller's code here, which may enqueue and await
+    again before this returns.
     """
     try:
         waiting = future._callbacks
-    except AttributeError:  # another kind: of a thread that has no loop
+    except AttributeError:  # another kind of future, of a thread without a loop
         waiting = None
     if waiting is None or len(waiting) != 1 or not Run.steps_waiters:
         future.set_result(lsn)
@@ -159,11 +159,11 @@ def answer(future: Any, lsn: int) -> None:
 
 
 def take(line: list[Any], room: int) -> Run:
-    """Take the jobs at the head of a line, up to the first with which they exceed ``room`` bytes.
+    """Take the jobs at the head of a line, up to the first job beyond ``room`` bytes.
 
-    A line is a list that its port's thread appends to; the caller that finds itself first in it
-    sends a request for all. Another thread takes, and then looks at the line again: if there are
-    more, nobody else asks for them.
+    A line is a list that its port's thread appends to. The caller whose job is first in the line
+    sends a request for all of them. Another thread takes jobs, and then checks the line again: no
+    other request is sent for the rest.
     """
     if native.is_on:
         taken = native.plain.take(line, room, _RECORD_BYTES)
@@ -181,13 +181,13 @@ _NOBODY: Final[frozenset[int]] = frozenset()
 
 
 class Wanted:
-    """The key of a job to be enqueued.
+    """The key of a job to enqueue.
 
     Attributes:
-        queue, key: what it is, in bytes.
-        hashed: what the table knows it by.
-        window_ns, until_settled: for how long it will be held.
-        conflict: what to do if somebody else holds it.
+        queue, key: queue and key in bytes.
+        hashed: hash of both in the table of keys.
+        window_ns, until_settled: how long it will be held.
+        conflict: behaviour if another job holds it.
     """
 
     __slots__ = ("conflict", "hashed", "key", "queue", "until_settled", "window_ns")
@@ -202,7 +202,7 @@ class Wanted:
 
 
 class Keys:
-    """Decide which job keeps a dedup key that two jobs want."""
+    """Decide which of two jobs with the same dedup key keeps it."""
 
     def __init__(self, context: context.Context, ends: ends.Ends) -> None:
         self._context = context
@@ -212,7 +212,7 @@ class Keys:
     def check(
         self, batch: context.Batch, wanted: Iterable[Wanted], ending: frozenset[int] = _NOBODY
     ) -> None:
-        """Refuse jobs that are to be enqueued together, before anything of them is added.
+        """Refuse jobs that are enqueued together, before any of them is added.
 
         ``ending`` are jobs that will be settled before these are added.
         """
@@ -226,13 +226,13 @@ class Keys:
             places[place] = wish
         count = len(places)
         if self._context.dedup.size + count > self._keys_max:
-            # Only now it matters which of them are in the table, and bring no key more.
+            # Only now count the keys that are in the table already and add no entry.
             count = sum(self._holder(batch, wish) is None for wish in places.values())
         if count:
             self.check_room(batch, count)
 
     def is_free(self, batch: context.Batch, wanted: Wanted) -> bool:
-        """Return whether nobody may hold the key, and there is room for one more."""
+        """Return whether the key is surely free, and there is room for one more key."""
         dedup = self._context.dedup
         is_held = next(dedup.holders(wanted.hashed, batch.time_ns), None) is not None
         return not is_held and dedup.size < self._keys_max
@@ -241,9 +241,9 @@ class Keys:
         self._context.dedup.check_room(batch.time_ns, count, self._keys_max)
 
     def make_way(self, batch: context.Batch, wanted: Wanted) -> tuple[int | None, int]:
-        """(the job that keeps the key, the job that gives it up); None and 0 for nobody.
+        """Return (the job that keeps the key, the job that gives it up); None and 0 for no job.
 
-        A holder that is to give the key up does so unless it runs; if it waits, it is cancelled.
+        With REPLACE a holder gives the key up unless it runs; a waiting holder is cancelled.
         """
         holder = self._holder(batch, wanted)
         if holder is None or wanted.conflict is not Conflict.REPLACE:
@@ -281,9 +281,9 @@ class Keys:
         ending: frozenset[int] = _NOBODY,
         itself: int = 0,
     ) -> int | None:
-        """Return the job that holds a key, verified against its record, but for ``itself``.
+        """Return the holder of a key other than ``itself``, verified against its record.
 
-        Jobs that are ``ending`` do not count, if that frees the key.
+        Jobs that are ``ending`` do not count, if their end frees the key.
         """
         dedup = self._context.dedup
         for job, location in dedup.holders(hashed, now_ns):
@@ -292,7 +292,7 @@ class Keys:
             try:
                 record = self._context.recent.record(job, location)
             except LogDamaged:
-                return job  # it cannot be verified; running it twice would be worse
+                return job  # not verifiable; running the job twice would be worse
             if queue_of(record) == queue and enqueue_extras(record).key == key:
                 return job
         return None
@@ -303,7 +303,7 @@ _KEYED: Final = int(Flag.KEY_UNTIL_SETTLED)
 
 
 class Prepared:
-    """An enqueue that has been checked: what its record says besides the body."""
+    """A checked enqueue: the parts of its record besides the body."""
 
     __slots__ = (
         "_flow", "_options", "_spec", "concurrency_key", "due_ns", "expires_is_wall", "expires_ns",
@@ -332,12 +332,12 @@ class Prepared:
 
     @property
     def needs(self) -> int | None:
-        """Return the jobs that it waits for, packed as in ``core.flows``; None if not held."""
+        """Return its count of inputs, packed as in ``core.flows``; None if it is not held."""
         flow = self._flow
         return needs_of(flow.needs, flow.policy) if flow is not None and flow.inputs else None
 
     def tail(self, replaced: int, lsn: int) -> bytes:
-        """Return the record after its length up to its body, for ``lsn``."""
+        """Return the record for ``lsn``, from after its length up to its body."""
         spec, options = self._spec, self._options
         if self._flow is not None:
             options += encode_part(self._flow, lsn)
@@ -350,12 +350,12 @@ class Prepared:
 
 
 class Rows:
-    """New jobs of a batch that are not written yet, one after the other.
+    """New jobs of a batch before they are written, one after the other.
 
     Attributes:
-        groups: jobs side by side: (lane, meta, count, when they are due or 0, is that wall time).
-        expiries: (job, moment, is that wall time).
-        start, end: location of the first, and of the next one.
+        groups: adjacent jobs: (lane, meta, count, due time or 0, whether that is wall time).
+        expiries: (job, moment, whether that is wall time).
+        start, end: location of the first job, and of the next new job.
     """
 
     __slots__ = (
@@ -391,7 +391,7 @@ class Enqueues:
         self._keys = keys
 
     def one(self, batch: context.Batch, item: Item) -> int | Duplicate:
-        """Enqueue a job: its lsn, or the job that holds its key."""
+        """Enqueue a job; return its lsn, or the job that holds its key."""
         spec, body, extras = item
         if extras is not None:
             return self.many(batch, [item])[0]
@@ -406,7 +406,7 @@ class Enqueues:
     def prepared(
         self, batch: context.Batch, items: Sequence[Item], ending: frozenset[int] = frozenset()
     ) -> list[Prepared | None]:
-        """Check enqueues before anything is added; None for items without a check.
+        """Check enqueues before any is added; None for items without options.
 
         ``ending`` are jobs that will be settled before these are added.
         """
@@ -458,7 +458,7 @@ class Enqueues:
         return range(first, batch.lsn)
 
     def _mixed(self, batch: context.Batch, run: Run) -> list[int | Duplicate | TaskqError]:
-        """Enqueue jobs of several specs, some with options, in one go as far as that goes."""
+        """Enqueue jobs of several specs, some with options, together as far as possible."""
         answers: list[int | Duplicate | TaskqError] = []
         rows = Rows(batch)
         for spec, bodies in run.by_spec():
@@ -526,7 +526,7 @@ class Enqueues:
         batch.interest |= INTEREST_READY
 
     def enqueue_run(self, batch: context.Batch, spec: EnqueueSpec, bodies: Sequence[bytes]) -> int:
-        """Enqueue plain jobs of one spec in one go; return the first one's lsn.
+        """Enqueue plain jobs of one spec together; return the first job's lsn.
 
         Most batches are runs of one task's jobs, and the columns of the agenda take a run for a
         tenth of the cost of single jobs.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from taskq.log.decide.enqueue import Enqueues
     from taskq.log.requests import Answer, Ask, Item
 
-    #: Returns the jobs about a death, without keys. It is called while the log is locked.
+    #: Returns the jobs about a death, without keys. It is called under the writer lock.
     Writer: TypeAlias = Callable[["DeadLetter"], Iterable[Item]]
 
 T = TypeVar("T")
@@ -33,14 +33,14 @@ _CAUSES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """A job that has just died.
+    """A job that has just become a dead letter.
 
     Attributes:
         job_id: its id.
         queue: name of its queue.
         task: name of its task, "" for a job put as bytes.
         priority: 0 to 9.
-        attempt: how many attempts it had.
+        attempt: number of its attempts.
         reason: first line ``Type: message``, then the last lines of the traceback.
         cause: "exhausted", "rejected", "worker lost", "lease over", or "" for another.
         settled_ns: wall time, in nanoseconds.
@@ -57,7 +57,7 @@ class DeadLetter:
 
 
 class _Listeners(Generic[T]):
-    """Listeners of one kind; other threads change them, so the list itself never changes."""
+    """Listeners of one kind. Other threads add and remove them, so each change makes a new list."""
 
     def __init__(self) -> None:
         self.now: list[T] = []
@@ -75,26 +75,26 @@ class Deaths:
     """Deliver deaths to listeners once the present batch is in the log.
 
     Listeners get all deaths that this process records: of its own deliveries, and of jobs that it
-    took back from dead processes. They get them once the record is as durable as any answer, and
-    perhaps twice: a loss of power can bring a job back to life, and it may die again.
+    took back from dead processes. They get each death once its record is as durable as any answer.
+    A death may come twice: a power loss can revive a job, which may die again.
 
     A job about a death is in the frame of that death: both are on disk, or neither is.
     """
 
     def __init__(self, tag: Tag) -> None:
         self._tag = tag
-        #: (port, hook, what calls it)
+        #: (port, hook, function that calls the hook)
         self._listeners: _Listeners[tuple[Any, object, Callable[[DeadLetter, Any], object]]] = (
             _Listeners()
         )
         self._writers: dict[object, Writer] = {}
-        #: deaths of the batch that is being made
+        #: deaths in the present batch
         self.noted: list[DeadLetter] = []
         #: number of noted deaths whose jobs are in the batch
         self._written = 0
 
     def __bool__(self) -> bool:
-        """Return whether somebody died since the last ``enqueue``."""
+        """Return whether jobs died since the last ``enqueue``."""
         return len(self.noted) > self._written
 
     @property
@@ -102,7 +102,7 @@ class Deaths:
         return bool(self._listeners.now or self._writers)
 
     def write(self, owner: object, writer: Writer) -> None:
-        """Enqueue the jobs that ``writer`` returns for a death in its frame, from now on.
+        """Let ``writer`` return jobs for each death from now on; they join the death's frame.
 
         It replaces its owner's earlier writer.
         """
@@ -111,9 +111,9 @@ class Deaths:
     def listen(
         self, port: Any, hook: object, call: Callable[[DeadLetter, Any], object]
     ) -> Callable[[], None]:
-        """Have ``call(letter, hook)`` called on the port's side; returns what ends that.
+        """Call ``call(letter, hook)`` on the port's side for each death; return a function to stop.
 
-        A hook that listens several times is called once for each death.
+        A hook that listens several times is called once per death.
         """
         return self._listeners.add((port, hook, call))
 
@@ -138,24 +138,24 @@ class Deaths:
         self._written = 0
 
     def enqueue(self, batch: Batch, enqueues: Enqueues) -> None:
-        """Add the jobs about the deaths that were noted since the last call."""
+        """Add the jobs about the deaths noted since the last call."""
         letters, self._written = self.noted[self._written :], len(self.noted)
         for letter in letters:
             enqueues.many(batch, self._jobs_of(letter))
 
     def _jobs_of(self, letter: DeadLetter) -> list[Item]:
-        """Return one of each task, however many apps of this process hold it."""
+        """Return one job per task, even if several apps of this process have the task."""
         jobs: dict[str, Item] = {}
         for writer in self._writers.values():
             try:
                 jobs.update((item[0].task, item) for item in writer(letter))
-            except Exception:  # noqa: BLE001 - no death may be refused for what tells of it
+            except Exception:  # noqa: BLE001 - its report must not refuse a death
                 _log.exception("the death of job %s could not be reported", letter.job_id)
         return list(jobs.values())
 
     def told(self) -> list[Answer]:
         noted, self.noted, self._written = self.noted, [], 0
-        # If several listeners have the same hook, the first is enough.
+        # One call is enough for several listeners with the same hook.
         listeners = {id(hook): (port, hook, call) for port, hook, call in self._listeners.now[::-1]}
         return [
             (port, None, (call, letter, hook))
@@ -170,10 +170,11 @@ class Asks:
     def __init__(self, context: Context) -> None:
         self._facets = context.facets
         self._owner = context.owner
-        #: (port, what is called there)
+        #: (port, function to call there)
         self._listeners: _Listeners[tuple[Any, Callable[[Ask, None], object]]] = _Listeners()
         self._told: set[Ask] = set()
-        #: (port, what is called there) once somebody steers, and what they were told last
+        #: (port, function to call there) for changes of controls or schedules, and the last seen
+        #: change
         self._bells: _Listeners[tuple[Any, Callable[[None, None], object]]] = _Listeners()
         self._rung: tuple[object, int] = None, 0
 
@@ -183,27 +184,26 @@ class Asks:
     def listen_for_steering(
         self, port: Any, call: Callable[[None, None], object]
     ) -> Callable[[], None]:
-        """Have ``call(None, None)`` called on the port's side when controls or schedules changed.
+        """Call ``call(None, None)`` on the port's side after changes of controls or schedules.
 
-        By whichever process. Returns what ends that.
+        The change may be of any process. Return a function to stop.
         """
         return self._bells.add((port, call))
 
     def listen(self, port: Any, call: Callable[[Ask, None], object]) -> Callable[[], None]:
-        """Have ``call(ask, None)`` called on the port's side for each job of this process.
+        """Call ``call(ask, None)`` on the port's side for each cancel request for a job here.
 
-        Called once for each claim that somebody wants cancelled, by whichever process. Returns what
-        ends that.
+        Called once per claim, for a request of any process. Return a function to stop.
         """
         return self._listeners.add((port, call))
 
     def look(self) -> None:
-        """Fold what was written since; only where somebody listens."""
+        """Fold new records, if there is a listener."""
         if self:
             self._facets.need_agenda()
 
     def told(self) -> list[Answer]:
-        """Return what goes out for the asks that were folded since the last call."""
+        """Return the calls for the requests folded since the last call."""
         agenda = self._facets.agenda
         rings: list[Answer] = []
         known, steered = self._rung

@@ -1,4 +1,4 @@
-"""From a request to records in the batch, and the same change applied to the facets."""
+"""Table of deciders: each turns a request into records, and applies the change to the facets."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Queues:
         self._context = context
 
     def control(self, batch: Batch, change: controls.Change) -> bool:
-        """Change a control; False if it is so already, or is not what the change expects."""
+        """Change a control; False if it has that value, or is not as the change expects."""
         agenda, name = self._context.agenda, change.name
         before = controls.value_of(agenda.controls, name)
         if change.expected is not None and before != change.expected:
@@ -91,7 +91,7 @@ class Queues:
             _check_room(self._context, "controls", wanted, most, advice)
 
     def switch(self, kind: int, batch: Batch, queue: str) -> bool:
-        """Pause or resume a queue; False if it is so already."""
+        """Pause or resume a queue; False if it is in that state."""
         queues = self._context.agenda.queues
         if (queue in queues.paused) == (kind == PAUSE):
             return False
@@ -102,7 +102,7 @@ class Queues:
 
 
 def write_act(batch: Batch, act: Act) -> None:
-    """Write who asked for what."""
+    """Write an operator's request, with its name."""
     body = act.text.encode("utf-8", "surrogatepass")
     for job in act.jobs or (0,):
         batch.add(codec.encode(ACT, 0, job, 0, lsn=batch.lsn, body=body))
@@ -121,7 +121,7 @@ class Ticks:
         if state is None or state.is_paused or state.done_ns != turn.seen_ns:
             return None
         if not state.done_ns < turn.done_ns <= batch.time_ns:
-            # The clock was set back between the look and this.
+            # The clock was set back since the schedule was read.
             return None
         prepared = self._enqueues.prepared(batch, turn.items)
         last_ns = turn.moments[-1] if turn.moments else state.last_ns
@@ -130,9 +130,9 @@ class Ticks:
         return self._enqueues.add(batch, turn.items, prepared)
 
     def enrol(self, batch: Batch, enrolments: list[Enrolment]) -> None:
-        """Take up schedules; new ones, and ones with another rule, count from now on.
+        """Add schedules; ticks of a new schedule, or of a new rule, begin now.
 
-        A schedule of the code takes the place of an added one, and not the other way.
+        A schedule in code replaces a schedule added at run time, never the reverse.
         """
         for enrolment in enrolments:
             known = self._schedules.get(enrolment.name)
@@ -151,7 +151,7 @@ class Ticks:
             self._write(batch, TickRecord(enrolment.name, state))
 
     def steer(self, batch: Batch, wish: Steer) -> bool:
-        """Pause, resume, reset or forget a schedule; False if it is so already."""
+        """Pause, resume, reset or forget a schedule; False if that changes nothing."""
         state = self._schedules.get(wish.name)
         if state is None:
             known = ", ".join(sorted(self._schedules)[:5]) or "none"
@@ -167,7 +167,7 @@ class Ticks:
         elif state.is_paused == (wish.action == "pause"):
             return False
         else:
-            # Ticks that it missed while it was paused stay missed.
+            # Ticks missed during a pause stay missed.
             done_ns = max(state.done_ns, batch.time_ns) if state.is_paused else state.done_ns
             state = state._replace(is_paused=not state.is_paused, done_ns=done_ns)
         self._write(batch, TickRecord(wish.name, state, has_rule=False))
@@ -232,7 +232,7 @@ class Sources:
 def _check_room(
     context: Context, what: str, wanted: tuple[int, int], most: tuple[int, int], advice: str = ""
 ) -> None:
-    """Refuse a count, and bytes, of which one is over the most."""
+    """Refuse a count or bytes over their limits."""
     if wanted[0] > most[0] or wanted[1] > most[1]:
         forget = command(context.facets.path, what, "forget", "NAME")
         raise UsageError(
@@ -248,8 +248,8 @@ _AGAIN: Final = kinds.after(model.State.DEAD, REVIVAL)
 class DeadLetters:
     """The decisions of one process about dead letters.
 
-    Requeued letters were read from the log before, without the lock (``letters``). So each is
-    looked at again: of several processes that requeue the same one, the first does.
+    Letters to requeue were read from the log without the lock (``letters``). So each is checked
+    again: of several processes that requeue a letter, the first one succeeds.
     """
 
     def __init__(self, context: Context, ends: Ends, keys: Keys) -> None:
@@ -260,11 +260,11 @@ class DeadLetters:
         self._keys = keys
 
     def requeue(self, batch: Batch, letters: list[Letter]) -> list[TaskqError | None]:
-        """Make dead letters ready again: for each None, or why it was not done."""
+        """Make dead letters ready again; return for each None, or the reason against it."""
         return each(self._requeue, batch, letters)
 
     def purge(self, batch: Batch, jobs: list[int]) -> list[TaskqError | None]:
-        """Forget dead letters: for each None, or why it was not done."""
+        """Purge dead letters; return for each None, or the reason against it."""
         return each(self._purge, batch, jobs)
 
     def _purge(self, batch: Batch, job: int) -> None:
@@ -278,10 +278,10 @@ class DeadLetters:
         batch.interest |= INTEREST_OUTCOME
 
     def _requeue(self, batch: Batch, letter: Letter) -> None:
-        """Make one ready again.
+        """Make a dead letter ready again.
 
         Raises:
-            TaskqError: it is not dead any more, or may not hold its key; nothing was added.
+            TaskqError: it is no longer dead, or may not hold its key; nothing was added.
         """
         job = letter.job
         agenda = self._context.agenda
@@ -298,7 +298,7 @@ class DeadLetters:
         )  # fmt: skip
         batch.add(encode_carried(REVIVAL, carried, batch.lsn))
         fold_carried(REVIVAL, carried, location, batch.time_ns, agenda, self._facets.dedup)
-        # It may be claimed in this very batch, when it is in no file yet.
+        # It may be claimed in this very batch, before its record is in a file.
         self._recent.add(job, born)
         batch.interest |= INTEREST_READY
 
@@ -314,10 +314,10 @@ class DeadLetters:
         return self._ends.ending(batch, REMOVAL, job, record) if is_of_flow(record) else b""
 
     def _check_key(self, batch: Batch, letter: Letter) -> int:
-        """Make sure that the job may hold its key again, if it has one.
+        """Check that the job may hold its key again, if it has one.
 
         Returns:
-            Wall time at which its window for the key ends; 0 if it has none.
+            Wall time at which its window for the key ends; 0 without a window.
         """
         key = enqueue_extras(letter.born).key
         if key is None:
@@ -332,7 +332,7 @@ class DeadLetters:
                 raise KeyHeld(tag.id(letter.job), tag.id(holder))
             if not until_ns:
                 self._keys.check_room(batch, 1)
-        # A window alone began when the job was enqueued, and says nothing of running it again.
+        # A window alone counts from the enqueue, so it does not forbid running the job again.
         return 0 if until_ns == UNTIL_SETTLED else until_ns
 
     def _not_dead(self, job: int) -> NotDead:
@@ -346,13 +346,13 @@ class Operations:
     """The deciders of one process.
 
     The writer lock is held and the facets are caught up, so every decision sees the whole log. A
-    decider either raises before it has added anything, or adds everything of its request. Each
-    holds the ``Context`` and the deciders above it in ``Operations.__init__``, none below. The
+    decider either raises before it has added anything, or adds everything of its request. Each has
+    the ``Context`` and the deciders above it in ``Operations.__init__``, and none below it. The
     deciders of queues, schedules and dead letters are here, too.
 
     Attributes:
-        table: operation -> decider. Claims and settlements without an answer are missing: they have
-            more than one answer or none; so are operations without a decision.
+        table: operation -> decider. Claims, settlements without an answer, and operations without a
+            decision are missing.
     """
 
     def __init__(self, journal: Journal, facets: Facets, owner: int, description: bytes) -> None:
@@ -419,7 +419,7 @@ class Operations:
             self.deaths.enqueue(batch, self.enqueues)
 
     def close(self, batch: Batch) -> None:
-        """Add what stands at the end of a batch, and say whom else to wake for it."""
+        """Add the last records of a batch, and the interest bits of processes to wake."""
         agenda = self.context.facets.agenda
         if agenda is not None and agenda.groups.freed and agenda.groups.is_freed():
-            batch.interest |= INTEREST_READY  # a place is free that nobody here takes
+            batch.interest |= INTEREST_READY  # a free place that no claim here takes

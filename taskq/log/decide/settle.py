@@ -1,4 +1,4 @@
-"""Deliveries end: one by one, by the many, in a transaction, or cancelled."""
+"""Ends of deliveries: one by one, many together, in a transaction; and cancels."""
 
 from __future__ import annotations
 
@@ -38,31 +38,31 @@ if TYPE_CHECKING:
     from taskq.log.decide import enqueue, listeners, steps
     from taskq.log.state.facets import Facets
 
-#: Children cancelled in one batch with the jobs that called them; the others follow in the next.
+#: Children cancelled in one batch together with their callers; the next batch has the rest.
 ORPHANS_MAX: Final = 2_048
-#: Expired jobs that are recorded in one batch.
+#: Expired jobs recorded in one batch.
 EXPIRED_MAX: Final = 2_048
 _TOO_LATE: Final = Cancel.TOO_LATE
 
 
 def is_asked(facets: Facets, delivery: requests.Delivery) -> bool:
-    """Return whether somebody wants the job of this very claim cancelled."""
+    """Return whether a cancel of the job under this very claim was requested."""
     agenda = facets.need_agenda()
     claim = agenda.running.get(delivery.job)
     return claim is not None and claim[0] == delivery.token and delivery.job in agenda.leases.asked
 
 
 class Cancels:
-    """Cancels: a waiting job is withdrawn at once, the owner of a running one is asked.
+    """Cancels: withdraw a waiting job at once, ask the owner of a running one.
 
-    The ask is a record, so that the job does not come back: the process that would give it back or
-    bury it ends it as cancelled instead. That is its owner, the next claimer after the owner's
-    death, or the process that finds its lease over. A dead letter would be an invitation to requeue
-    a job that somebody wanted over. Only a success that comes first stands: it shows that the work
-    was done.
+    The request is a record, so that the job does not run again. The process that would give the job
+    back, or make it a dead letter, ends it as cancelled instead. That process is its owner, the
+    next claimer after the owner's death, or the process that finds its lease over. A dead letter
+    would invite operators to requeue a cancelled job. Only an earlier success is kept, since the
+    work was done.
 
-    An ask names its claim and ends with it, so a later attempt of a requeued dead letter has
-    nothing to do with it.
+    A request names its claim and ends with it, so it does not concern a later attempt of a requeued
+    dead letter.
     """
 
     def __init__(self, context: context.Context, ends: ends.Ends) -> None:
@@ -70,7 +70,7 @@ class Cancels:
         self._ends = ends
 
     def cancel(self, batch: context.Batch, job: int) -> Cancel:
-        """Withdraw a waiting job, or ask the owner of a running one to stop it."""
+        """Cancel a waiting job, or ask the owner of a running one to stop it."""
         if not 0 < job < batch.lsn:
             raise JobNotFound(f"no job {self._context.tag.id(job)} in this log")
         agenda = self._context.agenda
@@ -88,7 +88,7 @@ class Cancels:
         return Cancel.ASKED
 
     def withdraw(self, batch: context.Batch, what: requests.Withdrawal) -> list[int]:
-        """Cancel or expire these jobs, those among them that still wait; returns which."""
+        """Cancel or expire the jobs that still wait; return their numbers."""
         agenda = self._context.agenda
         withdrawn = [job for job in what.jobs if agenda.table.state(job) in WAITING_STATES]
         kind = EXPIRY if what.expired else CANCEL
@@ -103,7 +103,7 @@ class Cancels:
             orphans.pop(child, None)
 
     def expire(self, batch: context.Batch) -> bool:
-        """Record some of the jobs whose time has passed; True if there are more."""
+        """Record some of the expired jobs; True if there are more."""
         agenda = self._context.agenda
         self._expire(batch, agenda.expired(batch.time_ns, EXPIRED_MAX))
         following = agenda.next_expiry_ns()
@@ -128,7 +128,7 @@ class Cancels:
 
 
 _PLAIN_JOB: Final = codec.JOB.size
-#: Flags of a job whose end others depend on.
+#: Flags of a job whose end frees a key or other jobs.
 _TIED: Final = int(Flag.KEY_UNTIL_SETTLED | Flag.FLOW)
 #: Causes of a release that burns no attempt.
 _KEEPS_ATTEMPT: Final = frozenset(
@@ -173,9 +173,9 @@ class Settles:
     def _succeed(
         self, batch: context.Batch, deliveries: list[requests.Delivery]
     ) -> list[requests.Delivery]:
-        """End deliveries whose success concerns nobody else, all in one go, or none of them.
+        """End deliveries whose success concerns no other job, all together, or none of them.
 
-        None if the claim of any is over, or it comes twice. Returns the deliveries still to settle.
+        None are ended if a claim is over, or comes twice. Return the deliveries still to settle.
         """
         claims = unclaimed(deliveries, self._context.owner, self._context.agenda.running)
         if claims is None:
@@ -191,14 +191,14 @@ class Settles:
         return []
 
     def settle_each(self, batch: context.Batch, items: list[Settlement]) -> list[Any]:
-        """End deliveries one by one: for each None, what its children became, or its error."""
+        """End deliveries one by one; return for each None, its children's results, or its error."""
         return [answer or None for answer in context.each(self.settle, batch, items)]
 
     def settle(self, batch: context.Batch, item: Settlement) -> list[int | requests.Duplicate]:
-        """End a delivery; returns what its children became.
+        """End a delivery; return the results of enqueuing its children.
 
-        The children are checked before anything is added, and added last: the end may free a key
-        that one of them takes.
+        The children are checked before any record is added, and added last: the end may free a key
+        that a child takes.
         """
         kind, delivery, children = item.kind, item.delivery, item.children
         agenda, job = self._context.agenda, delivery.job
@@ -253,9 +253,9 @@ class Settles:
 def unclaimed(
     deliveries: list[requests.Delivery], owner: int, running: dict[int, tuple[int, int, int]]
 ) -> tuple[list[int], list[int], list[int]] | None:
-    """Take the claims of deliveries out of ``running``: (jobs, attempts, tokens).
+    """Remove the claims of deliveries from ``running``; return (jobs, attempts, tokens).
 
-    None, and no claim is taken out, if one of them is over or comes twice.
+    None, and no claim is removed, if a claim is over or comes twice.
     """
     if native.is_on:
         taken: tuple[list[int], list[int], list[int]] | None = native.plain.unclaimed(
@@ -272,16 +272,16 @@ def unclaimed(
 
 
 def joined(options: bytes, lines: bytes) -> bytes:
-    """Return the options of an end, and what the attempt logged, if there is room for that too."""
+    """Return an end's options with the attempt's logged lines, if there is room for both."""
     return options + lines if len(options) + len(lines) <= OPTIONS_BYTES_MAX else options
 
 
 class Transactions:
     """Changes of several kinds that become visible together, or not at all.
 
-    They go into one frame, which is on disk as a whole or not there. Every part is checked before
-    the first is added, against the state that it will meet: settlements come first, then
-    cancellations, then new jobs, so that a new job finds the key free that another one frees.
+    They go into one frame, which is on disk as a whole or missing. Every part is checked before the
+    first part is added, against the state that it will meet. Settlements come first, then
+    cancellations, then new jobs, so that a new job can take a key that another job frees.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ class Transactions:
         self._settles = settles
 
     def transact(self, batch: context.Batch, bundle: requests.Bundle) -> Done:
-        """Carry all of it out; nothing of it was added if this raises."""
+        """Apply a whole transaction; if this raises, nothing was added."""
         settlements, cancels, items = bundle
         ending = self._check(batch, bundle)
         prepared = self._enqueues.prepared(batch, items, ending)

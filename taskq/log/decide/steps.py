@@ -1,4 +1,4 @@
-"""Steps of jobs that go on where they were: what is done, what is waited for, and signals."""
+"""Steps, waits and signals of jobs that resume their runs."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 
 class NewStep(NamedTuple):
-    """A step that a running job has done, or asks for, and will not do again.
+    """A step that a running job has done, or requests, and that is not repeated.
 
-    ``body`` is its value as JSON; an event's is the signal's, and it has none here. ``form`` is of
-    ``core.folds.steps``. ``items`` are the jobs that a CALL enqueues in the same frame. ``signal``
-    is the signal that an EVENT takes, 0 for the oldest of its name; a TIMEOUT stands only if no
-    signal came after that.
+    ``body`` is its value as JSON; an EVENT has none here, since its value is the signal's. ``form``
+    is of ``core.folds.steps``. ``items`` are the jobs that a CALL enqueues in the same frame.
+    ``signal`` is the signal that an EVENT takes, 0 for the oldest one of its name. A TIMEOUT is
+    valid only if no signal came after ``signal``.
     """
 
     delivery: Delivery
@@ -48,7 +48,7 @@ class NewStep(NamedTuple):
     began_ns: int = 0
     items: tuple[Item, ...] = ()
     signal: int = 0
-    #: whether they go on if the job is cancelled
+    #: whether the jobs go on if this job is cancelled
     detach: bool = False
 
 
@@ -60,7 +60,7 @@ class Fork(NamedTuple):
 
 
 class NewSignal(NamedTuple):
-    """A message to a job; ``once`` is what it is known by, "" for nothing."""
+    """A message to a job; ``once`` is its unique key, "" for none."""
 
     job: int
     name: str
@@ -69,9 +69,9 @@ class NewSignal(NamedTuple):
 
 
 class Again(NamedTuple):
-    """A step or signal of a job to be written again, as it stands at a location.
+    """A step or signal of a job to rewrite, found at a location.
 
-    ``is_kept``: a step of a job that has ended, and whose steps stay with it.
+    ``is_kept``: a step of an ended job, which keeps its steps.
     """
 
     job: int
@@ -84,9 +84,9 @@ class Again(NamedTuple):
 class Steps:
     """The decisions of one process about steps, waits within a run, and signals.
 
-    A step is written by the claim that runs the job, and by no other. Waiting and the end of the
-    claim are one record. A signal that comes first is kept; of a signal and the end of a wait the
-    first in the log decides.
+    Only the claim that runs the job may write its steps. Waiting and the end of the claim are one
+    record. A signal that comes before its wait is kept. If a signal and a timeout end a wait, the
+    first in the log counts.
     """
 
     def __init__(self, context: Context, ends: Ends, enqueues: Enqueues) -> None:
@@ -95,7 +95,7 @@ class Steps:
         self._enqueues = enqueues
 
     def step(self, batch: Batch, new: NewStep) -> Stepped | None:
-        """Write a step; None if it is an event whose signal is not there, or was late and is."""
+        """Write a step; None for an event without its signal, or a timeout after its signal."""
         delivery, form, name, number, body, flags, began_ns, items, wanted, detach = new
         agenda, job = self._context.agenda, delivery.job
         check_claim(agenda, delivery)
@@ -121,7 +121,7 @@ class Steps:
         if items:
             step = step._replace(first=batch.lsn + 1, jobs=len(items))
         record = encode_step(step, delivery.attempt, job, delivery.token, batch.lsn)
-        # The same result as folding the record, without reading it.
+        # The same result as folding the record, without decoding it.
         called = (step.first, step.jobs) if items and not detach else None
         location, title = self._add(batch, record), (name, number)
         apply_step(agenda, job, place, location, step.signal, once, title, called, form)
@@ -130,7 +130,7 @@ class Steps:
         return step
 
     def begin(self, batch: Batch, begun: tuple[Delivery, bytes]) -> None:
-        """Write that a running job begins to wait for these, so that their time counts from now."""
+        """Write that a running job begins these waits, so that their time counts from now."""
         delivery, waits = begun
         agenda, job = self._context.agenda, delivery.job
         check_claim(agenda, delivery)
@@ -145,7 +145,7 @@ class Steps:
         assert isinstance(job, int)  # it has no key
         for place, step in enumerate(fork.steps):
             again = step._replace(place=place, signal=0)
-            # The token of no claim; 0 would mean that no fold needs it.
+            # The token is of no claim; with 0 folds would skip the record.
             location = self._add(batch, encode_step(again, 0, job, job, batch.lsn))
             apply_step(
                 self._context.agenda, job, place, location, 0, _encoded(step.once), form=step.form
@@ -155,9 +155,9 @@ class Steps:
     def suspend(
         self, batch: Batch, delivery: Delivery, counted: int, waits: bytes, options: bytes
     ) -> None:
-        """Give a job back that waits for these, whose claim is good; it burns no attempt.
+        """Give a job with a valid claim back for these waits, without burning an attempt.
 
-        It is ready at once if one of them is there already.
+        The job is ready at once if a wait has ended already.
         """
         agenda, job = self._context.agenda, delivery.job
         due_ns, needs = self._look(job, unpack_waits(waits), batch.time_ns)
@@ -173,7 +173,7 @@ class Steps:
         batch.interest |= INTEREST_READY
 
     def _look(self, job: int, waits: list[Wait], now_ns: int) -> tuple[int, int | None]:
-        """(until when the job waits at the latest, what it needs of other jobs); 0: not at all."""
+        """Return (latest end of the waits, needed inputs); 0 if the job need not wait."""
         agenda = self._context.agenda
         due_ns, fewest = until(waits) or TIME_NS_MAX, 0
         is_there = due_ns <= now_ns
