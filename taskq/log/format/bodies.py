@@ -1,4 +1,4 @@
-"""Payloads and results as their records hold them: as given, or compressed."""
+"""Payloads and results in their records: as given, or compressed."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from taskq.core.errors import CompressionUnavailable, LogDamaged, PayloadTooLarg
 from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.core.records import Flag
 
-#: How bodies are compressed, "none" for not at all.
+#: Compression of bodies, "none" for no compression.
 Compression = Literal["none", "zlib", "zstd"]
 
-#: Smaller bodies are left as they are.
+#: Smallest body that is compressed.
 COMPRESSED_BYTES_MIN: Final = 1_024
-#: A body is only kept compressed if it is at most so large a part of the original.
+#: Largest ratio to the original size at which a compressed body is kept.
 _RATIO_MAX: Final = 0.95
-#: Default limit of a body that is decompressed.
+#: Default limit of a decompressed body.
 DECOMPRESSED_BYTES_MAX: Final = 100 * 1024 * 1024
 _COMPRESSED: Final = int(Flag.ZLIB | Flag.ZSTD)
 _ZLIB: Final = int(Flag.ZLIB)
 _ZSTD: Final = int(Flag.ZSTD)
 _ZLIB_LEVEL: Final = 1
 _ZSTD_LEVEL: Final = 3
-#: Window that a zstd decoder should accept (RFC 8878, 3.1.1.1.2), and its memory for one frame.
+#: Window that a zstd decoder should accept (RFC 8878, 3.1.1.1.2), and its memory for a frame.
 _WINDOW_BYTES_MAX: Final = 8 * 1024 * 1024
 _PIECE_BYTES: Final = 1024 * 1024
 _SIZE: Final = struct.Struct("<Q")
 
 
 def check_compression(name: object) -> Compression:
-    """Return the name of a way to compress that this process has."""
+    """Return the name of a compression that this process can do."""
     known = get_args(Compression)
     if name not in known:
         raise UsageError(f"compress is {name!r}, it must be one of {', '.join(known)}")
@@ -49,13 +49,13 @@ def check_size(what: str, body: bytes) -> None:
 
 
 def compress(body: bytes, compression: Compression) -> tuple[bytes, int]:
-    """The body as it is stored, and its flag: 0 when it is small, or would save less than 5 %.
+    """Return the stored body and its flag, 0 if it is small or would shrink by less than 5 %.
 
     A compressed body is its original size (u64, little-endian), then one zlib stream (flag ZLIB) or
     one zstd frame (flag ZSTD).
 
-    zlib runs at level 1: on JSON it needs 14 ms for 1 MiB where level 6 needs 34, and stores 8 %
-    more.
+    zlib runs at level 1: on JSON it needs 14 ms per MiB and stores 8 % more than level 6, which
+    needs 34 ms.
     """
     if compression == "none" or len(body) < COMPRESSED_BYTES_MIN:
         return body, 0
@@ -73,7 +73,7 @@ def compress(body: bytes, compression: Compression) -> tuple[bytes, int]:
 def decompress(stored: bytes, flags: int, limit: int, what: str) -> bytes:
     """Return the original body; ``flags`` are its record's, ``what`` names it in errors.
 
-    The size that the body claims is checked first, and no more memory is taken.
+    The size in the body is checked first, and limits the memory taken.
     """
     kind = flags & _COMPRESSED
     if not kind:
@@ -110,7 +110,7 @@ def _inflated(stored: bytes, size: int) -> bytes | None:
 
 
 def _unpacked(zstandard: ModuleType, stored: bytes, size: int) -> bytes | None:
-    # decompress() would trust the frame for how much memory it needs.
+    # decompress() would take as much memory as the frame claims.
     decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX)
     reader: Any = decompressor.stream_reader(io.BytesIO(memoryview(stored)[_SIZE.size :]))
     pieces: list[bytes] = []
@@ -126,9 +126,9 @@ def _unpacked(zstandard: ModuleType, stored: bytes, size: int) -> bytes | None:
 
 def _zstandard(why: str) -> ModuleType:
     try:
-        import zstandard  # noqa: PLC0415 - an extra that few need
+        import zstandard  # noqa: PLC0415 - an extra for few users
     except ImportError:
-        from taskq.extras import missing  # noqa: PLC0415 - only those who lack it need it
+        from taskq.extras import missing  # noqa: PLC0415 - only needed without the extra
 
         raise CompressionUnavailable(missing(why, "zstandard", "zstd")) from None
     return zstandard

@@ -1,4 +1,4 @@
-"""Records that stand in for others: rewritten jobs, totals, and how far compaction has come."""
+"""Records that repeat or sum up others: rewritten jobs, totals, progress of compaction."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from taskq.log.format.codec import CRC_SIZE, KIND_AT, OPTION, QUEUE_SIZE_AT, opt
 from taskq.log.format.flows import decode_needs, decode_unlocks, encode_needs, encode_unlocks
 from taskq.log.format.options import decode_key_hash, each_option, encode_key_hash
 
-#: Attempts that are kept, bytes of them together, and bytes of one reason.
+#: Most kept attempts, most bytes of all of them, and most bytes of one reason.
 ATTEMPTS_KEPT: Final = 20
 HISTORY_BYTES_MAX: Final = 32 * 1024
 REASON_KEPT_BYTES: Final = 1_024
 _ATTEMPT: Final = struct.Struct("<IQqqBH")
-#: All options of a record share 65 535 bytes; flows and keys come first.
+#: Bytes of all options of a record; flows and keys come first.
 OPTIONS_BYTES_MAX: Final = 2**16 - 1
 _LINES_STORED_MAX: Final = 60_000
-#: Outcomes by their number, which never changes.
+#: Outcomes by their numbers, which never change.
 OUTCOMES: Final = ("", "succeeded", "retried", "dead", "released", "lost", "cancelled", "expired")
 
 
@@ -45,7 +45,7 @@ def encode_history(attempts: Sequence[AttemptView]) -> bytes:
 
 
 def encode_attempts(attempts: Sequence[AttemptView]) -> tuple[bytes, bytes]:
-    """Return a job's attempts, packed, and the stored log lines of the last one."""
+    """Return a job's packed attempts, and the stored log lines of the last attempt."""
     return encode_history(attempts), attempts[-1].stored_lines if attempts else b""
 
 
@@ -89,18 +89,18 @@ def encode_lines(text: str) -> bytes:
 
 _I64: Final = struct.Struct("<q")
 _CLAIM: Final = struct.Struct("<QQ")
-#: DROP_RESULT marks a carried record without a result: an empty body is a result, too.
+#: DROP_RESULT marks a carried record without a result: an empty body may be a result.
 _OWN_FLAGS: Final = int(Flag.CHECKED | Flag.DROP_RESULT)
 
 
 class Carried(NamedTuple):
-    """Hold what a CARRIED, REQUEUED or EDITED record says. Moments are nanoseconds, 0 for none.
+    """Content of a CARRIED, REQUEUED or EDITED record. Moments are nanoseconds, 0 for none.
 
-    ``due_ns``, ``lease_ns``, ``key_until_ns`` and ``expires_ns`` shift with the clock, and belong
-    to the time of the record's frame; with an eta, ``due_ns`` is wall time (``due_is_wall``).
+    ``due_ns``, ``lease_ns``, ``key_until_ns`` and ``expires_ns`` shift with the clock, by the time
+    of the record's frame. With an eta, ``due_ns`` is wall time (``due_is_wall``).
 
     A CARRIED record holds the job's whole ENQUEUED record, byte for byte, so payload, key and
-    headers are read from there as from the original.
+    headers are read from the copy.
     """
 
     job: int
@@ -112,28 +112,28 @@ class Carried(NamedTuple):
     token: int = 0
     due_ns: int = 0
     due_is_wall: bool = False
-    #: (epoch, owner) of the claim of a running job
+    #: (epoch, owner) of a running job's claim
     claim: tuple[int, int] = (0, 0)
     lease_ns: int = 0
-    #: a key with a window: held until then
+    #: end of a key's window
     key_until_ns: int = 0
-    #: when it expires, if that shifts; 0: see its ENQUEUED record
+    #: relative expiry; 0: see its ENQUEUED record
     expires_ns: int = 0
     ended_ns: int = 0
     history: bytes = b""
-    #: result or reason, None without one
+    #: result or reason; None without either
     body: bytes | None = None
     #: ``Flag`` bits of the result
     flags: int = 0
-    #: somebody wants it cancelled, which runs
+    #: a cancel of the running job was requested
     cancel_wanted: bool = False
     #: count and policy of a held job's inputs (``core.flows``)
     needs: int | None = None
     #: of REQUEUED: held jobs for which it had counted as done
     waited: tuple[int, ...] = ()
-    #: log lines of the last attempt of an ended job, packed
+    #: packed log lines of an ended job's last attempt
     lines: bytes = b""
-    #: of EDITED: hash of its key in the queue that it left, 0 if it has none or stays there
+    #: of EDITED: hash of its key in the queue that it left, 0 without a key or a move
     left_key: int = 0
     #: its waits within its run (``core.folds.steps``); empty without steps
     awaiting: bytes = b""
@@ -216,7 +216,7 @@ def decode_queue(record: bytes) -> str:
 
 
 def encode_tally(lane: Lane, lsn: int) -> bytes:
-    """Return a TALLIED record: how many jobs of the lane ended so far, and how."""
+    """Return a TALLIED record: counts of the lane's ended jobs by end."""
     return codec.encode(
         Kind.TALLIED, 0, lane.succeeded, lane.dead, lane.cancelled, lane.expired,
         lsn=lsn, byte=lane.priority, body=lane.key,
@@ -233,7 +233,7 @@ def encode_lease(deadline_ns: int) -> bytes:
 
 
 def find_moment(data: bytes, at: int, size: int, wanted: int) -> int:
-    """Return the number of an option of a record, mostly a moment; 0 without the option."""
+    """Return the number in an option of a record, usually a moment; 0 without the option."""
     for tag, value in each_option(data, at, size):
         if tag == wanted and len(value) == _I64.size:
             moment: int = _I64.unpack(value)[0]
@@ -286,10 +286,10 @@ _KEY: Final = int(Option.KEY)
 
 
 def key_hash_of(data: bytes, at: int = 0) -> int:
-    """Return the hash of an ENQUEUED record's key, 0 if it has none.
+    """Return the hash of an ENQUEUED record's key, 0 without a key.
 
-    Every settlement of a job with a key asks for it, and so does the index for each such record:
-    that is why it makes no ``Extras``, nor goes by ``each_option``.
+    Every settlement of a job with a key calls it, and so does the index for each such record. So it
+    makes no ``Extras`` and does not use ``each_option``.
     """
     start = at + codec.BORN.size
     queue_end = start + data[at + QUEUE_SIZE_AT]

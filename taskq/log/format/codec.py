@@ -41,23 +41,22 @@ LSN_MAX: Final = 2**63
 # offset bytes segment header
 # ====== ===== ==========================================================
 # 0      8     magic ``taskqlog``
-# 8      2     version: 1; the CRC is where it is in every version
+# 8      2     version: 1; the CRC has the same offset in every version
 # 10     2     size of this header: 64
-# 12     4     where the last frame of the segment before it starts; 0: no segment
-#              was before it; 1: its end was lost before this one was made
-# 16     8     first lsn: no record of the segment has a lower one
+# 12     4     offset of the last frame in the previous segment; 0: no previous
+#              segment; 1: its end was lost before this segment was made
+# 16     8     first lsn: no record of the segment has a lower lsn
 # 24     8     epoch of its first frame
 # 32     16    log id (UUID)
-# 48     8     log time when it was created: that of the last frame before it
+# 48     8     log time of its creation: the time of the last frame before it
 # 56     4     CRC-32 of bytes 0 to 55, started from bytes 60 to 63
-# 60     4     CRC of that frame's header (its bytes 52 to 55), or 0
+# 60     4     CRC of the last frame's header (its bytes 52 to 55), or 0
 # ====== ===== ==========================================================
 #
-# So each segment names the end of the one before it, and a segment that is lost, or cut, is told
-# from one that compaction took: only the first of a log may name one that is not there, and only if
-# a COMPACTED record says that all before it may be gone. A segment without frames counts for
-# nothing; the next one names what it named. In the copy that a repair makes, headers name what is
-# there.
+# So each segment names the end of the previous segment, and a lost or cut segment differs from a
+# compacted one: only the first segment of a log may name a missing segment, and only if a COMPACTED
+# record allows the removal of all earlier ones. A segment without frames does not count; the next
+# segment names the same end. In a repaired copy, headers name the segments of the copy.
 #
 # **Frame**: one group commit, one append, the unit of atomicity. It starts at a multiple of 8.
 #
@@ -71,8 +70,8 @@ LSN_MAX: Final = 2**63
 # 14     2     0
 # 16     8     lsn of the first record; the others follow one by one
 # 24     8     epoch
-# 32     8     time, nanoseconds of wall time: of every record in the frame; one
-#              before 1970 or behind what dates can tell is read as the nearest
+# 32     8     wall time of all its records, nanoseconds; a time out of range
+#              (before 1970, or too late for a date) is read as the nearest
 # 40     8     synced through: every record below this lsn was on disk when
 #              the frame was written
 # 48     4     CRC-32 of the body
@@ -80,18 +79,17 @@ LSN_MAX: Final = 2**63
 # ====== ===== ==========================================================
 #
 # The body follows, then zeros up to a multiple of 8. Both CRCs start from a seed: the CRC-32 of
-# (log id, first lsn of the segment u64, offset of the frame u64). So a frame that is copied into a
-# payload, or read at the wrong place, is never taken for one.
+# (log id, first lsn of the segment u64, offset of the frame u64). So the copy of a frame within a
+# payload, or at another offset, is never taken for a frame.
 #
-# A **sync point** says that all before it was whole and on disk. It takes no lsn (its first one is
-# that of the next record), and has the time of the frame before it. A writer that closes, or had
-# nothing to do for a second, leaves one: so the last frame of a log that rests can be told from a
-# write that was cut short.
+# A **sync point** declares all earlier frames whole and on disk. It takes no lsn (its first lsn is
+# the next record's), and has the time of the frame before it. A writer appends a sync point when it
+# closes, or was idle for a second. So an idle log's last frame differs from an incomplete write.
 #
 # **Record**: ``length u32`` (whole record), ``type u8``, one byte of its type, ``options length
 # u16``, ``flags u32``, then the fixed fields of its type, its options, its body, and with flag 1 a
-# CRC-32 over all before it, seeded with the low 32 bits of its lsn (used to salvage it from a
-# damaged frame, and to check what a worker is about to run).
+# CRC-32 over the bytes before it, seeded with the low 32 bits of its lsn. The CRC serves to salvage
+# the record from a damaged frame, and to check a job before a worker runs it.
 #
 # ============ ==== ================================================================================
 # type         size what it says; its byte, its fixed fields and its body
@@ -163,21 +161,20 @@ LSN_MAX: Final = 2**63
 # ============ ==== ================================================================================
 #
 # A job's number is the lsn of its ENQUEUED record; a token is the lsn of the claim. Attempt is the
-# count after the record. An option is ``tag u8, length u16, value``; an unknown tag is passed over.
-# A moment that is relative moves with every CLOCK record behind it; that of a job that was carried
-# is the one in its CARRIED record (due in the fixed fields, or an option DUE_WALL;
-# EXPIRES_RELATIVE). The dead of TALLIED are those that are neither requeued nor purged; no fold
-# goes by them, since it sees each letter. A kind or an option that is added later, and that a taskq
-# without it must not pass over, is written only once ``taskq.json`` names an incompatible feature
-# for it.
+# count after the record. An option is ``tag u8, length u16, value``; unknown tags are skipped. A
+# relative moment moves with every later CLOCK record. The moments of a carried job are in its
+# CARRIED record (due in the fixed fields, or an option DUE_WALL; EXPIRES_RELATIVE). The dead of
+# TALLIED are neither requeued nor purged; folds ignore their number and count the letters. A new
+# kind or option that an older taskq must not skip is written only after ``taskq.json`` names an
+# incompatible feature for it.
 #
-# A payload or result may be stored otherwise than it was given. With flag 16 it is its original
-# size u64, then a zlib stream (RFC 1950); with flag 32 likewise a zstd frame (RFC 8878).
+# A payload or result may be stored compressed: with flag 16 as its original size u64 and a zlib
+# stream (RFC 1950), with flag 32 as its original size u64 and a zstd frame (RFC 8878).
 #
 # Flag 128 is on jobs of flows: ``taskq.log.format.flows`` specifies their options. A record that
 # ends such a job begins its options with UNLOCKS.
 
-#: Sizes of the fixed fields of each kind; see ``core.records``.
+#: Fixed fields of each kind; see ``core.records``.
 BORN: Final = records.BORN.struct
 BORN_TAIL: Final = struct.Struct("<" + BORN.format[2:])
 JOB: Final = records.JOB.struct
@@ -199,23 +196,23 @@ _U64: Final = struct.Struct("<Q")
 #: Offsets of fields in every record, ...
 KIND_AT: Final = 4
 FLAGS_AT: Final = 8
-#: ... the state in CARRIED, REQUEUED and EDITED, ...
+#: ... of the state in CARRIED, REQUEUED and EDITED, ...
 STATE_AT: Final = 5
-#: ... the job in all records but its own ENQUEUED, ...
+#: ... of the job in all records except ENQUEUED, ...
 JOB_AT: Final = 16
-#: ... and the length of the queue's name in that.
+#: ... and of the length of the queue's name in ENQUEUED.
 QUEUE_SIZE_AT: Final = 14
-#: End of a record with flag CHECKED.
+#: Size of the CRC that ends a record with flag CHECKED.
 CRC_SIZE: Final = 4
-#: The CRC-32 of any bytes followed by their own CRC, for every seed.
+#: CRC-32 of any bytes followed by their own CRC, for every seed.
 CRC_OF_WHOLE: Final = 0x2144DF1C
 _CRC_PIECE: Final = 5_120
-#: Plain numbers: an operation on an enum's member costs a microsecond.
+#: Plain numbers, since an operation on an enum's member costs a microsecond.
 _CHECKED: Final = int(Flag.CHECKED)
-#: The fixed fields of each type, and their size: a record that is shorter is damaged.
+#: Fixed fields of each type and their size; a shorter record is damaged.
 LAYOUTS: Final = {kind: row.layout.struct for kind, row in TABLE.items()}
 FIXED_SIZES: Final = {kind: layout.size for kind, layout in LAYOUTS.items()}
-#: The same for every number, for loops; unknown types have the prefix's size.
+#: Sizes as a list by type, for loops; unknown types have the prefix's size.
 SIZES: Final = [FIXED_SIZES.get(kind, PREFIX.size) for kind in range(256)]
 
 pack_length: Final = LENGTH.pack
@@ -223,9 +220,9 @@ crc32: Final = zlib.crc32
 
 
 class Link(NamedTuple):
-    """Name the end of the segment before: where its last frame starts, and its CRC.
+    """Link to the end of the segment before: offset and CRC of its last frame.
 
-    It is the CRC of the header, whose seed holds the place: no other frame has it.
+    It is the CRC of the frame's header. Its seed includes the offset, so no other frame has it.
     """
 
     offset: int
@@ -234,12 +231,12 @@ class Link(NamedTuple):
 
 #: Link of the first segment of a log.
 NO_LINK: Final = Link(0, 0)
-#: No frame starts there: what the log lacked when the segment was made stays told.
+#: Link to no frame: records that the end had lost when the segment was made stay known as lost.
 LOST: Final = Link(1, 0)
 
 
 class SegmentHeader(NamedTuple):
-    """Hold what the first 64 bytes of a segment say."""
+    """Content of a segment's first 64 bytes."""
 
     first_lsn: int
     epoch: int
@@ -249,7 +246,7 @@ class SegmentHeader(NamedTuple):
 
 
 class FrameHeader(NamedTuple):
-    """The header of a frame; ``size`` is the frame's with padding."""
+    """Header of a frame; ``size`` includes padding."""
 
     body_size: int
     records: int
@@ -258,12 +255,12 @@ class FrameHeader(NamedTuple):
     time_ns: int
     synced_through: int
     body_crc: int
-    #: of the header itself
+    #: CRC of the header itself
     crc: int = 0
 
     @property
     def size(self) -> int:
-        """Bytes from this frame's start to the next one's."""
+        """Bytes from this frame's start to the next frame's start."""
         return frame_size(self.body_size)
 
     @property
@@ -273,12 +270,12 @@ class FrameHeader(NamedTuple):
 
     @property
     def is_sync_point(self) -> bool:
-        """Return whether it holds no record, and says only that all before it is on disk."""
+        """Return whether it is a sync point: no records, and all before it is on disk."""
         return not self.records
 
 
 def frame_size(body_size: int) -> int:
-    """Return bytes of a frame on disk: header, body, zeros up to a multiple of 8."""
+    """Return the bytes of a frame on disk: header, body, zeros up to a multiple of 8."""
     return (FRAME_HEADER_SIZE + body_size + 7) & ~7
 
 
@@ -290,13 +287,13 @@ def encode_segment_header(header: SegmentHeader) -> bytes:
 
 
 def decode_segment_header(data: bytes, path: str) -> SegmentHeader | None:
-    """None when the bytes are no whole header."""
+    """Return the segment's header; None if the bytes are no whole header."""
     if len(data) < SEGMENT_HEADER.size or data[:8] != SEGMENT_MAGIC:
         return None
     _, version, _, offset, first_lsn, epoch, log_id, created_ns, crc, link_crc = (
         SEGMENT_HEADER.unpack_from(data)
     )
-    # First of all whether it is as it was written: a version that rotted is none.
+    # The CRC first: in a damaged header the version means nothing.
     if crc != crc32(data[:56], link_crc):
         return None
     if version != FORMAT_VERSION:
@@ -310,7 +307,7 @@ def segment_seed(log_id: UUID, first_lsn: int) -> int:
 
 
 def _crc_of_body(body: Buffer, crc: int) -> int:
-    """The CRC-32, in pieces: above 5 KiB a call zlib gives up the GIL, here under the lock."""
+    """Return the CRC-32 in pieces: above 5 KiB zlib releases the GIL, here under the lock."""
     view = memoryview(body)
     for at in range(0, len(view), _CRC_PIECE):
         crc = crc32(view[at : at + _CRC_PIECE], crc)
@@ -327,7 +324,7 @@ def encode_frame(
     seed: int,
     offset: int,
 ) -> bytes:
-    """Return a whole frame, padded, as it is appended at ``offset`` of a segment with that seed."""
+    """Return a whole frame with padding, for ``offset`` of a segment with that seed."""
     seed = crc32(_U64.pack(offset), seed)
     size = len(body)
     head = FRAME_HEADER.pack(
@@ -348,7 +345,7 @@ def encode_frame(
 
 
 def decode_frame_header(data: Buffer, at: int, seed: int, offset: int) -> FrameHeader | None:
-    """Return the header at ``data[at:]``, ``offset`` of its segment; None without a header."""
+    """Return the header at ``data[at:]``, ``offset`` of its segment; None if it is invalid."""
     view = memoryview(data)[at : at + FRAME_HEADER_SIZE]
     if len(view) < FRAME_HEADER_SIZE:
         return None
@@ -399,9 +396,9 @@ def encode_checked(tail: bytes, body: bytes, lsn: int) -> bytes:
 def born_records(
     tail: bytes | list[bytes], bodies: Sequence[bytes], lsn: int, location: int
 ) -> tuple[list[bytes], array[int], int]:
-    """Return the enqueue records of jobs from ``lsn`` on, where each stands, and their end.
+    """Return the enqueue records of jobs from ``lsn`` on, their locations, and their end.
 
-    ``tail`` is what they have between their length and their body, all the same or each its own.
+    ``tail`` are their bytes between length and body: one for all records, or a list.
     """
     if native.is_on:
         made = native.plain.born_records(tail, bodies, lsn, location)
@@ -432,7 +429,7 @@ def encode_job(
     options: bytes = b"",
     flags: int = 0,
 ) -> bytes:
-    """A CLAIMED, SUCCEEDED, DEAD, CANCELLED or EXPIRED record; ``flags`` are the body's."""
+    """Return a CLAIMED, SUCCEEDED, DEAD, CANCELLED or EXPIRED record; ``flags`` are the body's."""
     if body is None:
         size = JOB.size + len(options)
         return JOB.pack(size, kind, cause, len(options), 0, attempt, job, token) + options
@@ -464,13 +461,13 @@ def encode(
     options: bytes = b"",
     body: bytes = b"",
 ) -> bytes:
-    """Return a record of any kind, its fixed fields as ``core.records`` has them, with its CRC."""
+    """Return a record of any kind with its CRC, from fixed fields as in ``core.records``."""
     fixed = LAYOUTS[kind].pack(0, kind, byte, len(options), _CHECKED | flags, *fields)
     return encode_checked(fixed[4:] + options, body, lsn)
 
 
 def encode_clock(step_ns: int, lsn: int) -> bytes:
-    """Return a CLOCK record: a step that is lost with a damaged frame shifts all after."""
+    """Return a CLOCK record. Its CRC allows salvage: a lost step would shift all later records."""
     return encode(Kind.CLOCK, 0, step_ns, lsn=lsn)
 
 
@@ -483,7 +480,7 @@ def option(tag: int, value: bytes) -> bytes:
 
 
 class Born(NamedTuple):
-    """The parts of a job's ENQUEUED record."""
+    """Parts of a job's ENQUEUED record."""
 
     priority: int
     flags: int

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _IS_BIG: Final = sys.byteorder == "big"
-#: Which half of a u64 in memory is the lower one.
+#: Index of the lower half of a u64 in memory.
 _LOW: Final = 1 if _IS_BIG else 0
 _BIRTH: Final = int(BIRTH)
 _ONE_BYTE: Final = [bytes((value,)) for value in range(256)].__getitem__
@@ -25,7 +25,7 @@ _WINDOW_LAST: Final = 4_096
 
 
 def column(code: str, data: Buffer) -> array[int]:
-    """Return the numbers of an array type ("I", "Q", "q") that stand in a file as these bytes."""
+    """Return the numbers of an array type ("I", "Q", "q") from their bytes in a file."""
     numbers: array[int] = array(code)
     numbers.frombytes(data)
     if _IS_BIG:
@@ -34,7 +34,7 @@ def column(code: str, data: Buffer) -> array[int]:
 
 
 def view(code: str, data: Buffer) -> Sequence[int]:
-    """Return the same numbers where they stand, to be looked at once or twice."""
+    """Return the same numbers without a copy, for one or two reads."""
     if _IS_BIG:
         return column(code, data)
     return memoryview(data).cast("B").cast(code)  # type: ignore[call-overload, no-any-return]
@@ -65,9 +65,9 @@ def joined(lower: array[int], upper: array[int]) -> array[int]:
 def run_length(
     data: bytes, at: int, end: int, length: int, checks: tuple[tuple[int, bytes], ...]
 ) -> int:
-    """Return how many records of this length follow one another in ``data[at:end]``, at most 4 096.
+    """Return the number of records of this length at the start of ``data[at:end]``, up to 4 096.
 
-    A check is the place of a byte in a record, and the values that it may have.
+    A check is the offset of a byte in a record, and its possible values.
     """
     size = length.to_bytes(4, "little")
     limit = min(_WINDOW_LAST, (end - at) // length)
@@ -86,7 +86,7 @@ def run_length(
 
 
 def rising(first: int, step: int, count: int) -> array[int]:
-    """``first``, ``first + step`` and so on, as lanes of one number: three times as fast."""
+    """Return ``first``, ``first + step`` and so on, added as one number: three times as fast."""
     lanes = _steps(step, count) + first * int.from_bytes(b"\1\0\0\0" * count, "little")
     return column("I", lanes.to_bytes(4 * count, "little"))
 
@@ -99,9 +99,9 @@ def _steps(step: int, count: int) -> int:
 def plain_records(
     kind: int, attempts: Sequence[int], jobs: Sequence[int], last: Sequence[int] | int
 ) -> bytes:
-    """Return the plain records of many jobs, one after the other; ``last``: tokens, or the owner.
+    """Return many jobs' plain records, one after the other; ``last``: tokens, or the owner.
 
-    For each what ``codec.JOB`` packs, with no byte, options or flags: four words of 8 bytes.
+    Each is packed like ``codec.JOB`` without byte, options and flags: four words of 8 bytes.
     """
     head = codec.PREFIX.pack(codec.JOB.size, kind, 0, 0, 0)[:8]
     if native.is_on:
@@ -123,9 +123,9 @@ def plain_records(
 def whole_records(
     data: bytes, first: int, locations: Sequence[int], jobs: Sequence[int]
 ) -> list[bytes]:
-    """Return the enqueue records of jobs up to the first that ``data`` does not hold whole.
+    """Return the enqueue records of jobs, up to the first that is not whole in ``data``.
 
-    ``first`` is the location of its first byte.
+    ``first`` is the location of the first byte of ``data``.
     """
     least, whole = codec.BORN.size, codec.CRC_OF_WHOLE
     if native.is_on:

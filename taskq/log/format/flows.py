@@ -1,8 +1,8 @@
 """Flows in the log: the options of their jobs.
 
-``NEEDS`` is (count u32, policy u8), of a carried job as it stands then, with 128 added to the
-policy if it is to be cancelled; ``FLOW`` is (jobs u32, ends u32, shape); for ``INPUTS``,
-``UNLOCKS`` and ``SHAPE`` see ``Option`` and ``core.shapes``.
+``NEEDS`` is (count u32, policy u8), with the present count in a carried job's record, and 128 added
+to the policy if the job is to be cancelled. ``FLOW`` is (jobs u32, ends u32, shape). For
+``INPUTS``, ``UNLOCKS`` and ``SHAPE`` see ``Option`` and ``core.flows``.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ from taskq.log.format import codec
 from taskq.log.format.codec import CRC_SIZE, FLAGS_AT, KIND_AT, option
 from taskq.log.format.options import each_option, find_option
 
-#: All options of a record together: their length is a u16.
+#: Bytes of all options of a record: their length is a u16.
 OPTIONS_BYTES_MAX: Final = 2**16 - 1
 _NEEDS: Final = struct.Struct("<IB")
 _RUN: Final = struct.Struct("<QI")
 _FLOW: Final = struct.Struct("<II")
 _DOOMED: Final = 128
-#: More than any transaction holds.
+#: More jobs than any transaction has.
 _JOBS_MAX: Final = 2**20
 FLOW_FLAG: Final = int(Flag.FLOW)
 _UNLOCKS: Final = int(Option.UNLOCKS)
 
 
 class Root(NamedTuple):
-    """The size and shape of a flow, kept by its first job."""
+    """Size and shape of a flow, kept by its first job."""
 
     jobs: int
-    #: first jobs that make up the flow's result
+    #: number of leading jobs that make up the flow's result
     ends: int
     shape: bytes
 
 
 class Takes(NamedTuple):
-    """The jobs that a job waits or waited for, and the jobs that wait for it."""
+    """Inputs and dependents of a job."""
 
     inputs: tuple[int, ...] = ()
     policy: Policy = Policy.CANCEL
-    #: how the inputs' results are handed over; empty if they are not
+    #: nesting of the inputs' results for the task; empty if it takes none
     shape: bytes = b""
     unlocks: tuple[int, ...] = ()
     root: Root | None = None
 
 
 def encode_part(part: FlowPart, lsn: int) -> bytes:
-    """Return the options of a flow's job that is written at ``lsn``."""
+    """Return the options of a flow's job for ``lsn``."""
     base = lsn - part.place
     parts: list[bytes] = []
     unlocks = [base + place for place in part.unlocks]
@@ -103,7 +103,7 @@ def decode_unlocks(value: bytes) -> tuple[int, ...]:
 
 
 def held_needs(meta: int, data: bytes, at: int, size: int) -> int | None:
-    """Return what a job with this meta and these options waits for at first; None for nothing."""
+    """Return the inputs that a new job with this meta and these options needs; None for none."""
     if not meta & META_FLOW:
         return None
     for tag, value in each_option(data, at, size):
@@ -152,10 +152,10 @@ _STEP_OPTION: Final = struct.Struct("<BHI")
 _BEGAN_OPTION: Final = struct.Struct("<BHq")
 _CHECKED: Final = int(Flag.CHECKED)
 _PLACED: Final = codec.LAYOUTS[STEP]
-#: Offset of a step's place; and of its token, or of a signal's number.
+#: Offset of a step's place; offset of its token, or of a signal's number.
 _PLACE_AT: Final = codec.JOB.size
 _TOKEN_AT: Final = codec.JOB.size - _U64.size
-#: Follows the jobs that a step enqueued, if they go on when the job is cancelled.
+#: Byte after a step's enqueued jobs, if they go on when the job is cancelled.
 _DETACHED: Final = b"\1"
 #: Offset of the size of a record's options.
 _OPTIONS_SIZE_AT: Final = struct.calcsize("<IBB")
@@ -163,33 +163,33 @@ _U16: Final = struct.Struct("<H")
 
 
 class Stepped(NamedTuple):
-    """Hold what a STEP_DONE or a SIGNAL_SENT record says besides job, attempt and token."""
+    """Content of a STEP_DONE or SIGNAL_SENT record besides job, attempt and token."""
 
     name: str
-    #: which call of this name it is, from 1; 0 of a signal
+    #: number among the job's steps of this name, from 1; 0 for a signal
     number: int = 0
     form: int = Form.STEP
-    #: which of the job's steps it is, from 0
+    #: number among all steps of the job, from 0
     place: int = 0
-    #: of a step: the signal that it took; of a signal written again: its first record
+    #: of a step: the signal that it took; of a rewritten signal: its first record
     signal: int = 0
     once: str = ""
     began_ns: int = 0
-    #: of a step written again: when it was done
+    #: of a rewritten step: its end
     ended_ns: int = 0
-    #: jobs that it enqueued: the first, and how many
+    #: jobs that it enqueued: the first, and their number
     first: int = 0
     jobs: int = 0
-    #: JSON, as it is stored
+    #: stored JSON
     body: bytes = b""
-    #: how the body is stored
+    #: flags of the stored body
     flags: int = 0
-    #: whether the jobs go on if this one is cancelled
+    #: whether its jobs go on if this job is cancelled
     is_detached: bool = False
 
     @property
     def title(self) -> str:
-        """Return what people know it by, as ``page#3``."""
+        """Return its name for people, such as ``page#3``."""
         return f"{self.name}#{self.number}" if self.number else self.name
 
 
@@ -265,10 +265,10 @@ def job_of(record: bytes) -> int:
 
 
 def again(record: bytes, token: int | None, ended_ns: int, lsn: int) -> bytes:
-    """Return the record as it is written once more at ``lsn``.
+    """Return the rewritten record for ``lsn``.
 
     ``token`` is the number of a signal, or a step's token; None keeps it. A step or an act without
-    its time gets it.
+    its time gets ``ended_ns``.
     """
     again = bytearray(record[:-CRC_SIZE])
     if token is not None:
@@ -303,7 +303,7 @@ def awaits_option(packed: bytes) -> bytes:
 
 
 def fold_begun(record: bytes, agenda: Agenda) -> None:
-    """Let the agenda know what a running job begins to wait for."""
+    """Note in the agenda the waits that a running job begins."""
     size = codec.PREFIX.unpack_from(record)[3]
     packed = find_option(record, codec.JOB.size, size, Option.AWAITS)
     apply_begun(agenda, job_of(record), packed)

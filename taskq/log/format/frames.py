@@ -1,4 +1,4 @@
-"""Reading a segment: whole frames in order, and a verdict on whatever is not one."""
+"""Read a segment: its whole frames in order, and a verdict on all other bytes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from taskq.log.format import codec
 if TYPE_CHECKING:
     from uuid import UUID
 
-#: Bytes asked of the disk at a time.
+#: Bytes per read from the disk.
 READ_SIZE: Final = 256 * 1024
 _SUFFIX: Final = ".log"
 _NAME_DIGITS: Final = 20
 _HEAD: Final = codec.FRAME_HEADER_SIZE
 _MAGIC: Final = codec.FRAME_MAGIC_BYTES
-#: Bytes that a search for a header reads at first, and at most at a time.
+#: Bytes of the first read of a search for a header, and of the largest read.
 _NEAR_BYTES: Final = 32 * 1024
 _WINDOW_BYTES: Final = 1024 * 1024
-#: How far a search goes: over three frames of the largest size that are all damaged.
+#: Bytes that a search covers: over three damaged frames of the largest size.
 _SEARCH_BYTES: Final = 3 * codec.FRAME_BODY_MAX
 _HOP_BYTES: Final = 16 * 1024
 
@@ -56,7 +56,7 @@ class Frame(NamedTuple):
 class Gap(NamedTuple):
     """Bytes from ``offset`` to ``end`` that are no whole frame.
 
-    ``torn``: a write that was cut short, see above; ``end`` is the end of the file then.
+    ``torn``: an incomplete write, see ``Scanner``; then ``end`` is the end of the file.
     """
 
     offset: int
@@ -67,22 +67,22 @@ class Gap(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return how many bytes it has."""
+        """Return its size in bytes."""
         return self.end - self.offset
 
 
 def whole(items: Iterable[tuple[int, Frame | Gap]]) -> Iterator[Frame]:
-    """Yield the frames of a walk, and pass over damage."""
+    """Yield the frames of a walk, without its gaps."""
     return (item for _, item in items if isinstance(item, Frame))
 
 
 def segment_name(first_lsn: int) -> str:
-    """File name of a segment."""
+    """Return the file name of a segment."""
     return f"{first_lsn:0{_NAME_DIGITS}d}{_SUFFIX}"
 
 
 def segment_lsn(name: str) -> int | None:
-    """Return the first lsn that a file name says, None if it is no segment's."""
+    """Return the first lsn in a segment's file name, None for any other name."""
     stem = name.removesuffix(_SUFFIX)
     if stem == name or len(stem) != _NAME_DIGITS or not (stem.isascii() and stem.isdecimal()):
         return None
@@ -91,26 +91,25 @@ def segment_lsn(name: str) -> int | None:
 
 
 class Scanner:
-    """The frames of one segment: whole ones from an offset on, or their headers from anywhere.
+    """Frames of one segment: whole frames from an offset on, or headers from any place.
 
-    A header is checked by its CRC, whose seed fits only its own place. So a frame can be looked for
-    backwards or forwards, and a large segment is cut, or its end judged, with one or two reads.
+    A header is checked by its CRC, whose seed fits only its own place. So a search finds frames
+    backwards or forwards by magic and CRC, and one or two reads judge the end of a large segment.
 
-    A bad frame with no whole frame behind it is a torn tail: a write that was cut short. So is one
-    with whole frames behind it after a loss of power, unless one of those declares it synced: a
-    disk may write pages in any order, nobody was promised any of these frames, and whoever was
-    promised one behind them was promised all before it. Any other bad frame is damage, and what
-    stands behind it stays: a frame is only written behind whole ones. A frame is looked for behind
-    a bad one by its magic and its header's CRC, whose seed fits only its own place.
+    A bad frame without a whole frame after it is a torn tail: an incomplete write. A bad frame
+    before whole frames is also a torn tail after a power loss, unless a later frame declares it
+    synced. A disk may write pages in any order, and no caller has an answer for these frames: an
+    answer for a later frame would have needed a sync of all earlier ones. Any other bad frame is
+    damage, and the frames after it stay, since a frame is only appended to whole ones.
 
     Args:
         read: ``(count, offset) -> bytes``.
         seed: of the segment.
-        size: bytes of the file that may be looked at.
-        next_lsn: a frame before this lsn was seen already and is passed over.
-        sealed: a later segment exists, so nothing here can be torn.
-        in_order: no power was lost since: what stands behind a bad frame shows it was whole once.
-        name: what errors call the file.
+        size: bytes of the file to read at most.
+        next_lsn: a frame before this lsn was seen already and is skipped.
+        sealed: a later segment exists, so no frame here can be torn.
+        in_order: no power was lost since, so a frame after a bad one proves that it was whole once.
+        name: of the file, in errors.
     """
 
     def __init__(
@@ -130,20 +129,20 @@ class Scanner:
         self._size = size
         self._next_lsn = next_lsn
         self._in_order = in_order
-        #: nothing before it is a torn tail
+        #: offset before which no frame is a torn tail
         self._whole_until = size if sealed else 0
 
     @classmethod
     def of_segment(
         cls, read: Callable[[int, int], bytes], log_id: UUID, lsn: int, size: int, *, name: str
     ) -> Scanner:
-        """Return a reader of a whole segment, by its first lsn."""
+        """Return a scanner of a whole segment, by its first lsn."""
         return cls(read, codec.segment_seed(log_id, lsn), size, lsn, sealed=False, name=name)
 
     def frames(self, offset: int, next_lsn: int = 0) -> Iterator[Frame | Gap]:
-        """Every whole frame from ``offset`` on, and each gap in its place; a torn one ends it.
+        """Yield the whole frames from ``offset`` on, and gaps between them; a torn gap is the last.
 
-        ``next_lsn`` as of the scanner, where more was seen by now.
+        ``next_lsn`` raises the scanner's own, if more frames were seen since.
         """
         self._next_lsn = max(self._next_lsn, next_lsn)
         data, base = b"", offset
@@ -174,9 +173,9 @@ class Scanner:
             offset = frame.end
 
     def segment_header(self, log_id: UUID, lsn: int) -> codec.SegmentHeader | None:
-        """Return what the segment's header says, or its name and first frame if that is damaged.
+        """Return the segment's header, rebuilt from its name and first frame if damaged.
 
-        None if the file does not begin as that segment.
+        None if the file does not begin like that segment.
 
         Raises:
             FormatError: a newer taskq wrote it.
@@ -192,11 +191,11 @@ class Scanner:
         return codec.SegmentHeader(lsn, frame.epoch, log_id.bytes, frame.time_ns)
 
     def header_at(self, offset: int) -> codec.FrameHeader | None:
-        """Return the header of the frame that starts there, None if it is not whole."""
+        """Return the header of the frame at ``offset``, None if it is not whole."""
         return self._header(self._read(_HEAD, offset), 0, offset)
 
     def hop(self, offset: int) -> Iterator[tuple[int, codec.FrameHeader]]:
-        """(offset, header) of each frame, up to the first bytes that are no whole header."""
+        """Yield (offset, header) of each frame, up to the first bytes that are no whole header."""
         data, base = b"", offset
         while offset + _HEAD <= self._size:
             at = offset - base
@@ -209,7 +208,7 @@ class Scanner:
             offset += header.size
 
     def last_before(self, offset: int, start: int) -> tuple[int, codec.FrameHeader] | None:
-        """(offset, header) of the last frame that starts in ``start`` to before ``offset``."""
+        """Return (offset, header) of the last frame starting in ``start`` to below ``offset``."""
         high, width = offset, _NEAR_BYTES
         lowest = max(start, offset - _SEARCH_BYTES)
         while high > lowest:
@@ -225,7 +224,7 @@ class Scanner:
         return None
 
     def first_from(self, offset: int, end: int) -> tuple[int, codec.FrameHeader] | None:
-        """(offset, header) of the first frame that starts from ``offset`` to before ``end``."""
+        """Return (offset, header) of the first frame that starts in ``offset`` to below ``end``."""
         width, end = _NEAR_BYTES, min(end, offset + _SEARCH_BYTES)
         while offset < end:
             header = next(self._headers(offset, min(end, offset + width)), None)
@@ -235,7 +234,7 @@ class Scanner:
         return None
 
     def _headers(self, low: int, high: int) -> Iterator[tuple[int, codec.FrameHeader]]:
-        """(offset, header) of each that starts from ``low`` to before ``high``, in one read."""
+        """Yield (offset, header) of frames starting in ``low`` to below ``high``, by one read."""
         data = self._read(high - low + _HEAD, low)
         at = data.find(_MAGIC)
         while 0 <= at < high - low:
@@ -265,8 +264,8 @@ class Scanner:
     def _gap(self, offset: int, own: codec.FrameHeader | None) -> Gap:
         """Classify the bad bytes at ``offset`` by the frames after them.
 
-        It ends where its own header says, or else at the next whole header: a bad frame after it
-        is another gap.
+        The gap ends after its own header's frame, or else at the next whole header: a bad frame
+        after it is another gap.
         """
         first_lsn = self._next_lsn
         resume, next_lsn = (offset + own.size, own.next_lsn) if own is not None else (0, 0)
@@ -277,7 +276,7 @@ class Scanner:
             if not is_damage and (self._in_order or header.synced_through > first_lsn):
                 body = self._read(header.body_size, at + codec.FRAME_HEADER_SIZE)
                 is_damage = codec.body_is_whole(body, header, self._seed, at)
-                # Kept, so that many bad frames do not each look for it.
+                # Kept, so that a series of bad frames needs one search.
                 self._whole_until = at if is_damage else 0
             if is_damage:
                 break
@@ -293,18 +292,18 @@ class Scanner:
             offset += READ_SIZE
 
 
-# Places in the log.
+# Positions in the log.
 
-#: Places that are remembered, so that a recent job is found without a walk.
+#: Most remembered positions, which locate a recent job without a walk.
 _MARKS_MAX: Final = 8_192
 _MARK_BYTES: Final = 16 * 1024
 
 
 class Cursor:
-    """A reader's position: an offset in a segment, and the lsn expected there.
+    """Position of a reader: an offset in a segment, and the lsn expected there.
 
     Attributes:
-        frame: offset of the whole frame that ends there; -1 without one, or if unknown.
+        frame: offset of the whole frame before the position; -1 if unknown or missing.
     """
 
     __slots__ = ("frame", "next_lsn", "offset", "segment")
@@ -317,15 +316,15 @@ class Cursor:
 
 
 class Marks:
-    """Keep where some of the frames start that this process wrote, one in every 16 KiB.
+    """Starts of some frames that this process wrote, one per 16 KiB.
 
-    Kept in columns of 24 bytes a mark; as tuples they were a megabyte of a worker that ran many.
+    Kept in columns of 24 bytes a mark; tuples took a megabyte in a busy worker.
     """
 
     __slots__ = ("_lsns", "_offsets", "_segments", "due_offset")
 
     def __init__(self) -> None:
-        #: from where on the next frame of the segment is worth a mark
+        #: offset from which the next frame gets a mark
         self.due_offset: int = 0
         self._lsns, self._segments, self._offsets = array("Q"), array("Q"), array("Q")
 
@@ -340,7 +339,7 @@ class Marks:
         offsets.append(offset)
 
     def before(self, lsn: int) -> Cursor | None:
-        """Return the nearest one at or before a record; None if the record is older than all."""
+        """Return the nearest mark at or before a record; None if all marks are later."""
         number = bisect_right(self._lsns, lsn) - 1
         if number < 0:
             return None

@@ -1,4 +1,4 @@
-"""Records of schedules, of sources and of rates."""
+"""Records of schedules, sources and rates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from taskq.log.format.options import each_option
 _SIZE: Final = struct.Struct("<H")
 
 
-# Ticks of schedules: the first process writes each, together with its jobs.
+# Ticks of schedules: the first process to decide writes a tick together with its jobs.
 #
 # A TICKED record holds the whole state of its schedule, so that compaction can write it again.
 
@@ -62,8 +62,8 @@ def decode_ticked(record: bytes) -> TickRecord:
     )
 
 
-# Positions of sources: written with the jobs that lead there, and again by compaction. Controls
-# have the same form: a name, JSON, and when that was written.
+# Positions of sources: written together with the jobs that lead to them, and again by compaction.
+# Controls have the same form: name, JSON, and time of the change.
 
 
 def encode_moved(moved: SourceRecord, lsn: int, kind: Kind = Kind.INGESTED) -> bytes:
@@ -84,27 +84,26 @@ def decode_moved(record: bytes) -> SourceRecord:
 
 # Claims that count against a rate, in the log and after compaction.
 #
-# A claim names the rate that it counts against, so a fold knows the times of a group's claims
-# without its task. Compaction writes the times again (RATED): the claims may
-# be in a segment that goes, or their jobs, which name their group.
+# A claim names its rate, so a fold knows the times of a group's claims without its task. Compaction
+# rewrites the times (RATED), since it may remove the claims, or the jobs that name their group.
 
 GroupKey = tuple[str, bytes]
 
 _RATE: Final = struct.Struct("<Iq")
-#: The whole option.
+#: A whole option RATE.
 _RATE_OPTION: Final = struct.Struct("<BHIq")
 _I64: Final = struct.Struct("<q")
 _PAIR: Final = struct.Struct("<qI")
 _LEASE: Final = int(Option.LEASE)
 _RATE_TAG: Final = int(Option.RATE)
-#: Times that go into one batch, unless one group has more; ...
+#: Most times in one batch, unless one group has more, ...
 _PAIRS_MAX: Final = 10_000
-#: ... and groups: no batch may hold the lock for long.
+#: ... and most groups: no batch may hold the lock for long.
 _GROUPS_MAX: Final = 1_000
 
 
 def chunks_of(agenda: Agenda) -> list[list[GroupKey]]:
-    """Return the groups whose times matter, in parts of which each fits a batch."""
+    """Return the groups with claim times, in chunks that each fit a batch."""
     chunks: list[list[GroupKey]] = []
     pairs = _PAIRS_MAX
     for key, times in agenda.groups.rows(agenda.moment):

@@ -1,4 +1,4 @@
-"""The optional fields of a record: key, window, moments, headers (``codec`` has their format)."""
+"""Optional fields of a record: key, window, moments, headers (``codec`` has their format)."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 _I64: Final = struct.Struct("<q")
 _U64: Final = struct.Struct("<Q")
-#: A whole option that holds a number.
+#: A whole option with a number.
 _NUMBERED: Final = struct.Struct("<BHQ")
 _DUE_WALL: Final = int(Option.DUE_WALL)
 _EXPIRES: Final = int(Option.EXPIRES)
 _EXPIRES_RELATIVE: Final = int(Option.EXPIRES_RELATIVE)
 _CONCURRENCY_KEY: Final = int(Option.CONCURRENCY_KEY)
 _KEYS: Final = {int(Option.KEY): "key", _CONCURRENCY_KEY: "concurrency_key"}
-#: Tags up to this one are moments, and so is EXPIRES_RELATIVE.
+#: Tags up to this one are moments, as is EXPIRES_RELATIVE.
 _LAST_MOMENT: Final = _EXPIRES
 _U64_MASK: Final = 2**64 - 1
 
 
-#: In place of a key's hash, if the job's record does not read back.
+#: Stands for a key's hash if the job's record cannot be read.
 UNREAD_KEY: Final = 0
 
 
@@ -42,7 +42,7 @@ def encode_replaces(job: int) -> bytes:
 
 
 def encode_extras(extras: Extras, now_ns: int) -> bytes:
-    """Return the options of an ENQUEUED record, with spans of time counted from ``now_ns``."""
+    """Return the options of an ENQUEUED record; durations count from ``now_ns``."""
     parts: list[bytes] = []
     if extras.due_ns:
         if extras.due_is_wall:
@@ -134,9 +134,9 @@ def _number(tag: int, value: bytes) -> int:
 
 
 def decode_times(data: bytes, at: int, size: int) -> tuple[int, bool, int, bool, bytes]:
-    """(due, is that wall time, expires, is that wall time, concurrency key) of a record's options.
+    """Return (due, whether that is wall time, expiry, whether that is wall time, concurrency key).
 
-    0 and b"" for none. What folding a job with options needs, without an object for it.
+    0 and b"" stand for missing options. Folds need no more, so no object is made.
     """
     due = expires = 0
     is_wall = expires_is_wall = False
@@ -160,7 +160,7 @@ def decode_times(data: bytes, at: int, size: int) -> tuple[int, bool, int, bool,
 
 
 def decode_extras(data: Buffer, at: int, size: int) -> Extras:
-    """Return the options of an ENQUEUED record; its moments are wall time when it was written."""
+    """Return the options of an ENQUEUED record; its moments are wall time of its writing."""
     extras = Extras()
     for tag, value in each_option(data, at, size):
         if tag == Option.DUE:
@@ -183,7 +183,7 @@ def decode_extras(data: Buffer, at: int, size: int) -> Extras:
 
 
 def without_secret_headers(options: bytes) -> bytes:
-    from taskq.text import without_secrets  # noqa: PLC0415 - an app that is declared needs none
+    from taskq.text import without_secrets  # noqa: PLC0415 - not needed to declare an app
 
     return b"".join(
         option(
@@ -219,16 +219,16 @@ def queue_of(record: bytes) -> bytes:
     return record[start : start + record[QUEUE_SIZE_AT]]
 
 
-# A job's enqueue record without lapsed moments, if it begins anew; or with another route, if it
-# waits elsewhere.
+# A job's enqueue record without past moments, if it is requeued; or with another route, if it
+# moves.
 
-#: When the job was to be due, and when it was to expire.
+#: Options with a due time, and options with an expiry.
 DUE_OPTIONS: Final = frozenset(map(int, (Option.DUE, Option.DUE_WALL)))
 _EXPIRY_OPTIONS: Final = frozenset(map(int, (Option.EXPIRES, Option.EXPIRES_RELATIVE)))
 
 
 def timeless(born: bytes, job: int, dropped: frozenset[int]) -> bytes:
-    """Return the record without the ``dropped`` options; everything else in it is kept as it is."""
+    """Return the record without the ``dropped`` options, and otherwise unchanged."""
     parts = codec.decode_born(born)
     kept = b"".join(
         option(tag, value)
@@ -241,7 +241,7 @@ def timeless(born: bytes, job: int, dropped: frozenset[int]) -> bytes:
 
 
 def unexpiring(born: bytes, job: int) -> bytes:
-    """Return the record of a job that has been claimed, and so never expires."""
+    """Return the record of a job that was claimed, and so never expires."""
     return timeless(born, job, _EXPIRY_OPTIONS) if codec.PREFIX.unpack_from(born)[3] else born
 
 

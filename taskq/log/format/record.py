@@ -1,4 +1,4 @@
-"""Record: one entry of the log, for streams, tools and the commands; the live log builds none."""
+"""Record: one entry of the log, for streams, tools and commands; the live log builds none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _JOB: Final = struct.Struct("<Q")
 _JOB_FIELDS: Final = struct.Struct("<IQQ")
 _JOB_FIELDS_AT: Final = codec.PREFIX.size
 _CAUSES: Final = {int(cause): str(cause) for cause in Cause}
-#: Unpacks a stored body: its bytes, its flags, its name in errors.
+#: Decompresses a stored body, from its bytes, its flags and its name in errors.
 Unpack = Callable[[bytes, int, str], bytes]
 
 
@@ -39,26 +39,27 @@ class Record:
 
     The meaning of a field depends on the kind; unused fields have their default. In the log only
     "enqueued", "edited" and "carried" records name a job's queue and task. A stream fills them in
-    for later records of the latest 16 384 jobs, and always if it filters by queue or task; else
-    both are "". Moments are nanoseconds of wall time. Its bytes are decoded when a field is read.
+    for later records of the latest 16 384 jobs, and for all jobs if it filters by queue or task.
+    Otherwise both are "". Moments are nanoseconds of wall time. Its bytes are decoded when a field
+    is read.
 
     Attributes:
         lsn: position in the log: rising, not dense.
         epoch: number of the stretch of the log between two unclean starts.
-        time_ns: when it was written.
+        time_ns: time of writing.
         job_id: the job's id, "" for entries of the log.
         queue, task: see above.
         priority: of the job, None if not in the record.
         attempt: attempts counted so far.
         attempts_max: of an enqueued job; 0 for no limit.
         cause: why a job died, was cancelled, expired, retried or released.
-        due_ns: when it is due, 0 for at once; of ticked the latest tick.
-        expires_ns: when it is given up unless it ran, 0 for never.
-        payload: the bytes that were enqueued; of ingested and steered the JSON.
+        due_ns: due time, 0 for at once; of ticked the latest tick.
+        expires_ns: expiry of a job that has not run, 0 for never.
+        payload: the enqueued bytes; of ingested and steered the JSON.
         result: the job's return value, None without one.
-        lease_ns: when the claim is over unless it is extended, 0 if with its process.
+        lease_ns: deadline of the claim unless extended, 0 if it lasts as long as its process.
         step_ns: change of the clock.
-        problem: why a payload or result is missing; "" if none is.
+        problem: why a payload or result is missing; "" if neither is.
     """
 
     lsn: int
@@ -79,27 +80,27 @@ class Record:
     step_ns: int
     problem: str
 
-    # For the engine, as the record has it.
+    # Fields for the engine, in stored form.
 
-    #: exactly its bytes, and their place as of ``SegmentFiles``; 0 where nobody needs it
+    #: its exact bytes, and their location as in ``SegmentFiles``; 0 if not needed
     data: bytes
     location: int
     flags: int
-    #: lsn of the claim; of CLAIMED and OWNER the owner; of COMPACTED the first lsn that is kept
+    #: lsn of the claim; of CLAIMED and OWNER the owner; of COMPACTED the first kept lsn
     token: int
     extras: Extras | None
-    #: payload, result, reason or description as it is stored; None without one
+    #: payload, result, reason or description, stored form; None without one
     body: bytes | None
-    #: of CARRIED, REQUEUED and EDITED: all of it; the fields above are the job's ENQUEUED record's
+    #: content of CARRIED, REQUEUED and EDITED; the fields above are the job's ENQUEUED record's
     carried: Carried | None
     ticked: TickRecord | None
-    #: of INGESTED and STEERED: all of it
+    #: content of INGESTED and STEERED
     moved: SourceRecord | None
-    #: of a record that ends an attempt: what that logged, packed
+    #: packed log lines of the attempt that the record ends
     lines: bytes
-    #: of a step or signal: all of it
+    #: content of a step or signal
     step: Stepped | None
-    #: of a job that gave its slot back within its run: what it waits for, packed
+    #: packed waits of a job that gave its slot back within its run
     awaits: bytes
 
     __slots__ = tuple(__annotations__)
@@ -133,25 +134,25 @@ class Record:
 
     @property
     def type(self) -> int:
-        """Number of its kind: ``core.records.Kind``, or one of a later version."""
+        """Number of its kind: ``core.records.Kind``, or a kind of a later version."""
         return self.data[KIND_AT]
 
     @property
     def kind(self) -> str:
-        """Return what happened.
+        """Return its kind as a word.
 
         "enqueued", "claimed", "succeeded", "retried", "dead", "released", "cancelled", "expired";
-        "carried" (compaction wrote the job again as it stands), "requeued", "edited" (the job
-        waits otherwise), "purged", "extended", "cancel_asked"; of the log "clock", "paused",
-        "resumed", "tallied", "compacted", "ticked", "ingested", "steered", "owner"; "acted" (who
-        asked for what: ``reason``), of a job or of the log. Skip unknown
-        kinds: later versions may add some.
+        "carried" (compaction rewrote the job's present state), "requeued", "edited" (the job's
+        waiting was changed), "purged", "extended", "cancel_asked"; of the log "clock", "paused",
+        "resumed", "tallied", "compacted", "ticked", "ingested", "steered", "owner"; "acted" (an
+        operator's request, named in ``reason``), of a job or of the log. Skip unknown kinds: later
+        versions may add some.
         """
         return kinds.name_of(self.type)
 
     @property
     def job(self) -> int:
-        """Number of the job that it concerns, 0 for none."""
+        """Number of its job, 0 for none."""
         kind = self.type
         if kind in kinds.BIRTHS:
             return self.lsn
@@ -162,7 +163,7 @@ class Record:
 
     @property
     def time(self) -> datetime:
-        """Return when it was written, in UTC, to the microsecond."""
+        """Return the time of writing, in UTC, to the microsecond."""
         return utc_moment(self.time_ns)
 
     @property
@@ -172,12 +173,12 @@ class Record:
 
     @property
     def key(self) -> bytes | None:
-        """Its dedup key."""
+        """Dedup key of the job."""
         return None if self.extras is None else self.extras.key
 
     @property
     def headers(self) -> dict[str, str]:
-        """Its headers; of ticked, ingested and steered the name of schedule, source or control."""
+        """Headers of the job; for ticked, ingested, steered the schedule, source or control."""
         if self.ticked is not None:
             return {SCHEDULE_HEADER: self.ticked.name}
         if self.moved is not None:
@@ -187,7 +188,7 @@ class Record:
 
     @property
     def reason(self) -> str:
-        """Return why an attempt failed."""
+        """Return the reason of a failed attempt."""
         body = self.body if self.carried is None else self.carried.body
         if self.carried is None:
             is_reason = self.type in _WITH_REASON
@@ -197,7 +198,7 @@ class Record:
 
     @property
     def acted_ns(self) -> int:
-        """Return when an act was that compaction wrote again; else 0."""
+        """Return the original time of an act that compaction rewrote; else 0."""
         if self.type != kinds.ACT:
             return 0
         size = codec.PREFIX.unpack_from(self.data)[3]
@@ -211,7 +212,7 @@ class Record:
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON document: a line of ``taskq tail --json`` and ``taskq export --records``.
 
-        Epoch and owner are text: JSON keeps no such numbers.
+        Epoch and owner are text, since JSON readers may round such numbers.
         """
         return {
             "lsn": self.lsn,
@@ -240,7 +241,7 @@ class Record:
 
     @property
     def body_flags(self) -> int:
-        """Return how the body is stored, as flags; 0: as it was given."""
+        """Return the flags of the stored body; 0: stored as given."""
         return self._born_flags & PACKED
 
     @property
@@ -256,7 +257,7 @@ class Record:
         return flags
 
     def unpack(self, unpack: Unpack | None) -> None:
-        """Unpack payload and result, or note the problem; None leaves out what is packed."""
+        """Unpack payload and result, or note the problem; None leaves out packed bodies."""
         flags = self.body_flags
         if self.type in kinds.BEGINNINGS:
             self.payload = self._unpacked(self.body or b"", flags, unpack)
@@ -279,7 +280,7 @@ class Record:
 
     @property
     def packed(self) -> list[tuple[bytes, int]]:
-        """Its packed bodies as they are stored, with their flags."""
+        """Return its packed bodies in stored form, with their flags."""
         bodies = [(self.body, self.body_flags)]
         if self.carried is not None:
             bodies.append((self.carried.body, self.carried.flags & PACKED))
@@ -287,7 +288,7 @@ class Record:
 
     @property
     def end(self) -> State | None:
-        """Return the state in which its job has ended, None if it goes on, or without a job."""
+        """Return the final state of its job, None if the job goes on, or without a job."""
         state = State(ENDINGS.get(self.type, BORN))
         if self.carried is not None:
             state = self.carried.state
@@ -295,11 +296,9 @@ class Record:
 
     @classmethod
     def tracing(cls, frame: Frame, mark: bytes, jobs: Container[int] = ()) -> Iterator[Record]:
-        """Yield the records that bring a job, or a source's position, with these bytes in it.
+        """Yield records that create a job, or move a source, and contain these bytes.
 
-        Also those that end one of these jobs.
-
-        Unreadable records are passed over.
+        Records that end one of these ``jobs`` are included. Unreadable records are skipped.
 
         Raises:
             FormatError: the lengths of the records do not fit.
@@ -316,10 +315,10 @@ class Record:
                     yield record
 
     def decode(self) -> None:
-        """Decode all fields; reading one does it, too.
+        """Decode all fields; reading a field does so, too.
 
         Raises:
-            FormatError: the type is unknown and may not be skipped, or its bytes do not fit.
+            FormatError: the type is unknown and may not be skipped, or the bytes do not fit.
         """
         data = self.data
         length, kind, byte, options_size, self.flags = codec.PREFIX.unpack_from(data)
@@ -405,7 +404,7 @@ class Record:
 
 
 _DECODED: Final = frozenset(Record.__slots__) - {"lsn", "epoch", "time_ns", "data", "location"}
-#: Their body is a reason.
+#: Kinds whose body is a reason.
 _WITH_REASON: Final = kinds.OF_JOBS - kinds.SUCCESSES
 #: Fields that every record has.
 _PREFIX_FIELDS: Final = 5
@@ -416,10 +415,10 @@ def _text(data: bytes) -> str:
 
 
 def places(frame: Frame) -> Iterator[tuple[int, int, int]]:
-    """(lsn, place in ``frame.data``, length) of each record.
+    """Yield (lsn, index in ``frame.data``, length) of each record.
 
     Raises:
-        FormatError: a length that cannot be.
+        FormatError: a length is impossible.
     """
     at, end = frame.at, frame.at + frame.header.body_size
     for lsn in range(frame.header.first_lsn, frame.header.next_lsn):
