@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
+from anyio.lowlevel import checkpoint
 from pydantic import BaseModel, field_validator
 
 from taskq import JobContext, Snooze, SoftTimeout, State, TaskLog, TaskQ, current_job, durable
@@ -23,6 +24,7 @@ from taskq_workers import Worker
 from taskq_workers.children import runner, wire
 from taskq_workers.events import JobFinished
 from taskq_workers.runs import executors, timeouts
+from taskq_workers.slots import middleware
 from taskq_workers.slots.shipping import RemoteOutcome
 from tests.programs import run_python, run_taskq
 from tests.workers.conftest import Listen
@@ -188,7 +190,7 @@ async def test_an_answer_that_came_while_the_loop_stood_still_is_in_time(
     app.task(name="soft", soft_timeout=5)(wait)
     app.task(name="thread", timeout=5)(block)
     app.task(name="step")(step)
-    app.task(name="middleware", timeout=5)(nothing)
+    app.task(name="middleware", timeout=5)(several_turns)
     app.task(name="probe", requires=[probe])(nothing)
     app.task(name="child", timeout=5, runs_in="process")(nothing)
     if way == "middleware":
@@ -198,11 +200,16 @@ async def test_an_answer_that_came_while_the_loop_stood_still_is_in_time(
             await wait()
             yield
 
+        @app.middleware  # it and the function begin after the stall
+        async def within(_: JobContext) -> AsyncIterator[None]:
+            await several_turns()
+            yield
+
     async with app, Worker(app):
         job = await app.tasks[way].options(attempts=1).enqueue()
         await asyncio.wait_for(began.wait(), SECONDS)
         late = monotonic() - loop.time() + SECONDS
-        for clock, name in ((loop, "time"), (executors, "monotonic")):
+        for clock, name in ((loop, "time"), (executors, "monotonic"), (middleware, "monotonic")):
             monkeypatch.setattr(clock, name, lambda: monotonic() + late)
         loop.call_soon(loop.call_soon, answer.set_result, wire.JobDone(ENDED, 0))
         answered.set()
@@ -210,6 +217,11 @@ async def test_an_answer_that_came_while_the_loop_stood_still_is_in_time(
 
 
 def nothing() -> None: ...
+
+
+async def several_turns() -> None:
+    for _ in range(9):
+        await checkpoint()
 
 
 def test_a_soft_timeout_that_was_asked_for_as_the_call_ended_is_taken_back(

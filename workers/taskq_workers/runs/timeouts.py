@@ -34,7 +34,15 @@ def tell_deadline(seconds: float | None) -> None:
 def left_of(seconds: float | None) -> float | None:
     """Return what middleware has left of a hard limit as the function begins."""
     spent = getattr(hooks.running_job.get(None), "spent_seconds", 0.0)
-    return seconds if seconds is None or not spent else max(seconds - spent, 0.0)
+    return seconds if seconds is None or not spent else left_after(spent, seconds)
+
+
+def left_after(spent: float, seconds: float) -> float:
+    """Return the rest of a limit for what begins then, after parts that were within it.
+
+    A part is over after the limit only if its loop stood still; it gives that back as an ``Alarm``.
+    """
+    return min(abs(seconds - spent), seconds)
 
 
 def too_long(seconds: float, and_then: str = "") -> TimeoutError:

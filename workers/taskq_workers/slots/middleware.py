@@ -10,7 +10,7 @@ from typing import Any, Final
 from taskq import JobContext, Task, engine, hooks
 from taskq.hooks import running_job
 from taskq.limits import Deadline
-from taskq_workers.runs.timeouts import tell_deadline, too_long
+from taskq_workers.runs.timeouts import left_after, tell_deadline, too_long
 from taskq_workers.slots.shipping import RemoteOutcome, error_of
 
 _FAILED: Final = frozenset({engine.kinds.RETRY, engine.kinds.DEATH})
@@ -79,7 +79,8 @@ class _InTime:
         self._hard = hard
 
     async def __aenter__(self) -> Any:
-        return await self._within(self._manager.__aenter__(), 0.0)
+        spent = self._hard - (self._job.ends_at - monotonic())
+        return await self._within(self._manager.__aenter__(), left_after(spent, self._hard))
 
     async def __aexit__(self, *raised: object) -> bool | None:
         leaving: Any = self._manager.__aexit__(*raised)  # type: ignore[arg-type]
