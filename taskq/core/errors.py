@@ -86,7 +86,10 @@ def remedy(error: OSError, path: str = "") -> str:
 
 
 def refusal(path: str, error: OSError) -> LogError:
-    return LogError(f"{error.filename or path}: {error.strerror or error}. {remedy(error, path)}")
+    place = str(error.filename or path)
+    if _DRIVE.match(place):  # paths within a log are made with "/" everywhere
+        place = place.replace("/", "\\")
+    return LogError(f"{place}: {error.strerror or error}. {remedy(error, path)}")
 
 
 def no_loop(what: str = "what is awaited here") -> UsageError:

@@ -180,6 +180,7 @@ def test_whatever_windows_calls_a_name_that_is_too_long_its_length_is_named(code
     path = f"C:\\data\\{'x' * 300}\\jobs"
     error = sharing.Held(code, path)
     assert "its longest name 300 of 255" in str(refusal(path, error))
+    assert str(refusal("C:\\data/jobs", OSError(1, "no"))).startswith("C:\\data\\jobs: no. ")
     assert "longest" not in str(refusal("C:\\data", sharing.Held(3, "C:\\data\\jobs")))
 
 

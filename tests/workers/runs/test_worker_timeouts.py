@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from pathlib import Path
 from time import monotonic
@@ -194,17 +194,8 @@ async def test_an_answer_that_came_while_the_loop_stood_still_is_in_time(
     app.task(name="probe", requires=[probe])(nothing)
     app.task(name="child", timeout=5, runs_in="process")(nothing)
     if way == "middleware":
-
-        @app.middleware
-        async def around(_: JobContext) -> AsyncIterator[None]:
-            await wait()
-            yield
-
-        @app.middleware  # it and the function begin after the stall
-        async def within(_: JobContext) -> AsyncIterator[None]:
-            await several_turns()
-            yield
-
+        app.middleware(around(wait))
+        app.middleware(around(several_turns))  # it and the function begin after the stall
     async with app, Worker(app):
         job = await app.tasks[way].options(attempts=1).enqueue()
         await asyncio.wait_for(began.wait(), SECONDS)
@@ -217,6 +208,15 @@ async def test_an_answer_that_came_while_the_loop_stood_still_is_in_time(
 
 
 def nothing() -> None: ...
+
+
+def around(first: Callable[[], Awaitable[object]]) -> Callable[..., AsyncIterator[None]]:
+    async def surrounded(_: JobContext) -> AsyncIterator[None]:
+        await first()
+        yield
+
+    surrounded.__qualname__ += repr(first)
+    return surrounded
 
 
 async def several_turns() -> None:
