@@ -183,7 +183,9 @@ def test_every_session_that_is_shown_is_played() -> None:
 @pytest.mark.parametrize(
     "block", [item.code for all_ in BLOCKS.values() for item in all_ if item.language == "toml"]
 )
-def test_shown_names_are_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: str) -> None:
+def test_the_settings_shown_are_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taskq.toml").write_text(block)
     settings = TaskQ().settings

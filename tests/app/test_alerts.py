@@ -176,7 +176,9 @@ async def test_a_failing_condition_does_not_stop_other_alerts(
     (None, None), (False, None), ("", None), (7, None), (b"bad", None), (True, "mine"),
     ("bad", "bad"), ("\ud800", "?"), ("\x00" * 900, "\x00" * 375), ("𝄞" * 900, "𝄞" * 210),
 ])  # fmt: skip
-async def test_a_condition_is_text_or_nothing(tmp_path: Path, said: Any, text: str | None) -> None:
+async def test_a_condition_returns_a_text_or_nothing(
+    tmp_path: Path, said: Any, text: str | None
+) -> None:
     heard: list[Alert] = []
     post = Post(tmp_path, lambda _: said, heard.append, "mine")
     post.app.alert(when=lambda _: "bad", to=post.hear, name="good")
@@ -203,7 +205,7 @@ async def test_a_receiver_that_hangs_keeps_no_other_from_its_alert(
     assert "alert hung was not sent, and is again in a minute: TimeoutError" in caplog.text
 
 
-async def test_a_hung_function_has_a_thread(
+async def test_a_function_that_hangs_takes_one_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go, calls = threading.Event(), []
@@ -227,7 +229,9 @@ def _away(_: Alert) -> None:
 
 
 @pytest.mark.parametrize("door", ["worker", "command"])
-def test_a_watch_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door: str) -> None:
+def test_a_watch_goes_on_after_any_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door: str
+) -> None:
     class Enough(BaseException):
         """The watch came again."""
 

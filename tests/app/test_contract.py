@@ -122,7 +122,9 @@ async def test_the_first_callers_open_the_directory_once(front: Front) -> None:
     await fresh.ask("close")
 
 
-async def test_a_failed_opening_fails_all_and_is_repeated(front: Front, tmp_path: Path) -> None:
+async def test_a_failed_opening_fails_all_callers_and_may_be_repeated(
+    front: Front, tmp_path: Path
+) -> None:
     path = tmp_path / "other"
     path.write_text("in the way")
     fresh = Front(front.kind, path)

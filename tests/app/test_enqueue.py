@@ -154,7 +154,9 @@ def test_a_job_is_kept_so_long_after_its_end_whatever_log_and_queue_say() -> Non
 @pytest.mark.parametrize(
     ("given", "seconds"), [("5m", 300.0), (90, 90.0), ("never", None), (None, None), (0, 0.0)]
 )
-async def test_a_log_has_its_window(tmp_path: Path, given: Any, seconds: float | None) -> None:
+async def test_a_log_has_the_window_it_is_opened_with(
+    tmp_path: Path, given: Any, seconds: float | None
+) -> None:
     async with TaskLog.open(tmp_path / "log", durability="os", starvation=given) as log:
         assert log._connection.config.starvation_seconds == seconds
         low = await log.put(b"low", priority=0)
@@ -235,7 +237,9 @@ def test_outside_a_task_there_is_no_current_job() -> None:
         current_job()
 
 
-async def test_children_wait_for_the_success(app: TaskQ, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_children_wait_for_the_success_and_then_have_ids(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(model, "TRANSACTION_BYTES_MAX", 10_000)
     pending: list[Any] = []
 

@@ -34,7 +34,9 @@ async def test_a_claim_that_is_cancelled_takes_no_job(log: TaskLog, wait: str | 
     assert [(d.job_id, d.attempt) for d in await log.claim(wait="20s")] == [(job_id, 1)]
 
 
-async def test_a_late_cancel_returns_the_job(log: TaskLog, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_claim_cancelled_as_its_job_comes_returns_it(
+    log: TaskLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     claim: Any = LoopPort.claim
 
     def cancelled_when_answered(port: LoopPort, request: ClaimRequest) -> Any:

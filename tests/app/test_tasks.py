@@ -52,7 +52,9 @@ def test_a_task_inside_a_function_is_named_after_both(app: TaskQ) -> None:
     assert inner.name == f"{__name__}.test_a_task_inside_a_function_is_named_after_both.inner"
 
 
-def test_a_script_names_tasks_as_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_names_tasks_as_a_worker_imports_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = "from taskq import TaskQ\napp = TaskQ('d')\n@app.task\ndef job(): ...\n"
     (tmp_path / "jobs.py").write_text(source)
     package = tmp_path / "bazaar"
@@ -83,7 +85,9 @@ def _run_main(path: Path) -> dict[str, Any]:
     return main.__dict__
 
 
-def test_tasks_without_an_app_share_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tasks_without_an_app_share_the_app_of_the_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from taskq.app.app import default_app  # noqa: PLC0415 - beside the one use
 
     monkeypatch.setenv("TASKQ_DATA_DIR", str(tmp_path / "elsewhere"))

@@ -129,13 +129,17 @@ async def cached() -> None: ...
         marks=pytest.mark.skipif(sys.version_info >= (3, 12), reason="pydantic takes it"),
     ),
 ])  # fmt: skip
-def test_a_function_without_a_call_is_refused(app: TaskQ, function: Any, remedy: str) -> None:
+def test_a_function_that_could_not_be_called_is_refused(
+    app: TaskQ, function: Any, remedy: str
+) -> None:
     with pytest.raises(UsageError, match=remedy):
         app.task(function)
 
 
 @pytest.mark.parametrize("hint", [dt.datetime, list[dt.date], Row, "fake"])
-def test_freezegun_hides_no_dates(app: TaskQ, monkeypatch: pytest.MonkeyPatch, hint: Any) -> None:
+def test_a_first_call_under_freezegun_compiles_real_dates(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch, hint: Any
+) -> None:
     """A stand-in for it: other classes in the module, and in annotations that name them."""
 
     class FakeDate(real_date):
@@ -168,7 +172,9 @@ def test_freezegun_hides_no_dates(app: TaskQ, monkeypatch: pytest.MonkeyPatch, h
 
 
 @pytest.mark.parametrize("has_worker", [False, True])
-def test_schedules_warn(app: TaskQ, caplog: pytest.LogCaptureFixture, has_worker: bool) -> None:
+def test_a_schedule_without_a_worker_warns(
+    app: TaskQ, caplog: pytest.LogCaptureFixture, has_worker: bool
+) -> None:
     """Declared while the app is open, in a process without a worker of it."""
     call = app.task(increment).call(1)
     app.schedule("before", call, every="1h")

@@ -229,7 +229,9 @@ _records: st.SearchStrategy[Any] = st.one_of(
 @given(frames=st.lists(st.lists(_records, max_size=6), min_size=1, max_size=5))
 @grows
 @settings(max_examples=some(17, 50))
-def test_any_records(frames: list[list[Any]], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_records_at_all(
+    frames: list[list[Any]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Frames without any are sync points, and no rows."""
     directory = tmp_path_factory.mktemp("log")
     segments = Segments(directory / "log")

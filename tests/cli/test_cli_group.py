@@ -98,7 +98,9 @@ def test_the_version_is_the_distributions() -> None:
     (KeyboardInterrupt(), 130, ""),
     (BrokenPipeError(), 141, ""),
 ])  # fmt: skip
-def test_errors_are_a_message_and_exit_code(error: BaseException, code: int, message: str) -> None:
+def test_errors_of_a_command_are_a_message_and_an_exit_code(
+    error: BaseException, code: int, message: str
+) -> None:
     def run() -> None:
         raise error
 
@@ -197,7 +199,9 @@ def test_the_directory_stands_anywhere(sample: Sample, command: tuple[str, ...])
         assert _AGO.sub("", result.stdout) == _AGO.sub("", expected.stdout)
 
 
-def test_options_go_first(sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_go_before_variables(
+    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TASKQ_DATA_DIR", str(tmp_path / "another"))
     for arguments in (["ls", sample.path], ["-d", sample.path, "ls"], ["ls", "-d", sample.path]):
         assert taskq(*arguments).exit_code == 0
@@ -235,7 +239,9 @@ def test_of_several_logs_nearby_the_first_three_are_offered(
     assert lines[1:] == [f"  -d {tmp_path / name}" for name in "abc"]
 
 
-def test_a_person_is_asked_with_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_person_is_asked_with_the_number_of_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asyncio.run(fill_letters(tmp_path / "letters"))
     monkeypatch.setattr("taskq.cli.many._is_asked", lambda: True)
     purge = ("dead", "purge", "-d", tmp_path / "letters")

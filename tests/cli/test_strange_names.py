@@ -320,7 +320,9 @@ def test_a_changed_file_gives_no_traceback(block: int, sample: Sample, tmp_path:
     b'{"segment": null, "durable_lsn": null}', b'{"durable_lsn": 1e999}', b"\xff\xfe",
     b'{"segment": [], "durable_lsn": -5}', b'{"durable_lsn": 99999999999999999999999999}',
 ], ids=lambda content: content[:24].decode("latin-1") or "empty")  # fmt: skip
-def test_a_marker_of_a_sync_holds_anything(content: bytes, sample: Sample, tmp_path: Path) -> None:
+def test_a_marker_of_a_failed_sync_may_hold_anything(
+    content: bytes, sample: Sample, tmp_path: Path
+) -> None:
     path = tmp_path / "log"
     shutil.copytree(sample.path, path)
     (path / "failed").write_bytes(content)

@@ -62,7 +62,9 @@ def test_logs_are_found_beside_other_things_and_below_devices(tmp_path: Path) ->
     assert (log.tag, log.identity.created_ns) == (made.log_id.hex[:8], 1)
 
 
-def test_too_many_logs_or_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_logs_or_segments_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(places, "LOGS_MAX", 2)
     monkeypatch.setattr(inventory, "SEGMENTS_MAX", 2)
     made = MadeLog(tmp_path / "a")
@@ -209,7 +211,9 @@ def test_after_a_failed_fsync_frames_that_were_written_again_are_read_once(tmp_p
     assert durable_mark(only(made.path)) == (1, frames[2].end, 4)
 
 
-def test_the_end_of_a_segment_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_segment_is_found_without_reading_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = MadeLog(tmp_path / "a")
     for _ in range(200):
         made.enqueue(5, size=500)

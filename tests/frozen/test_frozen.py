@@ -71,7 +71,9 @@ def test_children_start_like_multiprocessing(where: str, stand_in: Path, tmp_pat
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_no_freeze_support_is_advised(where: str, stand_in: Path, tmp_path: Path) -> None:
+def test_a_program_without_freeze_support_gets_advice(
+    where: str, stand_in: Path, tmp_path: Path
+) -> None:
     ran = run(stand_in, where, home=tmp_path, seconds=3, variables={"FORGETS": "1"})
     assert ADVICE in ran.errors
     assert "jobs of frozen_" in ran.errors
@@ -131,7 +133,7 @@ def _installed(home: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["onedir/program", "onefile"])
-def test_a_frozen_program_has_its_children(program: str, frozen: Path, tmp_path: Path) -> None:
+def test_a_frozen_program_runs_jobs_in_children(program: str, frozen: Path, tmp_path: Path) -> None:
     for number, where in enumerate(["module", "main", "forgotten module"]):
         home = tmp_path / str(number)
         home.mkdir()

@@ -207,7 +207,9 @@ def test_one_code_sends_all_shards(place: Place, url: str, monkeypatch: pytest.M
     assert len(shards) == len(list((place.hub / "devices" / _DEVICE).glob("*/taskq.json"))) == 2
 
 
-async def test_shards_are_followed(place: Place, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_shards_are_followed_log_by_log(
+    place: Place, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TASKQ_HUB_TOKEN", place.token)
     root = place.path / "root"
     shards = await to_thread.run_sync(_sharded, root)

@@ -147,7 +147,7 @@ def _synced(
     ((), True, Verdict.AHEAD), (("begins_behind",), True, Verdict.AHEAD),
     (("begins_behind",), False, Verdict.GAP), ((), False, Verdict.DIFFERS),
 ])  # fmt: skip
-def test_findings_have_a_verdict(
+def test_each_finding_has_its_verdict(
     found: tuple[str, ...], verdict: Verdict, *, has_end: bool
 ) -> None:
     log = create_autospec(DurableLog)

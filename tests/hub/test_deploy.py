@@ -232,7 +232,9 @@ def test_a_hub_has_a_file_for_each_line_that_may_be_there(place: Place) -> None:
 
 
 @pytest.mark.parametrize("chosen", [False, True])
-def test_memory_of_bodies_is_kept(monkeypatch: pytest.MonkeyPatch, *, chosen: bool) -> None:
+def test_memory_of_bodies_is_kept_unless_chosen_otherwise(
+    monkeypatch: pytest.MonkeyPatch, *, chosen: bool
+) -> None:
     library, monkey = Mock(), monkeypatch
     for name in [name for name in os.environ if name.startswith("MALLOC_")]:
         monkey.delenv(name)

@@ -30,7 +30,9 @@ _NOT_FOUND: Final = {"type": "about:blank", "title": "not found"}
 # -- tokens, codes, machines ----------------------------------------------------------------------
 
 
-async def test_a_code_gets_one_token_a_day(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_code_gets_one_token_within_a_day(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = Registry(place.hub).invite(DEVICE)
     line = place.line("")
     token = await line.redeem(code)
@@ -93,7 +95,9 @@ async def test_a_body_that_would_become_larger_than_it_may_is_not_unpacked(place
     assert place.tree() == before
 
 
-async def test_a_line_compresses_frames(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_line_compresses_frames_and_the_copy_does_not(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("taskq_plugins.hub.line._LOOPBACK", frozenset())
     await place.write(30, 20_000)
     line = Line("https://hub.example", place.token, Direct(place.server))

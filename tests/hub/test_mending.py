@@ -219,7 +219,7 @@ async def test_a_registry_older_than_the_copies_is_named_with_a_remedy(place: Pl
 
 
 @pytest.mark.parametrize("at", [0, 1_000, 9_000])
-async def test_a_registry_copied_while_written_has_a_remedy(place: Place, at: int) -> None:
+async def test_a_registry_copied_while_written_names_a_remedy(place: Place, at: int) -> None:
     registry = Registry(place.hub)
     for number in range(60):
         registry.enroll(f"edge-{number}")

@@ -99,7 +99,9 @@ def _is_prefix(place: Place) -> bool:
     )
 
 
-async def test_a_backlog_keeps_the_daily_volume(place: Place, url: str, network: Network) -> None:
+async def test_a_month_of_backlog_keeps_the_daily_volume(
+    place: Place, url: str, network: Network
+) -> None:
     await _thirty_days(place)
     days = 0
     async with _counter(url) as counter:

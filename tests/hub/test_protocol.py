@@ -66,7 +66,7 @@ async def test_the_second_device_is_at_most_150_lines_and_imports_nothing_of_our
 
 
 @needs_node
-async def test_a_second_device_brings_many_segments(place: Place, url: str) -> None:
+async def test_a_second_device_brings_a_log_of_many_segments(place: Place, url: str) -> None:
     for _ in range(3):
         async with TaskLog.open(place.path / "edge-7", segment_bytes=64 * 1024) as log:
             for number in range(40):

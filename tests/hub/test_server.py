@@ -151,7 +151,7 @@ async def test_damage_of_a_log_is_reported_and_the_rest_goes_after_a_repair(
     assert is_copy(place.copies(), place.segments())
 
 
-def test_a_killed_hub_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_hub_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, hub, port = tmp_path / "log", tmp_path / "hub", free_port()
     monkeypatch.setenv("TASKQ_HUB_URL", f"http://127.0.0.1:{port}")
     monkeypatch.chdir(tmp_path)
@@ -256,7 +256,7 @@ _ODD_HEADERS: Final = ("", "-1", "+1", "1_0", " 1", "²", "9" * 400, "9" * 8_000
     ("parents", json.dumps([["../x", 7]])),
     ("log_id", json.dumps("-" * 36)),
 ])  # fmt: skip
-async def test_a_wrong_type_is_refused_unwritten(place: Place, field: str, value: str) -> None:
+async def test_a_field_of_a_wrong_type_writes_nothing(place: Place, field: str, value: str) -> None:
     assert place.token
     before = place.tree()
     values = json.loads(models.as_json(_SYNC)) | {field: "HERE"}

@@ -218,7 +218,7 @@ async def test_an_excepted_hub_is_reached_straight_on(monkeypatch: pytest.Monkey
     assert not asked
 
 
-def test_a_proxy_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_of_another_kind_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "socks5://127.0.0.1:1080")
     with pytest.raises(UsageError, match="give a proxy as http://host:port"):
         Line("https://hub.example", TOKEN)

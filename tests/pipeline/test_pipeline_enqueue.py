@@ -169,7 +169,9 @@ def test_a_bad_file_enqueues_nothing_and_says_where(
     assert not list(tmp_path.glob("data/uploads/**/*.*"))
 
 
-def test_a_changing_csv_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changing_type_in_a_csv_names_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bulk_files, "_BLOCK_BYTES", 1_000)
     file = tmp_path / "rows.csv"
     file.write_text("n\n" + "123456789\n" * 500 + "x\n")

@@ -98,7 +98,9 @@ async def purged(path: Path, job_ids: list[str]) -> None:
 
 @grows
 @pytest.mark.usefixtures("no_java")
-def test_erased_values_are_in_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_erased_values_are_in_no_byte_of_lake_or_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Requeues and compaction write it again; and 40 increments later."""
     monkeypatch.setattr(os, "fsync", lambda _: None)  # it is not about that
     hub, edge = tmp_path / "hub", tmp_path / "hub" / "edge-1"

@@ -139,7 +139,9 @@ def test_a_full_disk_leaves_the_last_batch(lake: Lake, monkeypatch: pytest.Monke
     assert jobs(lake) == [1, 2]
 
 
-def test_files_of_a_table_are_synced_in_time(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_table_are_synced_before_the_next_commit(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A loss of power takes no version of a table whose followers last, and no file of it."""
     synced: set[tuple[int, int]] = set()
 

@@ -115,7 +115,9 @@ def test_of_tracebacks_of_spark_the_reason_is_shown(text: str, said: str) -> Non
     assert isinstance(error, SourceGone) is (OURS in text)
 
 
-def test_only_touched_files_are_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_files_of_touched_jobs_are_rewritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "ROWS_MAX", 2)
     monkeypatch.setattr(batches, "ROWS_MAX", 2)
     made = MadeLog(tmp_path / "logs" / "dev")

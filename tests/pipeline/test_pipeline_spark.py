@@ -165,7 +165,9 @@ def test_a_fleet_is_a_program_of_its_own(tmp_path: Path) -> None:
     check(work, run.stdout)
 
 
-def test_a_stream_goes_on_from_its_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_stream_goes_on_from_its_checkpoint_without_repeats(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     """A batch that was published, but which Spark does not know of, is not enqueued again."""
     (tmp_path / "rows").mkdir()
     checkpoint = tmp_path / "checkpoint"

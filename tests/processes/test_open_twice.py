@@ -137,7 +137,9 @@ def test_exclusive_holds_from_the_start(tmp_path: Path, monkeypatch: pytest.Monk
     store.close()
 
 
-def test_a_failed_exclusive_open_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_exclusive_open_keeps_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*given: Any) -> LocalPeers:
         raise LogError(f"{given}")
 

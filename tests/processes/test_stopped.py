@@ -242,7 +242,9 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @spread(8)
 @pytest.mark.parametrize("call", ["pwrite", "pread", "flock", "statx"])
 @pytest.mark.parametrize("milliseconds", [50, 5])
-def test_a_slow_call_stalls_none(tmp_path: Path, slow: Path, call: str, milliseconds: int) -> None:
+def test_a_slow_call_stalls_no_loop(
+    tmp_path: Path, slow: Path, call: str, milliseconds: int
+) -> None:
     done = run_python(
         SCRIPTS / "stand_still.py", *(tmp_path, call, milliseconds, ROUNDS),
         env={**os.environ, "LD_PRELOAD": str(slow)}, check=True,

@@ -164,7 +164,9 @@ def attempt_of(outcome: str, reason: str = "", task: str = "mail.send") -> Attem
     ("released", "OSError: down", "OSError", "down"),
     *((outcome, "", "", "") for outcome in ("", "succeeded", "released", "cancelled")),
 ])  # fmt: skip
-def test_failed_attempts_have_errors(outcome: str, reason: str, error: str, message: str) -> None:
+def test_a_failed_attempt_has_class_message_and_fingerprint(
+    outcome: str, reason: str, error: str, message: str
+) -> None:
     view = attempt_of(outcome, reason)
     assert (view.error, view.message) == (error, message)
     assert len(view.fingerprint) == (16 if message or error else 0)
@@ -175,7 +177,9 @@ def test_failed_attempts_have_errors(outcome: str, reason: str, error: str, mess
 # -- why not running -------------------------------------------------------------------------------
 
 
-async def test_a_lock_is_named_with_a_pid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_keeps_the_lock_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(asking, "_LOOK_SECONDS", 0)
     async with TaskLog.open(tmp_path) as log:
         await log.claim()

@@ -115,7 +115,9 @@ async def test_a_position_is_saved_often_enough_and_no_oftener(
     assert found_position(log).lsn == 500
 
 
-async def test_an_unsaved_position_ends_it(log: TaskLog, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unsaved_position_ends_the_stream(
+    log: TaskLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await put(log, 5)
     stream = log.stream(reader="billing")
     await anext(stream)

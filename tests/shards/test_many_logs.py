@@ -169,7 +169,9 @@ def test_a_log_that_began_its_part_early_stands_until_others_have_theirs(
     run_seeds(Run, range(seed, seed + 1), monkeypatch)
 
 
-async def test_a_failed_log_stops_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_log_stops_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The worker ends with the last of them, and says why."""
     app = TaskQ(tmp_path / "own")
 
@@ -195,7 +197,9 @@ async def test_a_failed_log_stops_none(tmp_path: Path, caplog: pytest.LogCapture
         await lose_both()
 
 
-async def test_unopened_logs_are_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_log_that_does_not_open_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     app = TaskQ(tmp_path / "own")
 
     @app.task

@@ -139,7 +139,9 @@ class WindowsConsole:
     ("\xe0Sx\r\x1b\x08", ["x", "enter", "escape", "backspace"]),
     ("\x03", ["q"]),
 ])  # fmt: skip
-def test_windows_keys_named(monkeypatch: pytest.MonkeyPatch, typed: str, keys: list[str]) -> None:
+def test_keys_of_a_windows_console_have_names(
+    monkeypatch: pytest.MonkeyPatch, typed: str, keys: list[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "msvcrt", cast("Any", WindowsConsole(typed)))
     assert ConsoleKeyboard(0).wait(0) == keys
 

@@ -95,7 +95,9 @@ async def test_a_program_gets_what_the_document_shows(section: str, tmp_path: Pa
         assert not all(is_refused) or reader.stats().next_lsn == before
 
 
-async def test_a_worker_without_python_runs_it(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_without_python_runs_jobs(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(api, "_HELD_MAX", 9)
     async with program(data, allow_actions=True) as client:
         made = [

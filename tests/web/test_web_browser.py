@@ -326,7 +326,9 @@ async def each(visit: Visit, scheme: str, paths: dict[str, str], of: str = "") -
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_no_page_shuts_out_or_is_too_wide(app: TaskQ, visit: Visit, scheme: str) -> None:
+async def test_no_page_shuts_anybody_out_or_is_too_wide(
+    app: TaskQ, visit: Visit, scheme: str
+) -> None:
     dead, fetch = await enqueue(app, "mail.send", to="x" * 400), app.tasks["pages.fetch"]
     await ended(dead)
     jobs: dict[str, Any] = {

@@ -221,7 +221,9 @@ async def test_a_read_only_visitor_is_refused_every_action_and_sees_no_buttons(
         assert end_of(path) == before
 
 
-async def test_an_operator_undoes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_operator_does_nothing_irrevocable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with roles(tmp_path, monkeypatch) as (_, client, _), client("bob") as bob:
         dead = (await bob.get("/api/jobs?q=state:dead")).json()["jobs"][0]["id"]
         assert (await bob.post(f"/api/jobs/{dead}/purge", json={})).status_code == 403

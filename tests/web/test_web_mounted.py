@@ -59,7 +59,9 @@ def outside(app: TaskQ, **how: bool) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=web), base_url=SHOP)
 
 
-async def test_the_logged_address_opens_it(app: TaskQ, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_logged_address_opens_a_mounted_page(
+    app: TaskQ, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "taskq"):
         web = Starlette(routes=[Mount("/taskq", taskq_web(app))])
     entry = re.search(r"/enter\?token=\S+(?=,)", caplog.text)

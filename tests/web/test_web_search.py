@@ -79,7 +79,9 @@ def reader(data: Path) -> Iterator[LogReader]:
     ("header.token:t0ken", 0),
     ("arg.nothing:1", 0),
 ])  # fmt: skip
-def test_properties_and_parts_are_understood(reader: LogReader, query: str, count: int) -> None:
+def test_properties_and_parts_of_names_are_understood(
+    reader: LogReader, query: str, count: int
+) -> None:
     assert len(Search.parse(query).find(reader, 100, 0).jobs) == count
 
 
@@ -109,7 +111,9 @@ async def test_a_page_leads_to_the_job_that_an_id_names(data: Path) -> None:
         assert (answer.status_code, answer.headers["location"]) == (303, f"/jobs/{job}")
 
 
-async def test_the_next_page_continues(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_next_page_continues_a_search(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(search, "LOOKED_MAX", 10)
     monkeypatch.setattr(search, "_SLICE", 10)
     async with browser(data) as client:
@@ -132,7 +136,9 @@ async def _fail(app: TaskQ, jobs: Iterable[JobHandle[None]]) -> None:
                 await job.result(timeout=30)
 
 
-async def test_a_bulk_action_covers_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bulk_action_covers_all_matches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(api, "_MANY", 7)
     app = TaskQ(tmp_path, upkeep=False, name="taskq web")
 

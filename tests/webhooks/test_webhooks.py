@@ -218,7 +218,9 @@ def run_killed(path: Path) -> None:
     pytest.param("broken", 1, id="a worker's own death letter"),
     pytest.param("kills", 2, id="that of a job taken back from a killed worker"),
 ])  # fmt: skip
-async def test_a_kill_before_hooks_loses_nothing(tmp_path: Path, task: str, workers: int) -> None:
+async def test_a_kill_before_hooks_loses_no_message(
+    tmp_path: Path, task: str, workers: int
+) -> None:
     receiver, app = Receiver(), TaskQ(tmp_path, durability="os")
     Webhooks(app, URL, SECRET, transport=receiver.transport)
     tasks_of(app)

@@ -109,7 +109,9 @@ def test_parquet_has_the_records_and_the_columns_of_spark(sample: Sample, tmp_pa
     (["--task", "mail.send"], 1), (["--queue", "none"], 0), (["--queue", "default"], 11),
     (["--since", "1h", "--queue", "mail"], 1), (["--before", "1h", "--queue", "mail"], 0),
 ])  # fmt: skip
-def test_formats_agree(sample: Sample, options: list[str], count: int, tmp_path: Path) -> None:
+def test_every_format_exports_the_same_records(
+    sample: Sample, options: list[str], count: int, tmp_path: Path
+) -> None:
     """A job's later records, too, which do not name its queue."""
     answer = lines("-d", sample.path, "--records", *options)
     assert len(answer) == count
@@ -117,7 +119,9 @@ def test_formats_agree(sample: Sample, options: list[str], count: int, tmp_path:
     assert [row["lsn"] for row in rows] == [record["lsn"] for record in answer]
 
 
-def test_a_name_is_whole(sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_gets_its_name_once_it_is_whole(
+    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And nothing that waits under a temporary name is written to."""
 
     def fail(*_: object, **__: object) -> None:
@@ -222,7 +226,7 @@ async def test_a_case_file_is_read_like_a_log(ids: dict[str, str], with_payloads
         assert json.loads(case.read("case.json"))["with_payloads"] is with_payloads
 
 
-async def test_what_was_written_before_is_left_out(ids: dict[str, str], tmp_path: Path) -> None:
+async def test_records_before_the_moment_are_left_out(ids: dict[str, str], tmp_path: Path) -> None:
     with LogReader.open("data") as reader:
         story = reader.timeline(reader.parse_id(ids["done"]))
         ended = story[-1]
@@ -339,7 +343,9 @@ def test_what_is_taken_out_of_a_log_is_its_users_alone(
     "put x", "cancel -Q default --yes", "pause default", "dead requeue --all --yes",
     "replay --all", "tail --reader billing -n 1", "reader ls",
 ])  # fmt: skip
-def test_no_command_removes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+def test_a_command_removes_nothing_by_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
     """Its settings come from the environment and files; an app may have said otherwise in code."""
     assert taskq("put", "x", "-d", tmp_path).exit_code == 0
     looks: list[Upkeep] = []
