@@ -15,16 +15,16 @@ def read_table(
 ) -> DataFrame:
     """Read a table of a lake in a session that has no jar of Delta.
 
-    Spark is given exactly the files that the table's log names.
+    Spark reads exactly the files that the table's log names.
 
     Args:
         spark: the session.
         lake: the lake's directory.
-        name: of the table.
-        version: of the table, as Delta counts; the newest if None.
+        name: name of the table.
+        version: Delta's version of the table; None for the newest.
 
     Raises:
-        LakeError: there is no such lake, table or version.
+        LakeError: the lake, table or version does not exist.
     """
     from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415 - it imports pyarrow
     from taskq_plugins.spark.run.frames import frame  # noqa: PLC0415 - it imports pyspark
@@ -32,5 +32,5 @@ def read_table(
     opened = Lake.open(lake)
     if version is not None:
         opened = Lake(opened.path, {name: version})
-    opened.paths(name)  # each is there, and within the lake
+    opened.paths(name)  # checks that each file exists within the lake
     return frame(spark, opened, name)

@@ -124,7 +124,7 @@ def _header(text: str) -> tuple[str, str]:
 
 
 def _name(content: str, options: dict[str, str]) -> str:
-    # The target is left out: each directory remembers its own uploads.
+    # Without the target, since each directory remembers its own uploads.
     said = {name: value for name, value in options.items() if name != "path"}
     text = f"{content} {json.dumps(said, sort_keys=True)}"
     return f"file-{hashlib.sha256(text.encode()).hexdigest()[:_NAME_DIGITS]}"
@@ -157,7 +157,7 @@ def _enqueue(
 
     upload = Upload(sink.data_dir, f"upload-{sink.upload}")
     parts: list[Part] | None = None
-    if upload.published() is None:  # else a run that was killed wrote them
+    if upload.published() is None:  # otherwise a killed run wrote them
         calls = chain.from_iterable(map(RowCalls(sink, app, file.name).calls, rows))
         parts = upload.write_parts(calls)
         try:
@@ -228,10 +228,10 @@ def replay(
     the condition unless --run gives another. The old jobs stay as they are. For example
     --where "state = 'dead' AND task = 'mail.send' AND settled_at > now() - INTERVAL 1 DAY".
     """
-    from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415 - likewise pyarrow
+    from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415 - loads pyarrow
     from taskq_plugins.spark.past_jobs import past_jobs  # noqa: PLC0415 - loads duckdb
-    from taskq_plugins.spark.sink.ingest import Upload  # noqa: PLC0415 - likewise
-    from taskq_plugins.spark.sink.options import check_upload_name  # noqa: PLC0415 - likewise
+    from taskq_plugins.spark.sink.ingest import Upload  # noqa: PLC0415 - as above
+    from taskq_plugins.spark.sink.options import check_upload_name  # noqa: PLC0415 - as above
 
     run = check_upload_name(run_name, "run") if run_name else _run_of(lake_path, where)
     with past_jobs(Lake.open(lake_path), where) as past:

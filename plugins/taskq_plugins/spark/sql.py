@@ -1,9 +1,9 @@
-"""``taskq sql``: a question to one log, to the logs of a fleet, or to a lake; no Spark, no Java.
+"""``taskq sql``: query one log, the logs of a fleet, or a lake by SQL; without Spark and Java.
 
-The tables of logs are called as the pipeline's, and have its columns. A question reads them and
-nothing else: duckdb may open no file, load no extension and see no variable of this program.
-Records are decoded for each question, and only the columns that it names. What does not fit into
-the memory that is allowed goes to temporary files.
+Tables of logs have the names and columns of the pipeline's tables. A query reads nothing else:
+DuckDB may not open files, load extensions or read variables of this program. Records are decoded
+for each query, and only in the columns that it names. Data over the memory limit goes to temporary
+files.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ def sql(
     what, extra = ("taskq sql", "sql") if lake_path is None else ("taskq sql --lake", "spark")
     problems: list[str] = []
     try:
-        import duckdb  # noqa: PLC0415 - an extra that help need not load
+        import duckdb  # noqa: PLC0415 - help must not need the extra
 
         import_arrow()
-        from taskq.arrow import decoder  # noqa: F401, PLC0415 - likewise: pyarrow
-        from taskq_plugins.spark import log_tables  # noqa: PLC0415 - the same
+        from taskq.arrow import decoder  # noqa: F401, PLC0415 - needs pyarrow
+        from taskq_plugins.spark import log_tables  # noqa: PLC0415 - needs pyarrow
 
         tables: Iterable[str] = log_tables.LOG_TABLES
         try:
@@ -100,7 +100,7 @@ def sql(
 
 
 def _tables_of_lake(place: Path | str, query: str) -> dict[str, Any]:
-    from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415 - an extra that help need not load
+    from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415 - needs the extra
 
     newest = Lake.open(place)
     newest.check()
@@ -133,7 +133,7 @@ def _text(value: object) -> str:
 
 
 def _as_json(value: object) -> object:
-    """Return what JSON has no word for: times in ISO 8601, bytes as text or in base64."""
+    """Convert a value that JSON lacks: times to ISO 8601, bytes to text or base64."""
     if isinstance(value, bytes):
         try:
             return value.decode()

@@ -1,8 +1,8 @@
-"""The executors' side: chunks of jobs come, each runs to an outcome, reports of them go back.
+"""The executors' side: run the jobs of a chunk and return a report with their outcomes.
 
-Sync functions run one after the other, async ones on one loop with a limit. Once a chunk has taken
-``HOLD_SECONDS`` no further job of it begins: the rest goes back for others to run. Spark's task
-never fails.
+Sync functions run one after the other, async functions on one loop with a limit. After
+``HOLD_SECONDS`` no further job of a chunk begins, and the rest is returned for other executors.
+Spark's task never fails.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ class JobChunk(NamedTuple):
 
     #: ``module:app`` to import
     target: str
-    #: the task log, which only executors on the driver's machine can reach
+    #: the task log; only executors on the driver's machine can reach it
     data_dir: str
-    #: how many async jobs run at a time
+    #: limit of async jobs at a time
     concurrency: int
     jobs: tuple[Shipment, ...]
-    #: modules to import besides, for the tasks in them
+    #: further modules with tasks to import
     include: tuple[str, ...] = ()
 
 
 class ChunkReport(NamedTuple):
-    """Results of a chunk's jobs. Jobs without one never began."""
+    """Results of a chunk's jobs. Jobs without a result never began."""
 
     ended: tuple[RemoteOutcome, ...] = ()
-    #: the partition was run before, by an executor that died over it
+    #: whether an earlier executor died while it ran this partition
     lost: bool = False
-    #: why no job could be run here at all
+    #: reason why no job could run here
     problem: str = ""
 
 
@@ -72,7 +72,7 @@ def run_chunks(chunks: Iterable[JobChunk]) -> Iterator[ChunkReport]:
 def run_chunk(chunk: JobChunk, clock: Callable[[], float] = monotonic) -> ChunkReport:
     try:
         app = _app(chunk.target, chunk.include, chunk.data_dir)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - importing runs the user's code
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the import runs user code
         return ChunkReport(problem=str(error))
     bench = _Bench(app, chunk, clock)
     bench.run()
@@ -90,11 +90,11 @@ def _app(target: str, include: tuple[str, ...], data_dir: str) -> TaskQ:
 def _ran_before() -> bool:
     """Return whether Spark runs this partition again, because its executor died.
 
-    Then which jobs ran is not known, and the driver has to decide: it counts attempts.
+    Then it is unknown which jobs ran, and the driver must decide, since it counts attempts.
     """
     if "pyspark.taskcontext" not in sys.modules:
         return False
-    from pyspark import TaskContext  # noqa: PLC0415 - the driver's tests have none
+    from pyspark import TaskContext  # noqa: PLC0415 - the driver's tests run without pyspark
 
     context = TaskContext.get()
     return context is not None and context.attemptNumber() > 0
@@ -122,14 +122,14 @@ class _Bench:
             delivery = unpacker.delivery(job)
             task = self._app.tasks.get(delivery.task)
             if task is None:
-                # An executor has an older copy of the app: another may take the job in a while.
+                # This executor has an older copy of the app; another one may run the job later.
                 what = f"an executor's copy of the app has no task {delivery.task!r}"
                 self._end(remote_release(number, delivery, what))
                 continue
             if task.is_async:
                 waiting.append((number, delivery, task))
             elif not self._is_over():
-                with contextlib.suppress(StopIteration):  # it waits for nothing
+                with contextlib.suppress(StopIteration):  # the coroutine never waits
                     copy_context().run(self._run_one(number, delivery, task).send, None)
         if waiting and not self._is_over():
             with asyncio.Runner() as runner:
@@ -141,7 +141,7 @@ class _Bench:
     async def _run_async(self, waiting: deque[tuple[int, Shipped, Task[..., Any]]]) -> None:
         async def take_turns() -> None:
             while waiting and not self._is_over():
-                # A task of its own for each job, as then its context and cancellation are its own.
+                # Each job has an asyncio task, for a context and cancellation of its own.
                 await asyncio.create_task(self._run_one(*waiting.popleft()))
 
         await asyncio.gather(*(take_turns() for _ in range(self._chunk.concurrency)))
@@ -154,7 +154,7 @@ class _Bench:
         call = task.fn if limits is None else with_limits(task.fn, limits)
         try:
             args, kwargs = task.decode(delivery.payload)
-            if task.batch:  # of one: an executor's jobs end each for itself
+            if task.batch:  # a batch of one, since each job here ends by itself
                 args, kwargs = ([(*args, *kwargs.values())[0]],), {}
             called = True
             value = call(*args, **kwargs)
@@ -162,7 +162,7 @@ class _Bench:
                 value = await value
             if task.batch:
                 (value,) = apart(task, value, 1)
-        except BaseException as error:  # noqa: BLE001 - no job may stop its executor
+        except BaseException as error:  # noqa: BLE001 - a job must not stop its executor
             seconds = self._clock() - since
             self._end(remote_failure(number, task, delivery, error, seconds, called=called))
         else:

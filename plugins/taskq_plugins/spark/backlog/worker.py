@@ -1,4 +1,4 @@
-"""``taskq worker APP --executor spark``: claims and settles here, runs on Spark's executors."""
+"""``taskq worker APP --executor spark``: claim and settle here, run on Spark's executors."""
 
 from __future__ import annotations
 
@@ -37,17 +37,16 @@ if TYPE_CHECKING:
     from taskq_workers.process.running import WorkerOrder
     from taskq_workers.slots.feed import Runner
 
-#: Payloads of a chunk of several jobs: Spark sends no message over 128 MiB, which is more than any
-#: one job has.
+#: Payloads of a chunk of several jobs. A Spark message has at most 128 MiB; a single job has less.
 SHIP_BYTES_MAX: Final = 64 << 20
 
 
 async def open_payloads(
     app: TaskQ, chunk: list[Delivery]
 ) -> tuple[list[tuple[Delivery, bytes | None]], list[Settlement]]:
-    """Return the jobs to send, with payloads where the record holds another form; and the others.
+    """Return the jobs to send, and settlements of jobs that cannot be sent.
 
-    What cannot be sent is settled.
+    A job comes with its payload if the record holds the payload in another form.
     """
     sent: list[tuple[Delivery, bytes | None]] = []
     settlements: list[Settlement] = []
@@ -57,7 +56,7 @@ async def open_payloads(
         if Inputs.needed(delivery):
             try:
                 payload = await Inputs(app).payload(delivery)
-            except Exception as error:  # noqa: BLE001 - no job may stop its worker
+            except Exception as error:  # noqa: BLE001 - a job must not stop its worker
                 failed = settle_unreadable(delivery, error)
                 task = app.tasks[delivery.task]
                 settlements.append(failed or settle_failure(task, delivery, error))
@@ -70,14 +69,14 @@ async def open_payloads(
     return sent, settlements
 
 
-#: Most jobs of one chunk, and most bytes of their records. An executor begins no further job of a
-#: chunk after HOLD_SECONDS, so that jobs after a slow one are not kept from other workers.
+#: Jobs of one chunk at most, and bytes of their records. An executor begins no further job of a
+#: chunk after HOLD_SECONDS, so that a slow job does not keep the others from other workers.
 CHUNK_JOBS_MAX: Final = 64
 CHUNK_BYTES_MAX: Final = 8 << 20
 
 
 def cut(waiting: deque[Delivery], chunks: int, alone: Callable[[Delivery], bool]) -> list[Delivery]:
-    """Cut a chunk from the left, so that what waits would make about equal ``chunks``."""
+    """Take a chunk of the first waiting jobs: about one of ``chunks`` equal parts."""
     length = min(CHUNK_JOBS_MAX, -(-len(waiting) // max(chunks, 1)))
     chunk = [waiting.popleft()]
     size_bytes = len(chunk[0].record)
@@ -89,7 +88,7 @@ def cut(waiting: deque[Delivery], chunks: int, alone: Callable[[Delivery], bool]
     return chunk
 
 
-#: Most chunks at a time: each is a Spark job, and takes a thread of the driver.
+#: Chunks at a time at most: each is a Spark job, and takes a thread of the driver.
 CHUNKS_MAX: Final = 256
 #: Executors come and go: count them again after this time.
 _CORES_SECONDS: Final = 5.0
@@ -104,7 +103,7 @@ _numbers: Final = count(1)
 
 
 class ExecutorLost(SparkError):
-    """An executor, or its Python process, died over its jobs."""
+    """An executor, or its Python process, died while it ran jobs."""
 
 
 class Cluster:
@@ -121,7 +120,7 @@ class Cluster:
     def cores(self) -> int:
         if monotonic() - self._asked_at > _CORES_SECONDS:
             self._asked_at = monotonic()
-            with contextlib.suppress(Exception):  # Java is gone: the next wave fails with that
+            with contextlib.suppress(Exception):  # Java ended: the next chunk fails for that reason
                 self._cores = self._context.defaultParallelism
         return self._cores
 
@@ -130,7 +129,7 @@ class Cluster:
         return await loop.run_in_executor(self._threads, self._collect, chunk)
 
     def cancel(self) -> None:
-        with contextlib.suppress(Exception):  # Java is gone, and with it what ran
+        with contextlib.suppress(Exception):  # Java ended, and its jobs with it
             self._context.cancelJobGroup(self._group)
 
     def close(self) -> None:
@@ -140,7 +139,7 @@ class Cluster:
     def _collect(self, chunk: JobChunk) -> ChunkReport:
         context = self._context
         try:
-            # Set in this thread: a Spark job belongs to the group of the thread that starts it.
+            # A Spark job belongs to the group of the thread that starts it.
             context.setJobGroup(self._group, "taskq backlog", interruptOnCancel=True)
             partitions: Any = context.parallelize([chunk], 1)
             reports: list[ChunkReport] = partitions.mapPartitions(run_chunks).collect()
@@ -163,24 +162,24 @@ def _meaning(error: Exception) -> SparkError:
 
 _log: Final = logging.getLogger("taskq.worker")
 
-#: Chunks for each core: one runs, and one waits, so that no core idles between two.
+#: Chunks for each core: one runs and one waits, so that no core is idle in between.
 CHUNKS_PER_CORE: Final = 2
-#: How many jobs that were lost with their executor are remembered, to be run alone.
+#: Remembered jobs that were lost with their executor and must run alone, at most.
 SUSPECTS_MAX: Final = 100_000
 
 
 class _Unpaced(ClaimPace):
-    """Never claims ahead: the crew asks for as many jobs as it can use."""
+    """Never claims ahead: the crew asks only for jobs that it can run."""
 
     def _resize(self, size: int) -> None:
         del size
 
 
 class SparkCrew:
-    """Keeps executors busy with the jobs of one app; what ``Slots`` are here.
+    """Keeps executors busy with the jobs of one app, in place of ``Slots``.
 
     Attributes:
-        gone: set once nothing is out any more, after ``leave``.
+        gone: set after ``leave``, once no chunk is running.
     """
 
     def __init__(
@@ -202,7 +201,7 @@ class SparkCrew:
         self._order = order
         self._hook: Hook | None = order.on_event
         self._stop = stop
-        #: chunks that are under way
+        #: running chunks
         self._out: dict[asyncio.Task[None], list[Delivery]] = {}
         self._storing: set[asyncio.Task[None]] = set()
         self._suspects: OrderedDict[int, None] = OrderedDict()
@@ -265,7 +264,7 @@ class SparkCrew:
             self._executors.cancel()
 
     def abandon(self) -> None:
-        """Release what did not even end when cancelled; what comes back later is ignored."""
+        """Release jobs that did not end after their cancellation; ignore their later reports."""
         _log.warning("%d jobs did not end when cancelled: released", self.running())
         out, self._out = self._out, {}
         for chunk in out.values():
@@ -314,7 +313,7 @@ class SparkCrew:
             self._lost(chunk, error)
         else:
             for delivery in chunk:
-                # Jobs that it ran when it failed have begun, and nobody knows which.
+                # Some jobs of the failed chunk have begun, but it is unknown which.
                 is_last = delivery.attempts_max == 1
                 self._put(self._failure(delivery, error) if is_last else release(delivery), 0.0)
             self.fail(error)
@@ -334,7 +333,7 @@ class SparkCrew:
             self.wake()
         else:
             self.feed.refill()
-            self.feed.rested()  # its outcomes were handed on while it still counted as out
+            self.feed.rested()  # its outcomes were stored while the chunk still counted
         self._check_gone()
 
     # Outcomes.
@@ -376,7 +375,7 @@ class SparkCrew:
             settlement = await store_success(
                 connection, task, delivery, ended.body, list(ended.children)
             )
-        except Exception as error:  # noqa: BLE001 - no job may stop its worker
+        except Exception as error:  # noqa: BLE001 - a job must not stop its worker
             settlement = settle_failure(task, delivery, error)
         if settlement.children:
             self.settler.parents[delivery] = RemoteJob(delivery, self._app)
@@ -388,9 +387,9 @@ class SparkCrew:
         self._check_gone()
 
     def _lost(self, chunk: list[Delivery], error: ExecutorLost) -> None:
-        """Run the chunk's jobs again, each alone: which of them ran is unknown. Attempts are kept.
+        """Run the chunk's jobs again, each alone, since it is unknown which ran; keep attempts.
 
-        A job that was alone has failed, and so has a job that may run only once.
+        A job that ran alone has failed, and so has a job with a single attempt.
         """
         _log.warning("an executor died over %d jobs: %s", len(chunk), error)
         for delivery in chunk:
@@ -413,10 +412,9 @@ class SparkCrew:
             self.gone.set()
 
 
-#: A lost executor is our business: Spark's own second try of its jobs would count no attempt, so
-#: it runs none. And a cancelled Python process is
-#: to end well within the time that a worker gives cancelled jobs. Java itself has little to do:
-#: without its second compiler a chunk cost it 44 ms of a core, with it 158.
+#: Spark's own retry would count no attempt, so after a lost executor it only reports the loss. A
+#: cancelled Python process must end well within a worker's time for cancelled jobs. Java has
+#: little to do: a chunk costs 44 ms of a core without its second compiler, and 158 ms with it.
 _CONF: Final = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.python.task.killTimeout": "200ms",
@@ -426,20 +424,20 @@ _CONF: Final = {
 
 
 class SparkWorker(Worker):
-    """Runs an app's jobs on executors until it is stopped; otherwise as any ``Worker``.
+    """Runs an app's jobs on executors until it is stopped; otherwise like any ``Worker``.
 
-    Jobs run at least once: when this process dies its jobs are claimed again at once, while an
-    executor may go on for a moment. Tasks reach the log through ``current_job().enqueue`` alone
-    when executors are on other machines, and ``timeout`` holds for async tasks.
+    Jobs run at least once: when this process dies, its jobs are claimed again at once, while an
+    executor may continue for a moment. If executors are on other machines, tasks reach the log only
+    through ``current_job().enqueue``. ``timeout`` works only for async tasks.
 
     Args:
-        app: whose tasks are run; executors import it by ``order.target``.
-        executors: what runs them.
-        order: what else was asked for.
-        where: what to call the executors.
+        app: the app with the tasks; executors import it by ``order.target``.
+        executors: the cluster to run them on.
+        order: further options of the worker.
+        where: text for people that names the executors.
     """
 
-    #: executors are processes of their own, which open nothing for their jobs
+    #: executors are separate processes and open no resources for their jobs
     lends = False
 
     def __init__(self, app: TaskQ, executors: Cluster, order: WorkerOrder, where: str) -> None:

@@ -1,1 +1,1 @@
-"""Tables in the format of Delta Lake, each in a directory of its name; no Spark."""
+"""Tables in the format of Delta Lake, each in a directory with its name; without Spark."""

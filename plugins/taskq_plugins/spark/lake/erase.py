@@ -1,4 +1,4 @@
-"""``taskq pipeline erase``: what jobs brought along goes from a lake, older versions included."""
+"""``taskq pipeline erase``: remove jobs' data from a lake, including its older versions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def chosen_jobs(
 ) -> list[str]:
     """Return the given ids and the ids of jobs that match the condition, in order.
 
-    With ``purged`` also jobs purged from their log, unless a restored log has them again.
+    With ``purged`` add jobs purged from their log, unless a restored log has them again.
     """
     ids = set(job_ids)
     if where is not None:
@@ -83,7 +83,7 @@ def count_rows(lake: Lake, job_ids: Sequence[str]) -> list[Erased]:
 def erase_jobs(writer: LakeWriter, job_ids: Sequence[str]) -> list[Erased]:
     """Set the columns of these jobs to null, and remove the files that had them.
 
-    Killed in between it is to be run again: what is done stays done.
+    If killed in between, run it again: completed steps are not repeated.
     """
     lake = writer.lake
     committed, finished = lake.reached()
@@ -110,7 +110,7 @@ def erase_jobs(writer: LakeWriter, job_ids: Sequence[str]) -> list[Erased]:
 
 
 def remains(lake: Lake, job_ids: Sequence[str]) -> dict[str, int]:
-    """Return how many of the jobs each device's log may still have."""
+    """Return for each device the number of the jobs that its log may still have."""
     if not lake.has("jobs"):
         return {}
     of_jobs = pc.field(JOB_ID).isin(pa.array(job_ids, pa.string()))
@@ -126,7 +126,7 @@ def _holding(
     lake: Lake, table: str, job_ids: Sequence[str]
 ) -> Iterable[tuple[DataFile, pa.Table, pa.ChunkedArray]]:
     ids = pa.array(job_ids, pa.string())
-    # An id ends with the job's number.
+    # A job's id ends with its lsn.
     numbers = [
         int(number) for job_id in job_ids if (number := job_id.rpartition("-")[2]).isdecimal()
     ]

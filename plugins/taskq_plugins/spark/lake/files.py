@@ -1,4 +1,4 @@
-"""Data files of a table: written by any process, described for Delta's log."""
+"""Data files of a table: any process may write them, and Delta's log lists them."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from taskq_plugins.spark.errors import LakeBusy, LakeDamaged, LakeDiskError, Lak
 if TYPE_CHECKING:
     from deltalake.transaction import AddAction, RemoveAction
 
-#: The column that tables are partitioned by: a day, UTC.
+#: Partition column of tables: a day, UTC.
 DATE: Final = "date"
-#: Whether a row is final; of jobs and attempts.
+#: Column of jobs and attempts: whether the row is final.
 IS_OVER: Final = "is_over"
-#: The ``kind`` of a row that stands for a stretch of a log that was read: from the beginning of
-#: ``segment`` up to ``lsn``, whose record was of ``ts_ns``.
+#: ``kind`` of a row for a part of a log that was read: from the beginning of ``segment`` up to the
+#: record ``lsn``, with the time ``ts_ns``.
 POSITION: Final = "position"
-#: Header with the id of the job that this one repeats.
+#: Header of a replayed job, with the id of the original.
 REPLAY_OF: Final = "replay_of"
 LOCK: Final = "_lock"
-#: The tables as of the last batch that all have, a line of JSON each: they are held against it.
+#: File with the tables' versions after the last complete batch, a JSON line each, for checks.
 LAST_BATCH: Final = "last_batch.json"
-#: Rows of a file, at most, that a batch may have to write again.
+#: Rows at most of a file with rows that may still change.
 ROWS_MAX: Final = 5_000
-#: Bytes of any file's rows, in memory, unless a single row has more.
+#: Bytes in memory of a file's rows, unless a single row has more.
 BYTES_MAX: Final = 128 * 1024 * 1024
 _PID_SIZE_MAX: Final = 20
-#: How Hive, Spark and Delta write a null in a directory's name.
+#: Name of a null in directory names of Hive, Spark and Delta.
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
-#: Columns whose text is another in each row: a dictionary of it is made in vain.
+#: Text columns with unique values, which gain nothing from a dictionary.
 _UNIQUE: Final = frozenset({"job_id", "key"})
-#: Columns of text that files are chosen by.
+#: Text columns with statistics, for the selection of files.
 _NAMES: Final = frozenset({"device", "task", "state"})
-#: Maximal loss of a bound that is cut to the millisecond.
+#: A bound that is cut to the millisecond loses at most this.
 _ROUNDED_UP: Final = timedelta(microseconds=999)
 _RETRY: Final[Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=15)}
 _PROBE: Final[Any] = {"max_retries": 1, "retry_timeout": timedelta(seconds=3)}
@@ -57,13 +57,13 @@ Ranges = dict[str, tuple[Any, Any]]
 
 
 def is_address(lake: str | Path) -> bool:
-    """Return whether a lake is in object storage, as ``s3://bucket/lake`` is."""
+    """Return whether a lake is in object storage, such as ``s3://bucket/lake``."""
     return "://" in str(lake)
 
 
 def check_store(uri: str) -> None:
-    """Raise LakeError within seconds if a bucket is missing, or refuses or does not answer."""
-    import obstore  # noqa: PLC0415 - for object storage only
+    """Raise LakeError within seconds if a bucket is missing, denies access or does not answer."""
+    import obstore  # noqa: PLC0415 - only for object storage
     from obstore.exceptions import BaseError  # noqa: PLC0415
     from obstore.store import from_url  # noqa: PLC0415
 
@@ -79,11 +79,11 @@ def check_store(uri: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Let a file, or the names in a directory, outlast a loss of power."""
+    """Fsync a file or a directory."""
     if path.is_dir():
         system.sync_directory(str(path))
         return
-    descriptor = os.open(path, os.O_RDWR)  # Windows flushes no other
+    descriptor = os.open(path, os.O_RDWR)  # Windows flushes only writable files
     try:
         os.fsync(descriptor)
     finally:
@@ -99,11 +99,11 @@ def make_directory(path: Path) -> None:
 
 @contextmanager
 def writer_lock(lake: str) -> Iterator[None]:
-    """Hold the lock of a lake in a directory; in object storage Delta's log alone decides."""
+    """Hold the lock of a lake in a directory; object storage has only Delta's log for conflicts."""
     if is_address(lake):
         yield
         return
-    # A user with write access can lock out writers, or put another file here.
+    # A user with write access can lock writers out, or replace the file.
     own = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | system.NONBLOCK
     descriptor = os.open(Path(lake) / LOCK, os.O_RDWR | os.O_CREAT | own, 0o600)
     try:
@@ -126,7 +126,7 @@ class Folder(NamedTuple):
     def filesystem(self) -> fs.FileSystem:
         if not is_address(self.uri):
             return fs.SubTreeFileSystem(self.uri, fs.LocalFileSystem())
-        from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415 - for object storage only
+        from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415 - only for object storage
 
         return fs.PyFileSystem(DeltaStorageHandler(self.uri))
 
@@ -134,7 +134,7 @@ class Folder(NamedTuple):
         return Folder(f"{self.uri}/{name}")
 
     def write(self, path: str, data: bytes | memoryview | pa.Buffer) -> None:
-        """Write a whole file that lasts; an existing one is replaced."""
+        """Write a whole file durably; an existing file is replaced."""
         if is_address(self.uri):
             import obstore  # noqa: PLC0415 - as above
             from obstore.store import from_url  # noqa: PLC0415
@@ -162,7 +162,7 @@ class Folder(NamedTuple):
         where: pc.Expression | None = None,
         names: Sequence[str] | None = None,
     ) -> pa.Table:
-        """Return columns of some files, without the columns of their directories' names."""
+        """Return columns of some files, without the partition columns."""
         paths = [file.path for file in files]
         if not paths:
             return schema.empty_table().select(schema.names if names is None else names)
@@ -179,12 +179,11 @@ class DataFile(NamedTuple):
     """One Parquet file of a table.
 
     Attributes:
-        path: relative to the table's directory.
-        rows, size_bytes: of it.
-        values: of the columns that the table is partitioned by.
-        ranges: (least, largest) of each column that is not all null; for integers taken from the
-            table's log.
-        nulls: how many each of them has.
+        path: path relative to the table's directory.
+        rows, size_bytes: size of the file.
+        values: values of the partition columns.
+        ranges: (least, largest) of each column with a value; for integers from the table's log.
+        nulls: number of nulls in each of these columns.
     """
 
     path: str
@@ -203,7 +202,7 @@ class DataFile(NamedTuple):
         return self.values.get(IS_OVER) == "true"
 
     def placed(self, rows: pa.Table, schema: pa.Schema) -> pa.Table:
-        """Return the file's rows with the columns of its directory's name."""
+        """Return the file's rows with the partition columns."""
         for name, value in self.values.items():
             text = pa.scalar(value, pa.string())
             same = pa.repeat(text, rows.num_rows).cast(schema.field(name).type)
@@ -211,7 +210,7 @@ class DataFile(NamedTuple):
         return rows.select(schema.names).cast(schema)
 
     def added(self, *, is_change: bool) -> AddAction:
-        from deltalake.transaction import AddAction  # noqa: PLC0415 - taskq sql has no need of it
+        from deltalake.transaction import AddAction  # noqa: PLC0415 - taskq sql does not need it
 
         stats = {
             "numRecords": self.rows,
@@ -232,7 +231,7 @@ class DataFile(NamedTuple):
 
     @classmethod
     def listed(cls, action: Mapping[str, object]) -> DataFile:
-        """Return a file as deltalake lists it."""
+        """Return a file from deltalake's listing."""
         values = {
             name.partition(".")[2]: None if value is None else str(value).lower()
             for name, value in action.items()
@@ -263,8 +262,8 @@ class DataFile(NamedTuple):
 def indexed(schema: pa.Schema) -> list[str]:
     """Return the columns with statistics: numbers, moments, and some short names.
 
-    delta-rs skips a file without statistics for a column, unless the table lists its indexed
-    columns. So the table lists these, and each file has statistics for all of them.
+    delta-rs skips a file that lacks statistics for a column, unless the table lists its indexed
+    columns. So the table lists these columns, and each file has statistics for all of them.
     """
     return [
         field.name
@@ -278,14 +277,14 @@ def indexed(schema: pa.Schema) -> list[str]:
 def write_rows(
     folder: Folder, rows: pa.Table, parted: Sequence[str], rows_max: int | None = None
 ) -> list[DataFile]:
-    """Write rows into a table's directory, and return the files, which no version names yet.
+    """Write rows into a table's directory, and return the files, not yet part of a version.
 
     Args:
-        folder: of the table.
-        rows: all its columns.
-        parted: the columns that it is partitioned by.
-        rows_max: of a file; None: as many as ``BYTES_MAX`` holds. Rows of partitions that may
-            change have at most ``ROWS_MAX``.
+        folder: directory of the table.
+        rows: rows with all columns.
+        parted: partition columns of the table.
+        rows_max: rows of a file at most; None: limited only by ``BYTES_MAX``. Files with rows that
+            may change have at most ``ROWS_MAX``.
     """
     files = []
     for place in rows.select(parted).group_by(parted).aggregate([]).to_pylist() if parted else [{}]:

@@ -1,9 +1,9 @@
-"""The lake: Delta tables, which ``deltalake`` commits, batch by batch.
+"""The lake: Delta tables, committed by ``deltalake`` batch by batch.
 
-A commit of a batch is an application transaction of Delta's (``APP``, number of the batch), so that
-each table has each batch once, whoever repeats it. A batch commits one table after the other,
-``_open`` last: only then is it finished. On this machine one process writes at a time; in object
-storage the second of two loses at its first commit.
+A commit of a batch is a Delta application transaction (``APP``, number of the batch), so a repeated
+batch changes a table only once. A batch commits one table after the other and is complete with the
+last one, ``_open``. On this machine one process writes at a time. In object storage the second of
+two writers fails at its first commit.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ JOBS: Final = "jobs"
 ATTEMPTS: Final = "attempts"
 STEPS: Final = "steps"
 ROLLUP: Final = "rollup_hour"
-#: Records of jobs that are not over, and rows about whole logs (``PART``): of the pipeline alone.
+#: Internal table: records of unfinished jobs, and rows about whole logs (``PART``).
 OPEN: Final = "_open"
-#: How far each log was read: of the pipeline alone.
+#: Internal table: the position in each log.
 POSITIONS: Final = "_positions"
-#: Ids of the jobs that were erased.
+#: Ids of erased jobs.
 TOMBSTONES: Final = "erased"
-#: The tables in the order in which a batch commits them.
+#: Tables in the order of a batch's commits.
 BASE: Final = (RECORDS, ATTEMPTS, JOBS, STEPS, OPEN)
-#: The tables that are computed from others, in that order.
+#: Tables computed from others, in this order.
 DERIVED: Final = (ROLLUP, "failures", "duplicates", "device_lag", "breaks")
 TABLES: Final = (RECORDS, JOBS, ATTEMPTS, STEPS, *DERIVED, TOMBSTONES)
-#: Tables that have days.
+#: Tables partitioned by day.
 DATED: Final = (RECORDS, JOBS, ATTEMPTS, STEPS, ROLLUP)
 #: Column of ``_open``: "job", or "log".
 PART: Final = "part"
@@ -74,29 +74,29 @@ PARTED: Final[dict[str, tuple[str, ...]]] = {
     JOBS: (DATE, IS_OVER), ATTEMPTS: (DATE, IS_OVER), OPEN: (PART,),
     **dict.fromkeys((RECORDS, STEPS, ROLLUP), (DATE,)),
 }  # fmt: skip
-#: The application of a batch's transactions, and of the version of ``_positions`` in ``records``.
+#: Application names of a batch's transactions, and of the version of ``_positions`` in ``records``.
 APP: Final = "taskq"
 POSITIONS_APP: Final = "taskq-positions"
-#: Names of transactions, by source table: in a derived table they hold the source's version, in
+#: Names of transactions by source table. In a derived table they hold the source's version, in
 #: ``records`` the version of jobs before the batch.
 MADE_OF: Final = {JOBS: "taskq-jobs", ATTEMPTS: "taskq-attempts"}
-#: The first day of which no rows were let go, as an ordinal.
+#: Transaction with the first day whose rows are all kept, as an ordinal.
 KEPT_APP: Final = "taskq-kept-from"
 #: Derived tables whose rows quote jobs.
 QUOTING: Final = ("duplicates", "failures")
-#: Transactions of a derived table that is to be computed anew, from all rows.
+#: Transactions of a derived table that must be recomputed from all rows.
 STALE: Final = dict.fromkeys((APP, *MADE_OF.values()), -1)
 DELTA_LOG: Final = "_delta_log"
-#: Commits between two checkpoints: bounds how many a reader has to read.
+#: Commits between two checkpoints; a reader reads at most this number of commits.
 _CHECKPOINT_EVERY: Final = 20
 #: How long old versions stay readable.
 _KEEP_HOURS: Final = 1
-#: Small files of a partition that are written together: each row is written again a few times.
+#: Small files of a partition that are merged at once; each row is rewritten a few times.
 SMALL_FILES_MAX: Final = 32
 #: Size of small files, and of files of rows that may change.
 SMALL_BYTES_MAX: Final = 8 * 1024 * 1024
 OPEN_BYTES: Final = 1024 * 1024
-#: Characters that delta-rs or Polars read as a pattern or as part of an address.
+#: Characters that delta-rs or Polars take for a pattern or a part of an address.
 _UNREADABLE: Final = frozenset("%[]{}*?#")
 
 
@@ -111,24 +111,24 @@ class TableSize(NamedTuple):
 
 
 class Lake:
-    """One lake, for reading; ``writer()`` gives what writes.
+    """One lake, for reading; ``writer()`` yields its writer.
 
     Attributes:
         path: its directory, or its address.
-        folder: the same.
+        folder: the same as a ``Folder``.
     """
 
     def __init__(self, path: str | Path, versions: Mapping[str, int] | None = None) -> None:
         self.path = str(path).rstrip("/") if is_address(path) else str(Path(path).absolute())
         self.folder = Folder(self.path)
-        #: None: the newest of each table
+        #: pinned version of each table; None: the newest
         self._versions = versions
         self._listings: dict[str, tuple[int, dict[str, DataFile]]] = {}
         self._open: dict[str, DeltaTable] = {}
 
     @classmethod
     def open(cls, path: str | Path, *, create: bool = False) -> Lake:
-        """Open the lake in a directory or at an address; ``create`` makes a missing one."""
+        """Open the lake in a directory or at an address; ``create`` creates a missing one."""
         lake = cls(path)
         if is_address(path):
             check_store(lake.path)
@@ -149,7 +149,7 @@ class Lake:
             )
         where.mkdir(parents=True, exist_ok=True)
         others = sorted(entry.name for entry in where.iterdir() if entry.name[0] not in "._")
-        # A run that was killed before its first commit left files, and its lock.
+        # A run that was killed before its first commit leaves files and its lock.
         if others and not lake.tables() and not (where / LOCK).exists():
             raise LakeError(
                 f"{where}: is not empty and holds no lake (there is {others[0]}): "
@@ -190,7 +190,7 @@ class Lake:
         return self._open[table]
 
     def schema(self, table: str) -> pa.Schema:
-        """Return a table's columns; which of them are never null, its own schema says."""
+        """Return a table's columns, with nullability as in the table's own schema."""
         columns = pa.schema(self.delta(table).schema().to_arrow())
         return pa.schema([pa.field(field.name, field.type) for field in columns])
 
@@ -201,7 +201,7 @@ class Lake:
         return delta.to_pyarrow_dataset()
 
     def files(self, table: str) -> list[DataFile]:
-        """Return the files of a table; none if there is no such table."""
+        """Return the files of a table; [] if the table does not exist."""
         if not self.has(table):
             return []
         delta = self.delta(table)
@@ -218,7 +218,7 @@ class Lake:
         return list(known.values())
 
     def paths(self, table: str) -> list[str]:
-        """Return the paths of a table's files, checked to be whole and within it."""
+        """Return the paths of a table's files, after a check that each is whole and within it."""
         return [self._check(table, file) for file in self.files(table)]
 
     def rows(
@@ -228,7 +228,7 @@ class Lake:
         where: pc.Expression | None = None,
         files: Iterable[DataFile] | None = None,
     ) -> pa.Table:
-        """Return rows of some files of a table, without the columns that it is partitioned by."""
+        """Return rows of some files of a table, without the partition columns."""
         schema = self.schema(table)
         parted = PARTED.get(table, ())
         plain = [field for field in schema if field.name not in parted]
@@ -236,7 +236,7 @@ class Lake:
         return self.folder.below(table).rows(chosen, pa.schema(plain), where, names)
 
     def whole(self, table: str, file: DataFile) -> pa.Table:
-        """Return a file's rows with the columns of its directory's name."""
+        """Return a file's rows with the partition columns."""
         return file.placed(self.rows(table, None, None, [file]), self.schema(table))
 
     def _check(self, table: str, file: DataFile) -> str:
@@ -267,19 +267,19 @@ class Lake:
     # -- batches ----------------------------------------------------------------------------------
 
     def batch(self, table: str = OPEN, app: str = APP) -> int:
-        """Return the last batch that a table has, by default that all have; -1 for none."""
+        """Return the last batch of a table, by default the last complete batch; -1 for none."""
         if not self.has(table):
             return -1
         number = self.delta(table).transaction_version(app)
         return -1 if number is None else number
 
     def kept_from(self, table: str) -> str:
-        """Return the first day of which no rows were let go, in ISO 8601; "" for all days."""
+        """Return the first day whose rows are all kept, in ISO 8601; "" if all days are."""
         day = self.batch(table, KEPT_APP)
         return "" if day < 1 else str(date.fromordinal(day))
 
     def reached(self) -> tuple[int, int]:
-        """Return (last batch of ``records``, last that all tables have): equal, or one apart."""
+        """Return (last batch of ``records``, last complete batch): equal, or one apart."""
         numbers = [self.batch(table) for table in BASE]
         if numbers != sorted(numbers, reverse=True) or numbers[0] - numbers[-1] > 1:
             stand = ", ".join(f"{table} {at}" for table, at in zip(BASE, numbers, strict=True))
@@ -289,18 +289,18 @@ class Lake:
         return numbers[0], numbers[-1]
 
     def committed_at(self) -> int:
-        """Return when the last batch was finished, in nanoseconds since 1970; 0 for never."""
+        """Return when the last batch was completed, in nanoseconds since 1970; 0 for never."""
         if not self.has(OPEN):
             return 0
         return int(self.delta(OPEN).history(1)[0]["timestamp"]) * 1_000_000
 
     def pinned(self) -> Lake:
-        """Return the lake as of the last batch that all tables have."""
+        """Return the lake as of the last complete batch."""
         versions = {table: row["version"] for table, row in self._noted.items()}
         return Lake(self.path, versions) if versions else self
 
     def changes(self, table: str, version: int) -> tuple[list[DataFile], list[DataFile]] | None:
-        """Return the files added and removed since a version; None if that is gone."""
+        """Return the files added and removed since a version; None if it is no longer known."""
         try:
             then = Lake(self.path, {table: version}).files(table)
         except (LakeError, DeltaError):
@@ -315,7 +315,7 @@ class Lake:
         return [file for file in now if file.path not in before], gone
 
     def check(self) -> None:
-        """Raise LakeDamaged if a table is gone, or is not the table of the last batch."""
+        """Raise LakeDamaged if a table is missing, or is older than the last complete batch."""
         problems = {}
         for table, noted in self._noted.items():
             if not self.has(table):
@@ -344,7 +344,7 @@ class Lake:
 
     @contextmanager
     def writer(self) -> Iterator[LakeWriter]:
-        """Yield what writes to the lake; there is one at a time."""
+        """Yield the lake's writer; there is only one at a time."""
         with writer_lock(self.path):
             self.__dict__.pop("_noted", None)
             self.check()
@@ -352,7 +352,7 @@ class Lake:
 
 
 class LakeWriter:
-    """Commits batches, and keeps the lake in order; its holder has the writer lock."""
+    """Commits batches and runs upkeep, under the writer lock."""
 
     def __init__(self, lake: Lake) -> None:
         self.lake = lake
@@ -361,7 +361,7 @@ class LakeWriter:
         self._synced: set[Path] = set()
 
     def write(self, table: str, rows: pa.Table) -> list[DataFile]:
-        """Write rows into a table's directory; no version has them yet."""
+        """Write rows into a table's directory; ``commit`` adds them to a version."""
         parted = PARTED.get(table, ())
         return write_rows(self.lake.folder.below(table), rows, parted)
 
@@ -377,11 +377,11 @@ class LakeWriter:
         """Commit the next version of a table; False if it has the batch, or nothing changes.
 
         Args:
-            table: its name; a missing table is made with ``schema``.
-            added: its new files.
-            removed: files that are no part of it any more.
-            schema: of the table, with the columns that it is partitioned by.
-            batch: number of the batch that this is.
+            table: its name; a missing table is created with ``schema``.
+            added: new files.
+            removed: files that the new version no longer has.
+            schema: schema of the table, including partition columns.
+            batch: number of the batch.
             apps: further application transactions, by name.
         """
         lake = self.lake
@@ -419,10 +419,7 @@ class LakeWriter:
         return True
 
     def _sync(self, table: str, data: Iterable[Path] = ()) -> None:
-        """Let data and all versions of a table outlast a loss of power.
-
-        ``deltalake`` syncs nothing that it writes.
-        """
+        """Fsync data and all versions of a table; ``deltalake`` itself syncs nothing."""
         if is_address(self.lake.path):
             return
         root = Path(self.lake.path) / table
@@ -469,7 +466,7 @@ class LakeWriter:
             raise LakeDiskError(f"{self.lake.path}/{table}", OSError(str(error))) from error
 
     def note(self) -> None:
-        """Write down which version of each table goes with the last batch."""
+        """Store the version of each table after the last batch."""
         lake, rows = self.lake, []
         for table in filter(lake.has, (*TABLES, OPEN, POSITIONS)):
             delta = lake.delta(table)
@@ -480,11 +477,11 @@ class LakeWriter:
         lake.__dict__.pop("_noted", None)
 
     def drop_days(self, table: str, before: str) -> None:
-        """Let days of a table go, but for rows that may still change.
+        """Remove old days of a table, except rows that may still change.
 
         Args:
             table: its name.
-            before: the first day that stays, in ISO 8601.
+            before: the first day to keep, in ISO 8601.
         """
         where = f"{DATE} < '{before}'"
         if IS_OVER in PARTED[table]:
@@ -503,7 +500,7 @@ class LakeWriter:
             self._sync(table)
 
     def upkeep(self, *, vacuum: bool) -> None:
-        """Write small files together, and remove files that no version of the last hour names."""
+        """Merge small files, and remove files that no version of the last hour names."""
         lake = self.lake
         for table in filter(lake.has, (*TABLES, OPEN, POSITIONS)):
             days: defaultdict[tuple[tuple[str, str | None], ...], list[int]] = defaultdict(list)
@@ -530,14 +527,14 @@ class LakeWriter:
                 self.vacuum(table)
 
     def vacuum(self, table: str, keep_hours: int = _KEEP_HOURS) -> None:
-        """Remove the files that no version of these hours names."""
+        """Remove files that no version of the last ``keep_hours`` names."""
         delta = self.lake.delta(table)
         delta.vacuum(keep_hours, dry_run=False, enforce_retention_duration=False, full=True)
         delta.cleanup_metadata()
 
 
 JOB_ID: Final = "job_id"
-#: Columns with a job's data or quotes of it; attempts lose their reasons.
+#: Columns with a job's data or quotes of the data; attempts lose their reasons.
 _ERASED: Final = frozenset({
     "payload", "value", "value_bytes", "result", "result_bytes", "key", "key_hash", "headers",
     "concurrency_key", "reason", "history", "attempts", "size_bytes", "replay_of",
@@ -546,7 +543,7 @@ _SCHEMA: Final = pa.schema([(JOB_ID, pa.string()), ("erased_at", pa.timestamp("u
 
 
 def bury(writer: LakeWriter, job_ids: Iterable[str]) -> None:
-    """Note jobs as erased, so that nothing they brought along is taken in again."""
+    """Note jobs as erased, so that their data is not taken in again."""
     known = set(erased_jobs(writer.lake).to_pylist())
     fresh = sorted(set(job_ids) - known)
     if not fresh:
@@ -563,7 +560,7 @@ def erased_jobs(lake: Lake) -> pa.Array:
 
 
 def cleared(rows: pa.Table, erased: pa.Array) -> pa.Table:
-    """Return the rows; rows of erased jobs lose the data of their jobs."""
+    """Return the rows without the data of erased jobs."""
     if not len(erased):
         return rows
     is_erased = pc.fill_null(pc.is_in(rows[JOB_ID], erased), fill_value=False)
@@ -571,9 +568,9 @@ def cleared(rows: pa.Table, erased: pa.Array) -> pa.Table:
 
 
 def without(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
-    """Return the rows; rows of the mask lose the data of their jobs.
+    """Return the rows, with the jobs' data removed from rows of the mask.
 
-    Erasing a record before the fold gives the same rows as erasing after it.
+    Erasure before the fold gives the same rows as erasure after it.
     """
     for index, field in enumerate(rows.schema):
         if field.name in _ERASED:
@@ -605,7 +602,7 @@ def _histories(history: pa.Array) -> pa.Array:
     return pa.array(plain, history.type)
 
 
-#: Columns that are erased in part.
+#: Columns with partial erasure.
 _KEPT: Final = {"attempts": _tries, "history": _histories}
 
 
@@ -613,7 +610,7 @@ BATCH: Final = "batch"
 #: Columns of the logs, and of ``records``.
 READ: Final = as_bytes(DETAILS)
 RECORD: Final = pa.schema([*READ, pa.field(BATCH, pa.int64()), pa.field(files.DATE, pa.date32())])
-#: Columns that the fold and the rows about whole logs need.
+#: Columns for the fold and for the rows about whole logs.
 _NEEDED: Final = (
     "device", "log_id", "segment", "lsn", "kind", "job_id", "task", "queue", "timestamp", "key",
     "attempt", "priority", "owner", "epoch", "value", "headers", "ts_ns", "job", "cause",
@@ -628,7 +625,7 @@ POSITION: Final = pa.schema(
 
 
 def positions_of(lake: Lake) -> pa.Table:
-    """Return how far each log was read by the last batch of ``records``."""
+    """Return the position in each log after the last batch of ``records``."""
     version = lake.batch(RECORDS, POSITIONS_APP)
     if version < 0:
         return POSITION.empty_table()
@@ -636,7 +633,7 @@ def positions_of(lake: Lake) -> pa.Table:
 
 
 def lineage_of(positions: pa.Table) -> dict[str, list[tuple[str, int]]]:
-    """Return the parents of the logs that have any."""
+    """Return the parents of logs, for logs with parents."""
     return {
         row["log_id"]: [(log_id, lsn) for log_id, lsn in json.loads(row["parents"])]
         for row in positions.to_pylist()
@@ -645,7 +642,7 @@ def lineage_of(positions: pa.Table) -> dict[str, list[tuple[str, int]]]:
 
 
 def last_records(lake: Lake) -> pa.Table:
-    """Return the last record of each log that the tables hold: device, log_id, lsn, ts_ns."""
+    """Return the last record of each log in the tables: device, log_id, lsn, ts_ns."""
     rows = log_rows(lake, (pc.field("kind") == files.POSITION) & pc.field("lsn").is_valid())
     rows = rows.select(["device", "log_id", "lsn", "ts_ns"])
     last = rows.group_by("log_id").aggregate([("lsn", "max")]).rename_columns(["log_id", "lsn"])

@@ -1,4 +1,4 @@
-"""Descriptions of the lake's tables, and of columns whose names do not say enough."""
+"""Descriptions of the lake's tables, and of columns with unclear names."""
 
 from __future__ import annotations
 

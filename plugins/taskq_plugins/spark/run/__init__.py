@@ -1,1 +1,1 @@
-"""From logs to the tables of a lake, batch by batch."""
+"""Bring the tables of a lake up to date with logs, batch by batch."""

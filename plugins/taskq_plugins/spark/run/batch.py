@@ -1,13 +1,13 @@
-"""One micro-batch: records of the logs, and all that follows from them.
+"""One micro-batch: append records of the logs, and update all other tables from them.
 
-``read_batch`` appends what a plan names to ``records``; the commit has the batch's number and the
-positions after it. ``fold_batch`` makes all other tables of the batch from the lake alone, so that
-it may be repeated, whatever became of the logs. Spark sends the records of each job to one
-partition, where ``tables.fold`` folds all jobs of the partition by columns.
+``read_batch`` appends a plan's records to ``records``; the commit has the batch's number and its
+end positions. ``fold_batch`` computes all other tables of the batch from the lake alone, so it can
+be repeated even if logs are gone. Spark sends the records of each job to one partition, where
+``tables.fold`` folds all jobs of the partition by columns.
 
-Jobs and attempts that may still change, and the records that later batches need (``_open``), lie
-in files of some thousand rows. A batch rewrites only those with a job that it touches: by a record
-of its own, its due time, a step of its log's clock, a gap, or a child that goes on with it.
+Jobs and attempts that may still change, and the records for later batches (``_open``), are in files
+of some thousand rows. A batch rewrites only files with a job that it touches: by a record of the
+job, its due time, a step of its log's clock, a gap, or a child log that continues the job.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _EMPTY: Final = rows_of(FOLDED.empty_table(), {})
 SCHEMAS: Final = {
     RECORDS: RECORD, JOBS: _EMPTY.jobs.schema, ATTEMPTS: _EMPTY.attempts.schema, OPEN: KEPT,
 }  # fmt: skip
-#: Columns of the records by which a batch finds its jobs and logs.
+#: Columns of the records that identify a batch's jobs and logs.
 _NAMES: Final = (
     "device", "log_id", "epoch", "segment", "lsn", "timestamp", "ts_ns", "kind", "job", "step_ns",
 )  # fmt: skip
@@ -85,12 +85,12 @@ _PLAIN: Final = [
     "to_json(headers) AS headers" if name == "headers" else name for name in FOLDED.names
 ]
 _NO_KEYS: Final = RECORD.empty_table().select(KEYS)
-#: Files that one task writes again.
+#: Files that one task rewrites.
 _FILES_OF_TASK: Final = 8
 
 
 class BatchResult(NamedTuple):
-    """Result of a batch; ``jobs_open`` counts all jobs that are open now."""
+    """Result of a batch; ``jobs_open`` counts all jobs of the lake that are still open."""
 
     records: int
     jobs_over: int
@@ -107,14 +107,14 @@ def read_batch(
     positions: pa.Table,
     reading: RowReader,
 ) -> int:
-    """Append what the pieces hold to ``records``, and return the batch's number.
+    """Append the pieces' records to ``records``, and return the batch's number.
 
     Args:
         spark: the session.
-        writer: of the lake.
-        parts: the pieces that each task reads.
-        positions: after the batch, as ``POSITION``.
-        reading: how they are read.
+        writer: writer of the lake.
+        parts: pieces by task.
+        positions: positions after the batch, as ``POSITION``.
+        reading: reader of the pieces.
     """
     lake = writer.lake
     number = lake.batch(RECORDS) + 1
@@ -159,11 +159,11 @@ def _write_part(
 
 
 def fold_batch(spark: SparkSession, writer: LakeWriter) -> BatchResult:
-    """Make the tables of the last batch of ``records`` from the lake; those that have it stay.
+    """Compute, from the lake, each table that lacks the last batch of ``records``.
 
     Args:
         spark: the session.
-        writer: of the lake.
+        writer: writer of the lake.
     """
     lake = writer.lake
     number = lake.batch(RECORDS)
@@ -192,7 +192,7 @@ def _new_records(spark: SparkSession, batch: _Batch) -> DataFrame:
 
 
 def _touched_records(spark: SparkSession, batch: _Batch) -> DataFrame:
-    """Return all records of the jobs that a batch touches, those of a job in one partition."""
+    """Return all records of the touched jobs; each job's records are in one partition."""
     lake, is_needed = batch.lake, sql.col("kind").isin(sorted(CONCERNING))
     rows = _plain(_new_records(spark, batch).where(is_needed))
     if batch.hits[OPEN]:
@@ -202,7 +202,7 @@ def _touched_records(spark: SparkSession, batch: _Batch) -> DataFrame:
             kept.join(sql.broadcast(touched), KEYS, "left_semi").select(rows.columns)
         )
     if batch.born:
-        # A child begins with what its parents wrote: of its log, all that concerns jobs.
+        # A new child log begins with its parents' records of jobs.
         heirs = spark.sql(
             queries.HEIRS,
             every=_plain(frames.frame(spark, lake, RECORDS).where(is_needed)),
@@ -216,7 +216,7 @@ def _touched_records(spark: SparkSession, batch: _Batch) -> DataFrame:
 
 
 def _plain(rows: DataFrame) -> DataFrame:
-    """Return the columns that are folded; a map takes Spark six times as long to hand to Python."""
+    """Return the columns for the fold; a map costs Spark six times as long to pass to Python."""
     return rows.selectExpr(*_PLAIN)
 
 
@@ -246,7 +246,7 @@ def _fold(
 def _rest(
     lake: Folder, touched: pa.Table, files: Sequence[tuple[str, DataFile]]
 ) -> list[tuple[str, DataFile]]:
-    """Write the rows of some files again that a batch does not touch."""
+    """Rewrite the rows of some files that the batch does not touch."""
     made = []
     for table, file in files:
         folder, schema = lake.below(table), SCHEMAS[table]
@@ -287,14 +287,14 @@ def _add_steps(spark: SparkSession, writer: LakeWriter, batch: _Batch) -> None:
 
 
 class _Names(NamedTuple):
-    """What a file's records of a batch name.
+    """Logs and jobs in a file's records of a batch.
 
     Attributes:
-        records: how many there are.
-        logs: whose they are.
-        stepped: logs among them whose clock was set.
+        records: number of records.
+        logs: ids of their logs.
+        stepped: logs among these with a clock step.
         jobs: keys of all jobs.
-        born: keys of jobs that were enqueued here.
+        born: keys of jobs with their enqueue here.
         about: rows about the logs.
     """
 
@@ -327,17 +327,17 @@ def _named(lake: Lake, file: DataFile, number: int) -> _Names:
 
 
 class _Batch:
-    """What a batch touches, from its records and from the tables before it.
+    """Jobs, logs and files that a batch touches, from its records and the tables before it.
 
     Attributes:
-        lake, number, files: of the batch, and the files with its records.
-        records: how many there are.
+        lake, number, files: the lake, the batch's number, and the files with its records.
+        records: number of records.
         touched: keys of the touched jobs.
         hits: by table the files with rows of touched jobs.
         logs: the logs after the batch.
-        folded_logs: those of them that the fold needs.
-        log_rows, log_files: of ``_open``, about whole logs: new rows, and the old files.
-        born: new logs that have parents.
+        folded_logs: logs that the fold needs.
+        log_rows, log_files: new rows of ``_open`` about whole logs, and the files they replace.
+        born: new logs with parents.
         shares: partitions of the fold.
     """
 
@@ -364,7 +364,7 @@ class _Batch:
         stepped = set[str]().union(*(part.stepped for part in parts))
         waiting = self._waiting(self._changed(stepped, before))
         own = _with(_NO_KEYS, pa.concat_tables([_NO_KEYS, *(part.jobs for part in parts)]))
-        # All records of jobs born in this batch are in it.
+        # Jobs that were born in this batch have no records in earlier ones.
         born = pa.concat_tables([_NO_KEYS, *(part.born for part in parts)])
         earlier = own.join(born, KEYS, join_type="left anti") if there else _NO_KEYS
         self.touched = _with(own, waiting)
@@ -379,7 +379,7 @@ class _Batch:
         self.shares = max(1, -(-self.records // SHARE_ROWS), -(-size // SHARE_BYTES))
 
     def inherited(self) -> pa.Table:
-        """Return the spans of the parents' logs that new children begin with."""
+        """Return the spans of parents' logs at the beginning of new children."""
         rows = []
         for child in self.born:
             first = 0
@@ -393,7 +393,7 @@ class _Batch:
     def _name_logs(
         self, known: pa.Table, moved: Collection[str], about: Sequence[pa.Table]
     ) -> None:
-        """Set the logs after the batch, and the rows about them."""
+        """Set ``logs`` and ``log_rows``."""
         has_moved = pc.is_in(known["log_id"], pa.array(sorted(moved), pa.string()))
         changed = log_rows(pa.concat_tables([known.filter(has_moved), *about]))
         rows = pa.concat_tables([known.filter(pc.invert(has_moved)), changed])
@@ -401,7 +401,7 @@ class _Batch:
         self.log_rows = rows.append_column(PART, pa.repeat("log", rows.num_rows))
 
     def _changed(self, stepped: set[str], before: Mapping[str, Log]) -> set[str]:
-        """Return the logs whose open jobs change: by a clock step, a gap, or a child."""
+        """Return the logs with changes to open jobs: by a clock step, a gap, or a child."""
         changed = stepped | {log_id for log_id, _ in _past_gaps(self.logs) - _past_gaps(before)}
         born = set(self.born)
         return changed | {parent for parent, _, child in edges(self._lineage) if child in born}
@@ -429,7 +429,7 @@ class _Batch:
         return pa.concat_tables(touched)
 
     def _holding(self, table: str, probed: pa.Table) -> list[DataFile]:
-        """Return the files with rows of some jobs that may change."""
+        """Return the files with changeable rows of these jobs."""
         numbers = np.sort(probed["job"].to_numpy())
         holding = []
         for file in self.open_files if table == OPEN else self.lake.files(table):

@@ -1,4 +1,4 @@
-"""``taskq pipeline run``: the tables of a lake, brought up to date with the logs."""
+"""``taskq pipeline run``: bring the tables of a lake up to date with the logs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,9 @@ if TYPE_CHECKING:
 
 
 class RunReport:
-    """A plain line on stderr for each step, and the summary on stdout.
+    """Print a plain line on stderr for each step, and the summary on stdout.
 
-    As JSON, an object a line for each step; the last one is the summary.
-
-    Args:
-        as_json: whether it is for programs.
+    With ``as_json`` print a JSON object a line for each step; the last one is the summary.
     """
 
     def __init__(self, *, as_json: bool = False) -> None:
@@ -88,8 +85,8 @@ class RunReport:
 
 
 _EVERY_SECONDS: Final = 5
-#: Spark adds up the bytes of a batch for each row that it hands to Python, unless they are
-#: unlimited. Bodies of up to 64 KiB need no limit.
+#: Without a limit Spark need not add up the bytes of each row for Python. Bodies of up to 64 KiB
+#: need no limit.
 _SMALL_BODIES: Final = {
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
     "spark.sql.execution.arrow.maxRecordsPerBatch": "4000",
@@ -108,7 +105,7 @@ def _size(_context: click.Context, _option: click.Parameter, text: str) -> int:
 
 
 class Keep(click.ParamType):  # type: ignore[type-arg] # no generic before click 8.4
-    """How many days are kept, by table: ``90d``, or ``records=30d``."""
+    """Days to keep, by table: ``90d``, or ``records=30d``."""
 
     name = "span"
 
@@ -210,7 +207,7 @@ def run(
         report.starting()
         conf = {} if payloads == "full" else _SMALL_BODIES
         with spark_session("taskq pipeline run", master=master, conf=conf) as session:
-            # Failures are reported by taskq in a line.
+            # taskq reports failures in one line.
             logging.getLogger("py4j").setLevel(logging.CRITICAL)
             while True:
                 summary = _turn(session, writer, options, report)

@@ -1,8 +1,8 @@
-"""Tables that are computed from others by Spark SQL, once at the end of a run.
+"""Tables computed from others by Spark SQL, once at the end of a run.
 
-Each commit names its batch and the versions of jobs and attempts that it was made of. Files that
-came or went since then decide what is made anew: the days of their events in ``rollup_hour``, and
-``failures`` or ``duplicates`` if they have such a row.
+Each commit names its batch and its source versions of jobs and attempts. Files added or removed
+since then decide the rows to recompute: the days of the files' events in ``rollup_hour``, and all
+of ``failures`` or ``duplicates`` if a file has a row for them.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.lake.files import DataFile
     from taskq_plugins.spark.lake.store import Lake, LakeWriter
 
-#: The columns that say on which days a row counts.
+#: Columns with the moments, and so the days, in which a row counts.
 _MOMENTS: Final = {JOBS: ("enqueued_ns", "settled_ns"), ATTEMPTS: ("ended_ns",)}
 _DAY_NS: Final = 86_400 * 1_000_000_000
 _TEXT: Final = pa.string()
 _EPOCH: Final = date(1970, 1, 1)
-#: The rows that tables are made of; all rows of ``rollup_hour`` count on some day.
+#: Source rows of tables; ``rollup_hour`` uses all rows.
 _MADE_OF: Final = {
     "failures": {
         JOBS: pc.field("state") == "dead",
@@ -54,7 +54,7 @@ _MADE_OF: Final = {
     },
     "duplicates": {JOBS: pc.field("key").is_valid() & pc.field("first_started_ns").is_valid()},
 }
-#: One row per segment file of every log on the hub, as ``SegmentRow``.
+#: One row for each segment of each log, as ``SegmentRow``.
 SEGMENTS: Final = pa.schema(
     [
         ("device", pa.string()), ("log_id", pa.string()), ("segment", pa.int64()),
@@ -74,12 +74,12 @@ DECLARED: Final = pa.schema(
 
 
 class Outside(NamedTuple):
-    """What some tables need beside the lake: of the logs, and the time.
+    """Input of some tables from outside the lake: facts about the logs, and the time.
 
     Attributes:
         segments: as ``SEGMENTS``.
-        declared: breaks that a hub's devices declared, as ``DECLARED``.
-        at_ns: when that was so.
+        declared: breaks declared by a hub's devices, as ``DECLARED``.
+        at_ns: time of these facts.
     """
 
     segments: Sequence[Mapping[str, Any]] = ()
@@ -87,7 +87,7 @@ class Outside(NamedTuple):
     at_ns: int = 0
 
 
-#: Files that came or went since a table was made, by source table; None: all rows may have.
+#: Files added or removed since a table's last version, by source table; None: all rows may differ.
 Changes: TypeAlias = "dict[str, list[DataFile]] | None"
 
 
@@ -102,11 +102,10 @@ def refresh_tables(
 
     Args:
         spark: the session.
-        writer: of the lake.
-        outside: what they need beside the lake.
-        on_table: called with each name first.
-        since: the first day of which all jobs and attempts are there; rollups of days before it
-            stay as they are.
+        writer: writer of the lake.
+        outside: input from outside the lake.
+        on_table: called with each table's name before its computation.
+        since: the first day with all its jobs and attempts; rollups of earlier days stay unchanged.
     """
     lake, number = writer.lake, writer.lake.batch()
     behind: list[str] = [name for name in DERIVED if lake.batch(name) < number]
@@ -144,7 +143,7 @@ def _changed(
 def _made(
     spark: SparkSession, lake: Lake, name: str, outside: Outside, changed: Changes, since: str
 ) -> tuple[DataFrame, list[DataFile]] | None:
-    """Return new rows of a table, and the files that they replace; None if it stays."""
+    """Return new rows of a table, and the files to replace; None if the table stays unchanged."""
     if name == ROLLUP:
         return _rollup(spark, lake, changed, since)
     if name in _MADE_OF:
@@ -160,7 +159,7 @@ def _made(
 def _of_jobs(
     spark: SparkSession, lake: Lake, name: str, changed: Changes
 ) -> tuple[DataFrame, list[DataFile]] | None:
-    """Return failures or duplicates; None if no file that came or went has a row of theirs."""
+    """Return failures or duplicates; None if no changed file has a row for them."""
     if changed is not None and not any(
         lake.rows(table, ["job"], where, [file]).num_rows
         for table, where in _MADE_OF[name].items()
@@ -171,7 +170,7 @@ def _of_jobs(
     if name == "duplicates":
         there = frames.frame(spark, lake, JOBS, jobs)
         return spark.sql(queries.DUPLICATES, jobs=there), lake.files(name)
-    # No job that is over fails or is dead.
+    # Files with only final rows have no dead jobs.
     dead = frames.frame(spark, lake, JOBS, [file for file in jobs if not file.is_over])
     attempts = frames.frame(spark, lake, ATTEMPTS)
     return _failures(spark, {JOBS: dead, ATTEMPTS: attempts}), lake.files(name)

@@ -1,4 +1,4 @@
-"""Spark's part of a run: tables of a lake as frames, and steps on the executors."""
+"""Spark's part of a run: tables of a lake as data frames, and steps on executors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 _RESULT = "result binary"
-#: Fewer rows are one partition: Spark shuffles nothing then, and a shuffle costs more than they do.
+#: Fewer rows form one partition, without a shuffle, which would cost more than the rows.
 _FEW_ROWS: Final = 100_000
 
 
@@ -32,17 +32,17 @@ def frame(
     files: Sequence[DataFile] | None = None,
     schema: pa.Schema | None = None,
 ) -> DataFrame:
-    """Return rows of a table's files, by default of all; the order of the columns may be any.
+    """Return rows of a table's files, by default of all; columns may have any order.
 
-    Spark reads a directory by itself, without Delta's jar. In object storage it would need jars for
-    that: there Python reads on the executors.
+    Spark reads files of a directory without Delta's jar. For object storage it would need further
+    jars, so Python reads the files on the executors.
 
     Args:
         spark: the session.
-        lake: that has the table.
-        table: its name; it need not be there.
-        files: of the table.
-        schema: of the table, if it may not be there.
+        lake: lake of the table.
+        table: name of the table, which may be missing.
+        files: files of the table.
+        schema: schema of the table, if it may be missing.
     """
     chosen = lake.files(table) if files is None else files
     columns = lake.schema(table) if lake.has(table) else schema
@@ -53,7 +53,7 @@ def frame(
         return local(spark, columns.empty_table())
     folder = lake.folder.below(table)
     if not is_address(lake.path):
-        # A lake's directory may be called what Spark would take for a pattern.
+        # Spark could take the name of the lake's directory for a pattern.
         reader = spark.read.option("__globPaths__", "false").option("basePath", folder.uri)
         rows = reader.schema(struct).parquet(*(f"{folder.uri}/{file.path}" for file in chosen))
         return few(rows, chosen)
@@ -68,12 +68,12 @@ def frame(
 
 
 def few(rows: DataFrame, files: Iterable[DataFile]) -> DataFrame:
-    """Return the rows, in one partition if the files that they come from have few."""
+    """Return the rows, in one partition if their files have few rows."""
     return rows.coalesce(1) if sum(file.rows for file in files) < _FEW_ROWS else rows
 
 
 def local(spark: SparkSession, rows: pa.Table) -> DataFrame:
-    """Return rows of the driver's as a frame of one partition."""
+    """Return the driver's rows as a data frame of one partition."""
     return spark.createDataFrame(rows).coalesce(1)
 
 
@@ -83,7 +83,7 @@ def of_parts(
     parts: Sequence[T],
     columns: StructType | str,
 ) -> DataFrame:
-    """Return the rows that a step makes of each part, in a task each."""
+    """Return the rows that a step makes from each part, in one Spark task for each."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -94,14 +94,14 @@ def of_parts(
 
 
 def on_executors(spark: SparkSession, step: Callable[[T], list[R]], parts: Sequence[T]) -> list[R]:
-    """Run a step for each part, a task each, and return what the steps return, as one list."""
+    """Run a step for each part, in one Spark task for each; return all results as one list."""
     if not parts:
         return []
     return gathered(of_parts(spark, lambda part: results([step(part)]), parts, _RESULT))
 
 
 def on_partitions(rows: DataFrame, step: Callable[[pa.Table], list[R]]) -> list[R]:
-    """Run a step for all rows of each partition, and return what the steps return."""
+    """Run a step on the rows of each partition; return all results as one list."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         there = list(batches)
@@ -116,13 +116,13 @@ def stage(
     parted: Sequence[str],
     finish: Callable[[pa.Table], pa.Table] = lambda table: table,
 ) -> tuple[list[DataFile], pa.Schema]:
-    """Write the rows of a frame into a table's directory, by the executors.
+    """Write a data frame into a table's directory, on the executors.
 
     Args:
-        rows: of the frame.
-        folder: of the table.
-        parted: the columns that the table is partitioned by.
-        finish: adds columns that SQL has no function for.
+        rows: the data frame.
+        folder: directory of the table.
+        parted: partition columns of the table.
+        finish: adds columns for which SQL has no function.
     """
     plain: pa.Schema = to_arrow_schema(rows.schema, timezone="UTC")
 
@@ -138,4 +138,4 @@ def results(made: Iterable[list[Any]]) -> Iterator[pa.RecordBatch]:
 
 
 def gathered(rows: DataFrame) -> list[Any]:
-    return [item for row in rows.collect() for item in pickle.loads(row[0])]  # noqa: S301 - our executors made it
+    return [item for row in rows.collect() for item in pickle.loads(row[0])]  # noqa: S301 - from our executors

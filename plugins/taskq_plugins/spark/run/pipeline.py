@@ -1,12 +1,12 @@
-"""A run: what is new in the logs, batch by batch, into the tables of a lake.
+"""A run: read new records of the logs, batch by batch, into the tables of a lake.
 
 ::
 
     with Lake.open("lake", create=True).writer() as writer:
         update(spark, writer, RunOptions(journals="hub/devices"))
 
-``taskq pipeline run`` is this in a session of its own. In a notebook, or by ``spark-submit``, it is
-the session that is there.
+``taskq pipeline run`` does this in a session of its own. In a notebook or under ``spark-submit``
+use the existing session.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 _BODY_BYTES_MAX: Final = 64 * 1024
 #: Bytes of log that one task reads.
 PART_BYTES: Final = 4 * 1024 * 1024
-#: Time between two removals of old files by a run that stays open: each lists every file.
+#: Time between two removals of old files by a continuous run; each removal lists every file.
 _VACUUM_SECONDS: Final = 600
-#: Hears of each batch of a run.
+#: Called after each batch of a run: number, result, seconds.
 OnBatch: TypeAlias = Callable[[int, batches.BatchResult, float], None]
-#: How often a batch is planned anew because something went before it was read.
+#: Plans of one batch at most; a segment that vanishes before it is read needs a new plan.
 _TRIES: Final = 5
 
 
@@ -59,9 +59,9 @@ class RunOptions:
     max_bytes: int = 64 * 1024 * 1024
     corrupt: str = "fail"
     fail_on_data_loss: bool = True
-    #: "full": large payloads and results are not left out
+    #: "full" stores large payloads and results, too
     payloads: str = "keep"
-    #: days to keep, by table; missing: all days
+    #: days to keep, by table; all days of other tables
     keep_days: Mapping[str, int] = field(default_factory=dict)
 
     def kept_from(self, table: str) -> str:
@@ -91,9 +91,9 @@ class Summary(NamedTuple):
     """Result of a run.
 
     Attributes:
-        problems: logs that were not read further.
-        skipped: what was passed over.
-        passed: damage in copies of logs in place of which another copy was read.
+        problems: logs that could not be read to their ends.
+        skipped: skipped records.
+        passed: damage in copies of logs, if another copy was read instead.
     """
 
     batches: int
@@ -112,20 +112,20 @@ def update(
     on_batch: OnBatch = lambda *_: None,
     on_table: Callable[[str], None] = lambda _: None,
 ) -> Summary:
-    """Read what is new, fold it into the tables, and refresh the derived ones.
+    """Read new records, fold them into the tables, and refresh the derived tables.
 
-    A batch that was begun before is finished first, from the lake alone.
+    An unfinished batch of an earlier run is completed first, from the lake alone.
 
     Args:
         spark: the session; none of its settings is changed.
-        writer: of the lake.
-        options: what is read, and how.
-        on_batch: called with each batch's number, its result, and the seconds that it took.
-        on_table: called with the name of each derived table first.
+        writer: writer of the lake.
+        options: options of the run.
+        on_batch: called with each batch's number, result, and duration in seconds.
+        on_table: called with the name of each derived table before its computation.
 
     Raises:
-        LakeError: the lake cannot be used, or somebody else writes to it.
-        PipelineFailed: Spark failed; what was committed before stands.
+        LakeError: the lake cannot be used, or another process writes to it.
+        PipelineFailed: Spark failed; earlier commits remain.
     """
     started, lake, source = time.monotonic(), writer.lake, options.of_source()
     committed, finished = lake.reached()
@@ -179,14 +179,14 @@ def _refresh(
 ) -> list[str]:
     for table in filter(writer.lake.has, options.keep_days):
         writer.drop_days(table, options.kept_from(table))
-    # The rollups' sources are gone, maybe since an earlier run: older days stay unchanged.
+    # Sources of older days were removed, perhaps by an earlier run: these rollups stay unchanged.
     since = max(map(writer.lake.kept_from, (JOBS, ATTEMPTS)))
     with spark_errors():
         return refresh_tables(spark, writer, outside, on_table, since)
 
 
 def _read(spark: SparkSession, writer: LakeWriter, options: RunOptions, seen: Any) -> Plan:
-    """Plan the next batch and append its records; plan anew if a piece went meanwhile."""
+    """Plan the next batch and append its records; plan again if a piece vanished meanwhile."""
     sight, targets = seen
     source = options.of_source()
     for turn in range(_TRIES):
@@ -220,7 +220,7 @@ def _read(spark: SparkSession, writer: LakeWriter, options: RunOptions, seen: An
 
 
 def outside_of(sight: FleetSnapshot) -> Outside:
-    """Return what the derived tables need of the logs as they stand."""
+    """Return the derived tables' input from the logs."""
     segments, declared = [], []
     for log in sight.logs.values():
         segments += log.segments
@@ -236,7 +236,7 @@ def outside_of(sight: FleetSnapshot) -> Outside:
 
 
 def keep_in_order(writer: LakeWriter) -> None:
-    """Write small files together, and remove what nobody needs any more."""
+    """Merge small files, and remove files without use."""
     is_due = time.monotonic() >= writer.vacuum_due
     writer.upkeep(vacuum=is_due)
     if is_due:
@@ -245,7 +245,7 @@ def keep_in_order(writer: LakeWriter) -> None:
 
 @contextmanager
 def spark_errors() -> Iterator[None]:
-    """Inside, an error of Spark's becomes one of a line."""
+    """Convert Spark's errors in the block to errors with a message of one line."""
     try:
         yield
     except TaskqError:

@@ -1,8 +1,8 @@
-"""Uploads: calls in Parquet files beside the log, which one process ingests part by part.
+"""Uploads: calls in Parquet files in the log's directory, ingested part by part by one process.
 
-``write_parts`` runs anywhere that the log's directory is reached. ``publish`` names the parts that
-count, in one step. ``ingest`` puts their jobs into the log, each transaction with the place that it
-comes to, so that it may be killed and begun again. No Spark.
+``write_parts`` runs on any machine that reaches the log's directory. ``finish`` publishes the list
+of valid parts in one step and ingests their jobs. Each transaction includes the position that it
+reaches, so an ingest can be killed and repeated. No Spark.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Ingested(NamedTuple):
     """Result of an upload.
 
     Attributes:
-        jobs: in its parts.
-        is_new: False if all of it was ingested before; then nothing was done.
+        jobs: number of jobs in its parts.
+        is_new: False if the whole upload was ingested before; then nothing was done.
         duplicates: jobs left out because of a held key.
     """
 
@@ -74,9 +74,9 @@ class Upload(NamedTuple):
     """Jobs that belong together.
 
     Attributes:
-        data_dir: of the log.
-        source: name of the log's source that they come from.
-        batch: which of the source's batches they are; 0 if there is only one.
+        data_dir: directory of the log.
+        source: name of their source, for the log's positions.
+        batch: number of the source's batch; 0 if there is only one.
     """
 
     data_dir: Path
@@ -87,10 +87,10 @@ class Upload(NamedTuple):
     def folder(self) -> Path:
         return self.data_dir / FOLDER / f"{self.source}@{self.batch}"
 
-    # -- anywhere ---------------------------------------------------------------------------------
+    # -- on any machine ---------------------------------------------------------------------------
 
     def write_parts(self, calls: Iterable[list[Call[Any]]]) -> list[Part]:
-        """Write calls, some at a time, into parts, all on disk when this returns."""
+        """Write calls into parts; all are durable when this returns."""
         parts: list[Part] = []
         writer: pq.ParquetWriter | None = None
         path, count = self.folder, 0
@@ -125,7 +125,7 @@ class Upload(NamedTuple):
             return pq.ParquetWriter(path, _SCHEMA, compression="zstd")
 
     def _make_folder(self) -> None:
-        """Make the folder for the users of the log's directory alone."""
+        """Create the folder, accessible only to users of the log's directory."""
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = stat.S_IMODE(self.data_dir.stat().st_mode) & 0o770 | 0o700
         for path in (self.folder.parent, self.folder):
@@ -134,10 +134,10 @@ class Upload(NamedTuple):
                 path.chmod(mode)
 
     def discard(self, parts: Iterable[Part] | None = None) -> None:
-        """Remove parts that nobody published; None: all of them."""
+        """Remove unpublished parts; None: all of them."""
         names = {part.name for part in self.published() or ()}
         paths = self.folder.glob("*.parquet") if parts is None else map(self._path, parts)
-        with suppress(FileNotFoundError):  # a folder that vanishes while it is listed
+        with suppress(FileNotFoundError):  # the folder may vanish while it is listed
             for path in [path for path in paths if path.name not in names]:
                 path.unlink(missing_ok=True)
         with suppress(OSError):
@@ -149,7 +149,7 @@ class Upload(NamedTuple):
     # -- in one process ---------------------------------------------------------------------------
 
     def published(self) -> list[Part] | None:
-        """Return the parts that count, None if there are none yet."""
+        """Return the published parts, or None."""
         with suppress(FileNotFoundError):
             return self._manifest()
         return None
@@ -158,26 +158,26 @@ class Upload(NamedTuple):
         return [Part(*part) for part in json.loads((self.folder / _MANIFEST).read_bytes())]
 
     def finish(self, parts: list[Part] | None) -> Ingested:
-        """Publish the parts, unless others were, and ingest what the log does not have yet.
+        """Publish the parts, unless others were published before, and ingest the missing jobs.
 
         Args:
-            parts: None for an upload that was published before.
+            parts: parts to publish; None if the upload was published before.
 
         Raises:
             LogError: the log cannot be written; repeat the upload under the same name.
         """
-        with ThreadPoolExecutor(1, "taskq-ingest") as pool:  # there may be a loop in this thread
+        with ThreadPoolExecutor(1, "taskq-ingest") as pool:  # this thread may run an event loop
             return pool.submit(asyncio.run, self._finish(parts)).result()
 
     async def _finish(self, parts: list[Part] | None) -> Ingested:
         if parts == [] and self.published() is None:
             return Ingested(0, is_new=False)
-        # This process ingests, and leaves the log's upkeep to workers.
+        # This process leaves the log's upkeep to workers.
         app = TaskQ(self.data_dir, upkeep=False)
         try:
             lost: FileNotFoundError | None = None
             while True:
-                # Another process may be at the same upload. If it ends, it removes the folder.
+                # Another process may ingest the same upload and remove the folder at the end.
                 at = await app.position(self.source)
                 begun = _place(at, self.batch)
                 if begun is None:
@@ -199,11 +199,11 @@ class Upload(NamedTuple):
             _sweep(self.folder.parent)
 
     def _publish(self, parts: list[Part] | None) -> list[Part]:
-        """Return the parts that count: these, unless others were published before."""
+        """Publish these parts, unless others were published before; return the published ones."""
         if parts is None or self.published() is not None:
             return self._manifest()
         for part in parts:
-            self._path(part).stat()  # else no later writing could mend the upload
+            self._path(part).stat()  # fail now: a published upload without its parts stays broken
         own = self.folder / f"{secrets.token_hex(8)}.json"
         with own.open("w") as file:
             json.dump(parts, file)
@@ -224,7 +224,7 @@ class Upload(NamedTuple):
                     "batch": self.batch, "part": number, "row": behind, "duplicates": duplicates
                 }  # fmt: skip
                 handles = await app.ingest(self.source, calls, position, after=at)
-                # Duplicates in the last transaction before a kill are unknown, and not counted.
+                # Duplicates in the last transaction before a kill are unknown and not counted.
                 duplicates += sum(handle.duplicate for handle in handles)
                 at = position
             row = 0
@@ -236,7 +236,7 @@ class Upload(NamedTuple):
 
 
 def _place(at: Any, batch: int) -> tuple[int, int, int] | None:
-    """Return (part, row, duplicates) where to go on; None: the batch was ingested before."""
+    """Return (part, row, duplicates) to continue from; None if the batch was ingested before."""
     if at is None or at["batch"] < batch:
         return 0, 0, 0
     if at["batch"] > batch or "jobs" in at:
@@ -245,7 +245,7 @@ def _place(at: Any, batch: int) -> tuple[int, int, int] | None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed writers left unpublished long ago."""
+    """Remove old, unpublished parts of killed writers."""
     with suppress(OSError):
         for path in folder.iterdir():
             is_old = path.stat().st_mtime < time.time() - _LEFT_SECONDS
@@ -255,7 +255,7 @@ def _sweep(folder: Path) -> None:
 
 def _closed(writer: pq.ParquetWriter, path: Path, jobs: int) -> Part:
     writer.close()
-    with suppress(FileNotFoundError):  # publishing finds out whether the upload is done
+    with suppress(FileNotFoundError):  # ``_publish`` finds out whether the upload is complete
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -307,7 +307,7 @@ def _extras(text: str | None, key: bytes | None) -> Extras | None:
 
 
 def _calls(path: Path, row: int) -> Iterator[tuple[list[Call[Any]], int]]:
-    """Yield the calls of a part from a row on, and the row after them."""
+    """Yield lists of calls of a part from a row on, each with the row after it."""
     made: dict[tuple[Any, ...], Call[Any]] = {}
     behind = 0
     with pq.ParquetFile(path) as file:

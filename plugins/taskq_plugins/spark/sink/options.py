@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 _SPANS: Final = ("delay", "expires", "window", "keep")
 _NUMBERS: Final = ("priority", "attempts")
-#: Options that may stand before a key is known: they are looked at once more with each key.
+#: Options that need a key; they are checked again with each row's key.
 KEY_OPTIONS: Final = frozenset({"window", "until"})
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@=+-]{0,149}")
-#: As they are spelled in messages.
+#: Options, as spelled in messages.
 _KNOWN: Final = (
     "path", "task", "queue", "priority", "attempts", "delay", "expires", "window", "until",
     "headers", "keep", "compress", "app", "upload",
@@ -43,8 +43,8 @@ class SinkOptions:
 
     Attributes:
         data_dir: the task log's directory, absolute.
-        task: name of the task, "" for none.
-        changes: options of an enqueue.
+        task: name of the task, or "".
+        changes: options of the enqueue.
         app: ``module:app`` with defaults and argument checks; "" for none.
         upload: name that makes a second write a repetition; "" for none.
     """
@@ -58,7 +58,7 @@ class SinkOptions:
     def load_app(self) -> TaskQ | None:
         if not self.app:
             return None
-        from taskq_workers.runs.loader import load_app  # noqa: PLC0415 - few name an app
+        from taskq_workers.runs.loader import load_app  # noqa: PLC0415 - the option app is rare
 
         return load_app(self.app)
 
@@ -119,7 +119,7 @@ def _changes(options: Mapping[str, str]) -> OptionChanges:
     values = {name: _read(name, options[name]) for name in names if name in options}
     changes: OptionChanges = values  # type: ignore[assignment]
     probe: OptionChanges = {**changes, "key": "k"} if KEY_OPTIONS & values.keys() else changes
-    # Checked here, so that a wrong option fails before a single row is read.
+    # Check now, so that a wrong option fails before any row is read.
     Options().changed(probe).spec("", Flag(0))
     return changes
 
@@ -145,7 +145,7 @@ def _one_of(known: Sequence[str]) -> tuple[Callable[[str], str], str]:
     return {name: name for name in known}.__getitem__, " or ".join(known)
 
 
-#: Parser of an option, and the values it takes; other options are text.
+#: Parser and possible values of an option; other options are text.
 _READS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
     "priority": (int, "a whole number"),
     "attempts": (int, "a whole number"),
@@ -156,7 +156,7 @@ _READS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
 
 
 def check_upload_name(name: str, what: str = "upload") -> str:
-    """Return the name of an upload, which is a folder's while its rows are ingested."""
+    """Return the name of an upload if it is valid as a folder's name, too."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{what} name {name!r:.60} becomes a file's name: it may have up to 150 ASCII letters, "
@@ -193,7 +193,7 @@ def _is_headers(kind: pa.DataType) -> bool:
     return bool(types.is_map(kind) and _is_text(kind.key_type) and _is_text(kind.item_type))
 
 
-#: Columns that are no arguments: what they may be, in words, and by a test of their type.
+#: Reserved columns, which are not arguments: their types in words, and a test of the type.
 RESERVED: Final[dict[str, tuple[str, Check]]] = {
     "task": ("text", _is_text),
     "queue": ("text", _is_text),
@@ -227,7 +227,7 @@ class FrameColumns(NamedTuple):
 
 
 def shape_of(schema: pa.Schema, *, task: str) -> FrameColumns:
-    """Return the columns' parts. ``task`` is the name that stands for all rows, "" for none."""
+    """Return the columns by use. ``task`` is the task's name for all rows, or ""."""
     names = list(schema.names)
     twice = {name for name in names if names.count(name) > 1}
     if twice:
@@ -255,7 +255,7 @@ def shape_of(schema: pa.Schema, *, task: str) -> FrameColumns:
 def _check(name: str, kind: pa.DataType) -> None:
     if types.is_dictionary(kind):
         kind = kind.value_type
-    if types.is_null(kind):  # a column of nulls alone, as files have them
+    if types.is_null(kind):  # files may have columns of only nulls
         return
     if name in RESERVED:
         words, fits = RESERVED[name]

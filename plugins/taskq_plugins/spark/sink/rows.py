@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from taskq import Task, TaskQ
     from taskq.hooks import Enqueuer, OptionChanges
 
-#: Rows that are turned into calls at a time, and bytes of them.
+#: Rows that are converted to calls at a time, and their bytes.
 ROWS_MAX: Final = 4_096
 ROWS_BYTES_MAX: Final = 64 * 1024 * 1024
-#: Recipes that are kept.
+#: Cached recipes.
 RECIPES_MAX: Final = 4_096
 _SPANS: Final = frozenset({"window", "delay", "expires"})
 #: Characters of a row, and of one value in it, that an error shows.
 _SHOWN_MAX: Final = 240
 _VALUE_SHOWN_MAX: Final = 60
 _SHOWN_TASKS_MAX: Final = 10
-#: Stands for the row's key.
+#: Placeholder for the row's key.
 _SOME_KEY: Final = "k"
 
 
@@ -41,8 +41,8 @@ class BadRow(UsageError):
     """A row that cannot become a job; nothing of its data frame was enqueued.
 
     Attributes:
-        row: its number among those given, from 0.
-        values: what stood in it, cut short.
+        row: number of the row, from 0.
+        values: its content, cut short.
     """
 
     def __init__(self, row: int, values: str, problem: str, place: str = "") -> None:
@@ -53,7 +53,7 @@ class BadRow(UsageError):
 
 
 class Recipe(NamedTuple):
-    """How jobs of one kind are enqueued."""
+    """Options of the enqueue for rows of one kind."""
 
     plain: Call[Any]
     known: Task[..., Any] | None
@@ -84,17 +84,17 @@ class Recipe(NamedTuple):
         if key is None:
             return call
         encoded = key_bytes(task or "a job", key)
-        assert call.extras is not None  # it was made with some key
+        assert call.extras is not None  # the recipe's call has a key
         return replace(call, extras=replace(call.extras, key=encoded))
 
 
 class RowCalls:
-    """Turns the batches of one data frame into calls.
+    """Converts the batches of one data frame to calls.
 
     Args:
         options: defaults of all rows.
         app: source of defaults and argument checks, or None.
-        place: name of the data frame in errors, with a row number; "" for none.
+        place: name of the data frame for errors with a row number, or "".
     """
 
     def __init__(self, options: SinkOptions, app: TaskQ | None = None, place: str = "") -> None:
@@ -105,10 +105,10 @@ class RowCalls:
         self._made: dict[tuple[Any, ...], Recipe] = {}
 
     def calls(self, batch: pa.RecordBatch) -> Iterator[list[Call[Any]]]:
-        """Yield the calls of a batch, some at a time.
+        """Yield lists of a batch's calls.
 
         Raises:
-            BadRow: a row cannot be a job.
+            BadRow: a row cannot become a job.
         """
         shape_of(batch.schema, task=self._options.task)
         count = max(min(ROWS_MAX, ROWS_BYTES_MAX * batch.num_rows // max(batch.nbytes, 1)), 1)
@@ -137,7 +137,7 @@ class RowCalls:
         return calls
 
     def _blame(self, batch: pa.RecordBatch, begun: int, error: Exception) -> Exception:
-        """Return the error with its row: that after the last call, or one that does not convert."""
+        """Return the error with its row: the row after the last call, or an earlier bad value."""
         if isinstance(error, BadRow):
             return error
         if batch.num_rows > 1 and not begun:
@@ -165,7 +165,7 @@ class RowCalls:
         if "headers" in changes:
             changes["headers"] = dict(changes["headers"])
         if "eta" in changes:
-            changes["delay"] = None  # the row's own moment, against the delay of all rows
+            changes["delay"] = None  # the row's own moment overrides the delay of all rows
         changes = {**self._options.changes, **changes}
         if changes.get("delay", 0) is None:
             del changes["delay"]
@@ -186,7 +186,7 @@ class RowCalls:
             )
         chosen, flags = (Options(), Flag(0)) if known is None else known.kind()
         if not has_key and chosen.key is None:
-            # How long a key is held says nothing of a row that has none.
+            # Options about keys do not apply to a row without a key.
             for name in KEY_OPTIONS & changes.keys():
                 del changes[name]  # type: ignore[misc]
         enqueuer = None
@@ -277,7 +277,7 @@ def _unmapped(value: Any, kind: pa.DataType) -> Any:
 
 def _span(name: str, value: Any) -> Any:
     if isinstance(value, str):
-        # Files have moments as text; a span of time has no colon.
+        # A file may have a moment as text; unlike a duration, it has a colon.
         return _moment(name, value) if name == "expires" and ":" in value else span(value)
     return float(value) if isinstance(value, Decimal) else value
 

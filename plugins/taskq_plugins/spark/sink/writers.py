@@ -1,4 +1,4 @@
-"""The writers that Spark calls: on the executors for rows, on the driver to publish them."""
+"""The writers that Spark calls: on executors to write rows, on the driver to publish them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-#: Spark gives each task of a stream its query, named by the checkpoint, and its batch.
+#: Properties of a stream's Spark task: its query, named by the checkpoint, and its batch.
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
 
@@ -37,8 +37,8 @@ class TaskOutput(WriterCommitMessage):
     """Output of one task.
 
     Attributes:
-        stream: its query, "" in a batch.
-        parts: the files that it wrote.
+        stream: the query; "" outside a stream.
+        parts: the files that the task wrote.
     """
 
     stream: str
@@ -64,10 +64,10 @@ def stream_writer(
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Makes jobs of a data frame, once, however often it is written under a name.
+    """Enqueues the rows of a data frame as jobs, once even if it is written again under its name.
 
     Args:
-        options: where they go, and what stands for all rows.
+        options: target and defaults of the rows.
     """
 
     def __init__(self, options: SinkOptions) -> None:
@@ -87,15 +87,15 @@ class BatchWriter(DataSourceArrowWriter):
             )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        del messages  # messages of failed tasks are missing
+        del messages  # failed tasks have none
         self._upload.discard()
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Makes jobs of a stream's batches, each once, however often it is written.
+    """Enqueues the batches of a stream as jobs, each once even if Spark repeats it.
 
     Args:
-        options: where they go, and what stands for all rows.
+        options: target and defaults of the rows.
     """
 
     def __init__(self, options: SinkOptions) -> None:
@@ -132,9 +132,9 @@ def _checked(options: Mapping[str, str], schema: StructType, *, overwrite: bool)
             "see taskq cancel --queue"
         )
     checked = parse_options(options)
-    # Any zone will do, but there must be one.
+    # Any time zone will do, but Spark needs one.
     shape_of(to_arrow_schema(schema, timezone="UTC"), task=checked.task)
-    checked.load_app()  # here as well, so that a wrong name fails before any row is read
+    checked.load_app()  # also here, so that a wrong name fails before any row is read
     return checked
 
 

@@ -1,8 +1,8 @@
-"""The logs of a directory as they stand: segments, durable ends, and what cannot be read.
+"""Current state of the logs of a directory: segments, durable ends, unreadable parts.
 
-A restored or copied log is a log of its own, whose directory begins with its parent's segments.
-Here the unit is the log that wrote a segment, wherever that stands: a parent is read from its own
-directory, or, without one, from the child that has most of it.
+A restored or copied log is a log of its own; its directory begins with its parent's segments. This
+module groups segments by the log that wrote them, in any directory: a parent is read from its own
+directory or, without one, from the child with most of its segments.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from taskq_plugins.fleet.places import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Logs by path as they stood, and what the system said of their files: most are silent mostly.
+#: Earlier results by path, with the stat values of their files, since most logs rarely change.
 _seen: Final[places.Memory[str, tuple[dict[str, FileFacts], list[LogInventory]]]] = places.Memory()
 
 
 @dataclass(frozen=True, eq=False)
 class LogInventory:
-    """The segments that one log wrote, and how far they may be read.
+    """The segments that one log wrote, and their durable end.
 
     Attributes:
-        log: the directory, and the log that wrote these segments: itself or a parent.
-        left_out: segments that are there but cannot be used, and why.
-        bound: of a parent in a child's directory the first lsn that it does not share; else 0.
-        copies: by their first lsn all files of the segments that are there more than once.
+        log: the directory, and the log that wrote these segments: the directory's own or a parent.
+        left_out: unusable segments, with the reasons.
+        bound: for a parent in a child's directory, the first lsn that they do not share; else 0.
+        copies: by first lsn all files of each segment with more than one.
     """
 
     log: LogPlace
@@ -55,12 +55,12 @@ class LogInventory:
 
     @cached_property
     def parents(self) -> list[tuple[str, int]]:
-        """Return (id, first lsn that it does not share) of each parent, the oldest first."""
+        """Return (id, first lsn that it does not share) of each parent, oldest first."""
         return [(str(log_id), next_lsn) for log_id, next_lsn in self.log.identity.parents]
 
     @cached_property
     def breaks(self) -> list[inventory.DeclaredBreak]:
-        """Return the gaps that a hub's copy declares."""
+        """Return the declared gaps of a hub's copy."""
         return inventory.breaks(self.log)
 
     @cached_property
@@ -81,7 +81,7 @@ class LogInventory:
         return self.start_of(self.places[0])
 
     def joined(self, other: LogInventory) -> LogInventory:
-        """Return what this directory and another one have of the log, which has the same bytes."""
+        """Return the union of two directories' segments of the same log."""
         ahead, behind = self, other
         if self.end.place < other.end.place:
             ahead, behind = other, self
@@ -128,7 +128,7 @@ def _extent(place: SegmentPlace) -> tuple[bool, int]:
 
 
 class Problem(NamedTuple):
-    """Why a log cannot be read, or not to its end; ``log_id`` is "" where it is not known.
+    """Reason why a log cannot be read to its end; ``log_id`` is "" if it is not known.
 
     ``is_whole``: nothing of the log can be read.
     """
@@ -144,9 +144,9 @@ class Problem(NamedTuple):
 
 
 class FleetSnapshot(NamedTuple):
-    """The logs of a directory at a moment, in nanoseconds since 1970, by id.
+    """The logs of a directory by id, at a moment in nanoseconds since 1970.
 
-    ``passed`` has by log id what cannot be used of a copy and stands whole in another.
+    ``passed`` has, by log id, problems of a copy with a whole second copy.
     """
 
     logs: dict[str, LogInventory]
@@ -155,7 +155,7 @@ class FleetSnapshot(NamedTuple):
     passed: Mapping[str, list[str]] = MappingProxyType({})
 
     def problem_of(self, device: str, log_id: str) -> str:
-        """Return why a log that is not there cannot be read, "" if nobody knows."""
+        """Return why a missing log cannot be read, or "" if the reason is unknown."""
         own = [each for each in self.problems if log_id == each.log_id]
         near = [each for each in self.problems if device == each.device and not each.log_id]
         return next((problem.text for problem in own + near), "")
@@ -169,7 +169,7 @@ def look(root: Path | str, devices: frozenset[str] | None = None) -> FleetSnapsh
         devices: names of devices, or log ids; None for all.
 
     Raises:
-        FleetError: there is no such directory.
+        FleetError: the directory does not exist.
     """
     problems: list[Problem] = []
     at_ns = time.time_ns()
@@ -247,7 +247,7 @@ def _inventories(log: LogPlace) -> Iterator[LogInventory]:
 
 def _as_seen(log: LogPlace) -> list[LogInventory] | None:
     facts, standings = _seen.get(log.path) or ({}, None)
-    # It is another as soon as anything happens in the log's own directory.
+    # Any change in the log's own directory invalidates the result.
     if not standings or standings[-1].log is not log:
         return None
     is_same = all(places.facts_of(path) == fact for path, fact in facts.items())
@@ -255,9 +255,9 @@ def _as_seen(log: LogPlace) -> list[LogInventory] | None:
 
 
 def _remember(log: LogPlace, standings: list[LogInventory], at_ns: int) -> None:
-    """Remember a log whose inspection is final and that has not changed for a while.
+    """Cache the result for a log that can be read to its end and has not changed for a while.
 
-    Any change of a log that may be read to its end changes its facts.
+    Any change of such a log changes its stat values.
     """
     standing = standings[-1]
     if any(each.left_out for each in standings):
@@ -270,11 +270,11 @@ def _remember(log: LogPlace, standings: list[LogInventory], at_ns: int) -> None:
         _seen[log.path] = facts, standings
 
 
-# -- places in a log -------------------------------------------------------------------------------
+# -- positions in a log ----------------------------------------------------------------------------
 
 
 def at_border(standing: LogInventory, place: SegmentPlace, offset: int) -> Position:
-    """Return the position at a border of frames: after the frame that ends there."""
+    """Return the position at an offset between frames."""
     here = standing.start_of(place)
     if offset <= START:
         return here
@@ -286,13 +286,13 @@ def at_border(standing: LogInventory, place: SegmentPlace, offset: int) -> Posit
         if frame + header.size == offset:
             return here.behind(frame, header)
         following = file.first_from(offset, place.size_bytes)
-    # After damage the frame before does not count: what is between was passed over.
+    # After damage the frame before does not count, since the damage was skipped.
     lsn = header.next_lsn if following is None else following[1].first_lsn
     return here._replace(offset=offset, lsn=lsn)
 
 
 def at_lsn(standing: LogInventory, lsn: int) -> Position:
-    """Return the frame with an lsn, or the first later one; the end without such a frame."""
+    """Return the position of the frame with an lsn, or of the first later one; else the end."""
     chain = standing.from_segment(0)
     if not chain:
         return standing.end
@@ -300,7 +300,7 @@ def at_lsn(standing: LogInventory, lsn: int) -> Position:
     end = standing.size(place)
     with standing.open(place) as file:
         offset = START
-        while frame := file.first_from(offset, end):  # beyond damage, too
+        while frame := file.first_from(offset, end):  # skips damage
             offset, header = frame
             if header.next_lsn > lsn:
                 return standing.start_of(place)._replace(offset=offset, lsn=header.first_lsn)

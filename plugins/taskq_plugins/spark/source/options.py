@@ -1,4 +1,4 @@
-"""The options of ``spark.read.format("taskq")``: read once, checked, and from then on typed."""
+"""The options of ``spark.read.format("taskq")``: checked once and converted to types."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class ReadOptions(BaseModel):
     )
     corrupt_mode: Annotated[str, _reads(str.lower), Field(pattern="^(fail|skip)$")] = "fail"
     include_details: Flag = False
-    #: No option of the source: a log that cannot be read is held, even where a loss is accepted.
+    #: Internal: hold a log that cannot be read, even if a loss is accepted.
     holds: bool = False
 
 

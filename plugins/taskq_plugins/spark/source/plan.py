@@ -1,7 +1,7 @@
-"""Plan what is read of logs next, as pieces from where they were left. No Spark, and no state.
+"""Plan the next pieces to read from logs, starting at their positions. No Spark, and no state.
 
-A position moves only with bytes that are in the plan. A log that cannot be read further keeps its
-position, which says why (``held``); the others go on.
+A position moves only over bytes in the plan. If a log cannot be read further, it keeps its position
+with the reason (``held``), and reading of the other logs continues.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ Positions: TypeAlias = Mapping[str, Position]
 
 #: No limit.
 UNLIMITED: Final = 2**62
-#: Least bytes of a log's turn: an even share among thousands of logs would be less than a frame.
+#: Least bytes of a log's turn, since an even share among thousands of logs could be below a frame.
 SHARE_BYTES_MIN: Final = 256 * 1024
 #: Cause of a gap made by the log's own compaction.
 COMPACTION: Final = "compaction took it"
 _COMPACTED: Final = kinds.name_of(Kind.COMPACTED)
 _NOTHING: Final = pa.schema([])
-#: A stretch is not cut for the sake of less than this part of a partition.
+#: A stretch is cut only if at least this part of a partition (1/8) is still free.
 _CUT_MIN: Final = 8
-#: How often a plan is begun anew because compaction took a segment meanwhile.
+#: Tries of a plan; it is repeated when compaction removes a segment meanwhile.
 _TRIES: Final = 5
 _log: Final = logging.getLogger("taskq")
 
 
 class Stretch(NamedTuple):
-    """Bytes of one segment, from one border of frames to another; and the break before them."""
+    """Whole frames of one segment, and the break before them."""
 
     log: LogPlace
     place: SegmentPlace
@@ -85,7 +85,7 @@ class Stretch(NamedTuple):
 
     def piece(self, start: int, end: int) -> Piece:
         log, place = self.log, self.place
-        # From 0 on the header is checked, too.
+        # A piece from 0 on includes the header, which is checked.
         begin = 0 if start == START < end else start
         behind = self.behind if start == self.start else None
         return Piece(
@@ -99,11 +99,11 @@ class Plan(NamedTuple):
     Attributes:
         pieces: by partition.
         ends: positions in all logs.
-        problems: why a log is not read further, by log id or device.
-        skipped: what is passed over, in words.
-        passed: what was read from another copy, in words.
-        left: what remains after this.
-        parents: of each log (id, first lsn that it does not share), the oldest first.
+        problems: reasons why logs are not read further, by log id or device.
+        skipped: skipped records, in words.
+        passed: damage avoided by reading another copy, in words.
+        left: unread rest after this plan.
+        parents: for each log (id, first lsn that it does not share), oldest first.
     """
 
     pieces: list[list[Piece]]
@@ -116,7 +116,7 @@ class Plan(NamedTuple):
 
 
 class UnreadRest(NamedTuple):
-    """Unread rest of logs."""
+    """Size of the unread rest of logs."""
 
     size_bytes: int = 0
     records: int = 0
@@ -133,20 +133,20 @@ def plan(
     """Plan the next batch.
 
     Args:
-        options: what to read, and what to do about missing and damaged records.
-        positions: how far each log was read; a log that is not there begins.
-        max_bytes: upper bound of the batch; a single larger frame is read all the same.
-        sight: the logs, if they were looked at already.
-        targets: ends to plan to, and no other log; None for the current ends.
+        options: options of the reader, also for missing and damaged records.
+        positions: position in each log; other logs are read from their beginning.
+        max_bytes: upper bound of the batch, unless a single frame is larger.
+        sight: an existing snapshot of the logs, or None.
+        targets: ends to plan to, for these logs only; None for the current ends of all.
 
     Raises:
-        DataLoss, Unreadable: a log cannot be read, and ``options`` do not say to go on.
+        DataLoss, Unreadable: a log cannot be read, and ``options`` do not allow to continue.
     """
     sight = sight or logs.look(options.path, options.devices)
     for _ in range(_TRIES):
         try:
             return _plan(options, positions, max_bytes, sight, targets)
-        except FileNotFoundError as error:  # compaction took a segment since the look
+        except FileNotFoundError as error:  # compaction removed a segment since the snapshot
             gone, known = str(error.filename), sight.logs
             sight = logs.look(options.path, options.devices)
             same = {log_id: log for log_id, log in sight.logs.items() if log_id in known}
@@ -170,7 +170,7 @@ def _plan(
         if (end := standing.end if targets is None else targets.get(log_id))
         and not batch.is_at(log_id, end)
     ]
-    # The log with the oldest position first: each gets its turn.
+    # The log with the oldest position comes first, so each gets its turn.
     waiting.sort(key=lambda log: (log.here.time_ns, log.standing.log.log_id))
     while waiting and batch.take(waiting):
         waiting = [rest for rest in map(batch.rest_of, waiting) if rest is not None]
@@ -182,12 +182,12 @@ def _plan(
 
 
 def between(options: ReadOptions, begins: Positions, ends: Positions) -> list[list[Piece]]:
-    """Return the pieces of a batch that was planned before; what went since is passed over.
+    """Return the pieces of a batch that was planned before; records lost since are skipped.
 
     Raises:
-        DataLoss: something went, and ``options`` do not say to go on.
+        DataLoss: records were lost, and ``options`` do not allow to continue.
     """
-    if options.fail_on_data_loss == "hold":  # its offsets stand: what cannot be read now is a gap
+    if options.fail_on_data_loss == "hold":  # its end is fixed: unreadable records become a gap
         options = options.model_copy(update={"fail_on_data_loss": "false", "holds": True})
     moved = {log_id: end for log_id, end in ends.items()
              if log_id not in begins or begins[log_id].place != end.place}  # fmt: skip
@@ -216,7 +216,7 @@ def between(options: ReadOptions, begins: Positions, ends: Positions) -> list[li
 
 
 class Backlog(NamedTuple):
-    """A log with something to read: from ``here`` up to ``target``."""
+    """A log with unread records: from ``here`` up to ``target``."""
 
     standing: LogInventory
     here: Position
@@ -224,16 +224,14 @@ class Backlog(NamedTuple):
 
 
 class _Batch:
-    """A batch that is being planned.
+    """A batch during planning.
 
     Attributes:
-        chosen: what is read.
-        ends: positions after that.
-        problems: why a log is not read further, by log id or device.
-        skipped: what is passed over, in words.
-        passed: what is read from another copy, in words.
-        passes: whether missing records are passed over.
-        targets: ends to plan to, where these are not the logs'.
+        chosen: stretches to read.
+        ends: positions after these.
+        problems, skipped, passed: as in ``Plan``.
+        passes: whether missing records are skipped.
+        targets: ends to plan to, if not the logs' ends.
     """
 
     def __init__(
@@ -258,11 +256,11 @@ class _Batch:
         self._holds = options.holds or options.fail_on_data_loss == "hold"
         self._skips = options.corrupt_mode != "fail"
         self._waiting: dict[str, Backlog] = {}
-        #: logs of which not even the first bytes read
+        #: logs without a single readable byte
         self._held = set[str]()
 
     def note_problems(self) -> None:
-        """Note what cannot be read at all; a log whose device has another one was replaced."""
+        """Note logs that cannot be read at all, unless their device now has another log."""
         sight, chosen = self._sight, self._options.devices
         for problem in sight.problems:
             self.problems[problem.log_id or problem.device] = problem.text
@@ -287,7 +285,7 @@ class _Batch:
             self.ends[log_id] = at._replace(held=held)
 
     def is_at(self, log_id: str, end: Position) -> bool:
-        """Return whether a log was read to its end; then it is held no more."""
+        """Return whether a log was read to its end; if so, it is no longer held."""
         here = self._before.get(log_id)
         if here is None or (here.place, here.time_ns) != (end.place, end.time_ns):
             return False
@@ -295,14 +293,14 @@ class _Batch:
         return True
 
     def take(self, waiting: Sequence[Backlog]) -> bool:
-        """Share the room among logs, a parent before its children; False if nothing was taken."""
+        """Divide the free bytes among logs, parents first; return False if nothing was taken."""
         room, self._waiting = self._room, {log.standing.log.log_id: log for log in waiting}
         for log_id in list(self._waiting):
             self._take(log_id)
         return 0 < self._room < room
 
     def rest_of(self, backlog: Backlog) -> Backlog | None:
-        """Return what is left of a log that may be read further."""
+        """Return the rest of a log that can be read further, or None."""
         at = self.ends.get(backlog.standing.log.log_id)
         if at is None or at.held or at.place >= backlog.target.place:
             return None
@@ -331,14 +329,14 @@ class _Batch:
         self._room -= sum(stretch.size_bytes for stretch in taken)
 
     def _is_read(self, parent: str, at: Position | None, next_lsn: int) -> bool:
-        """Return whether a parent was read to where its child goes on, as far as that is there."""
+        """Return whether a parent was read up to its child's beginning, or as far as possible."""
         end = self.targets.get(parent) or self._sight.logs[parent].end
         if not end.segment or parent in self._held:
             return True
         return at is not None and (bool(at.held) or at.lsn >= min(next_lsn, end.lsn))
 
     def _advance(self, backlog: Backlog, room: int) -> tuple[Position, list[Stretch]]:
-        """Return (where the log is read to, what is read of it)."""
+        """Return the new position in a log, and the stretches before it."""
         standing, here, target = backlog
         taken: list[Stretch] = []
         begun = here._replace(held="")
@@ -364,7 +362,7 @@ class _Batch:
         return begun, taken
 
     def _checked(self, standing: LogInventory, stretch: Stretch) -> tuple[list[Stretch], str]:
-        """Return what is read of a stretch, from copies that are whole, and why it stops there."""
+        """Return the readable parts of a stretch, from whole copies, and the problem after them."""
         copies, stops = standing.copies_of(stretch.place), self._holds and not self._skips
         parts, problem = [stretch], ""
         if stops or len(copies) > 1:
@@ -376,7 +374,7 @@ class _Batch:
         return parts, problem
 
     def on_loss(self, error: LogError) -> None:
-        """Raise what is missing or cannot be read, unless the options pass it over."""
+        """Raise the error, unless the options skip missing or unreadable records."""
         if not (self._skips if isinstance(error, LogHeld) else self.passes):
             raise error
         self._skip(str(error))
@@ -387,7 +385,7 @@ class _Batch:
 
 
 def _within(stretch: Stretch, room: int, *, may_be_more: bool) -> Stretch | None:
-    """Return the beginning of a stretch that has room, in whole frames; None without one."""
+    """Return the first whole frames of a stretch that fit; None if no frame fits."""
     if stretch.size_bytes <= room:
         return stretch
     if room <= 0 and not may_be_more:
@@ -404,14 +402,16 @@ def _within(stretch: Stretch, room: int, *, may_be_more: bool) -> Stretch | None
 def _whole_parts(
     stretch: Stretch, copies: Sequence[SegmentPlace], passed: list[str]
 ) -> tuple[list[Stretch], Stretch, str]:
-    """Return parts that can be decoded, each from a copy, the rest, and what is wrong with it.
+    """Return the decodable parts, each from some copy, the rest, and the problem of the rest.
 
-    ``passed`` gets what is wrong with copies in place of which another one is read.
+    ``passed`` gets the problems of copies that another copy replaced.
     """
     parts, problem = list[Stretch](), ""
     while stretch.start < stretch.end:
         problems, part = list[str](), None
-        for place in sorted(copies, key=lambda copy: copy.epoch):  # without one it does not read
+        for place in sorted(
+            copies, key=lambda copy: copy.epoch
+        ):  # copies without an epoch are unreadable
             end = min(stretch.end, place.size_bytes)
             if part is None and stretch.start < end:
                 part, problem = _readable(stretch._replace(place=place, end=end))
@@ -426,7 +426,7 @@ def _whole_parts(
 
 
 def _readable(stretch: Stretch) -> tuple[Stretch | None, str]:
-    """Return what of a stretch can be decoded, and what is wrong with the next byte."""
+    """Return the decodable beginning of a stretch, and the problem after it."""
     try:
         for _ in decode(stretch.piece(stretch.start, stretch.end), _NOTHING):
             pass
@@ -466,7 +466,7 @@ def _decoded_to(stretch: Stretch) -> int:
     return end
 
 
-# -- from where a log was left ---------------------------------------------------------------------
+# -- continue from a position ----------------------------------------------------------------------
 
 
 def stretches(
@@ -477,7 +477,7 @@ def stretches(
 ) -> Iterator[Stretch]:
     """Yield the bytes from a position to ``end`` by segment, each with the break before it.
 
-    ``on_loss`` gets what is missing between; it raises, or accepts it.
+    ``on_loss`` gets an error for missing records; it raises the error or accepts the loss.
     """
     here, behind = _resumed(standing, position, on_loss)
     last, end_offset = end
@@ -510,10 +510,10 @@ def _whole_end(standing: LogInventory, place: SegmentPlace) -> int:
 def _resumed(
     standing: LogInventory, at: Position, on_loss: Callable[[LogError], None]
 ) -> tuple[Position, Break | None]:
-    """Return where to go on, and the break before.
+    """Return the position to continue from, and the break before it.
 
-    That differs from the position if compaction removed the segment after it was read, if a
-    recovery moved frames, or if a loss is accepted.
+    It differs from ``at`` if compaction removed the segment after it was read, if a recovery moved
+    frames, or if a loss is accepted.
     """
     if not at.segment:
         return standing.earliest, None
@@ -523,7 +523,7 @@ def _resumed(
         on_loss(LogHeld(text) if text else vanished)
         return at, None
     if at.lsn >= (standing.bound or at.lsn + 1):
-        return at, None  # read to its end from its own directory, which is gone
+        return at, None  # a parent that was read to its end from its own, now missing directory
     place = standing.find(at.segment)
     if place is not None:
         with standing.open(place) as file:
@@ -532,7 +532,7 @@ def _resumed(
         moved = _moved(standing, at)
         if moved is not None:
             return moved, None
-        # A clone may have less of a segment that compaction took.
+        # A clone may have less of a segment that compaction removed from the original.
         if place.size_bytes >= at.offset:
             raise LogHeld(
                 f"device {at.device}: {segment_name(at.segment)}, offset {at.offset}, of log "
@@ -546,7 +546,7 @@ def _resumed(
 def _elsewhere(
     standing: LogInventory, at: Position, on_loss: Callable[[LogError], None]
 ) -> tuple[Position, Break | None]:
-    """Return where to go on after a segment that is not there any more."""
+    """Return the position to continue from after a missing segment, and the break."""
     following = next((place for place in standing.places if place.first_lsn >= at.lsn), None)
     if following is None:
         moved = logs.at_lsn(standing, at.lsn)
@@ -571,7 +571,7 @@ def _elsewhere(
 
 
 def _moved(standing: LogInventory, at: Position) -> Position | None:
-    """Return the end of the frame that was read last, if a recovery wrote it to another place."""
+    """Return the end of the last read frame, if a recovery moved this frame."""
     stood = logs.at_lsn(standing, at.lsn - 1)
     place = standing.find(stood.segment)
     if place is None or not at.frame:
@@ -588,14 +588,14 @@ def _stands(file: SegmentFile, at: Position) -> bool:
         return False
     if at.frame:
         header = file.frame_at(at.frame)
-        if header is None:  # damaged since it was read
+        if header is None:  # the frame was damaged after it was read
             return True
         is_last = (header.next_lsn, header.time_ns) == (at.lsn, at.time_ns)
         return is_last and at.frame + header.size == at.offset
     if at.offset in {START, file.size_bytes}:
         return True
     header = file.frame_at(at.offset)
-    # Nothing readable stands there after damage.
+    # After damage there may be no readable frame.
     return header is None or header.first_lsn >= at.lsn
 
 
@@ -655,11 +655,11 @@ def _loss(at: Position, segment: int, goes_on: str) -> DataLoss:
     return loss_of(at.device, f"segment {segment_name(segment)}", at.lsn, goes_on)
 
 
-# -- what is there, and what is left ---------------------------------------------------------------
+# -- presence and rest -----------------------------------------------------------------------------
 
 
 def check_found(options: ReadOptions, sight: FleetSnapshot) -> None:
-    """Refuse a directory without logs, and devices that are not there."""
+    """Raise an error for a directory without logs, or for missing devices."""
     if not sight.logs and not sight.problems:
         if options.devices is not None:
             names = ", ".join(sorted(options.devices)[:5])
@@ -671,7 +671,7 @@ def check_found(options: ReadOptions, sight: FleetSnapshot) -> None:
 
 
 def left(sight: FleetSnapshot, ends: Positions) -> UnreadRest:
-    """Return how much of the logs is not read yet."""
+    """Return the unread rest of the logs."""
     size = records = count = 0
     for log_id, standing in sight.logs.items():
         of_log = left_of(standing, ends.get(log_id) or standing.earliest)
@@ -681,7 +681,7 @@ def left(sight: FleetSnapshot, ends: Positions) -> UnreadRest:
 
 
 def left_of(standing: LogInventory, here: Position) -> UnreadRest:
-    """Return how much of one log is not read yet."""
+    """Return the unread rest of one log."""
     if here.place >= standing.end.place:
         return UnreadRest()
     size = records = 0
@@ -705,8 +705,8 @@ def left_of(standing: LogInventory, here: Position) -> UnreadRest:
 def pack(between: Iterable[Stretch], target_bytes: int) -> list[list[Piece]]:
     """Return pieces by partition, in the order of the stretches: about ``target_bytes`` in each.
 
-    Few partitions, since each costs Spark about 28 ms.
-    A pure function of the stretches and of bytes that never change.
+    There are few partitions, since each costs Spark about 28 ms. The result depends only on the
+    stretches and on bytes that never change.
     """
     parts: list[list[Piece]] = []
     room = 0

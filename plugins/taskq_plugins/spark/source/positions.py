@@ -1,4 +1,4 @@
-"""Places in logs, as a stream's offsets keep them, and why reading stops at one."""
+"""Positions in logs, the form of a stream's offsets, and errors that stop reading."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class OptionError(UsageError):
     """An option is unknown, missing, or has a value that is not allowed.
 
     Attributes:
-        option: its name.
+        option: name of the option.
     """
 
     def __init__(self, option: str, message: str) -> None:
@@ -44,18 +44,18 @@ class OptionError(UsageError):
 
 
 class Unreadable(LogError):
-    """A log or a segment cannot be read, by its permissions or its content."""
+    """A log or a segment cannot be read, because of its permissions or its content."""
 
     def __init__(self, cause: LogError) -> None:
         super().__init__(f"{cause}; with the option corruptMode=skip it is left out")
 
 
 class DataLoss(LogError):
-    """Records that were to be read are not in the log any more, or never came with it."""
+    """Unread records are missing from the log, or were never copied."""
 
 
 def loss_of(device: str, where: str, lsn: int, goes_on: str) -> DataLoss:
-    """Return the error for a device's records from an lsn on, and where reading may go on."""
+    """Return the error for a device's missing records from an lsn on; ``goes_on`` ends the gap."""
     return DataLoss(
         f"device {device}: {where} is missing, which held records from lsn {lsn} on: compaction "
         f"took it before it was read, or it was not copied; {_GO_ON} {goes_on}"
@@ -63,7 +63,7 @@ def loss_of(device: str, where: str, lsn: int, goes_on: str) -> DataLoss:
 
 
 class LogVanished(DataLoss):
-    """A log that was being read is not there any more, and its device has no other."""
+    """A partly read log is missing, and its device has no other log."""
 
     def __init__(self, device: str, log_id: str) -> None:
         super().__init__(
@@ -73,4 +73,4 @@ class LogVanished(DataLoss):
 
 
 class LogHeld(DataLoss):
-    """A log of which nothing can be read before something is gone; with its own words."""
+    """A log cannot be read until its problem is solved; the message is the problem's own."""

@@ -1,4 +1,4 @@
-"""Reading logs once, as Spark asks for it: the partitions of a batch, and their rows."""
+"""The readers that Spark calls: plan the partitions of a batch, and read their rows."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Pieces(InputPartition):
 
 
 class _Reader:
-    """The part of both readers.
+    """Common part of both readers.
 
     Args:
-        options: what to read.
-        reading: how.
+        options: options of the source.
+        reading: reader of the rows.
     """
 
     def __init__(self, options: ReadOptions, reading: RowReader) -> None:
@@ -58,7 +58,7 @@ class _Reader:
 
 
 class BatchReader(_Reader, DataSourceReader):
-    """Reads what stands in the logs now."""
+    """Reads the current records of the logs."""
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
@@ -73,9 +73,8 @@ class BatchReader(_Reader, DataSourceReader):
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads every record once, batch by batch.
 
-    An offset is how far each log was read, by log id: a log that is not in it begins with the batch
-    in which it is first seen. A device that was reinstalled or restored has another log, and that
-    is a stream of its own.
+    An offset has the position in each log, by log id. A new log begins with the first batch that
+    sees it. A reinstalled or restored device has another log, which is read from its beginning.
     """
 
     def __init__(self, options: ReadOptions, reading: RowReader) -> None:
@@ -85,7 +84,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._count = 0
 
     def __reduce__(self) -> tuple[type[StreamReader], tuple[ReadOptions, RowReader]]:
-        # Tasks need not carry the driver's knowledge of the logs.
+        # Tasks do not need the driver's snapshot of the logs.
         return StreamReader, (self._options, self._reading)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
@@ -118,10 +117,10 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return positions_to_json(planned.ends)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's
-        """Return what stands in the progress as ``latestOffset``: how much there is to read yet.
+        """Return the unread rest, which Spark shows in the progress as ``latestOffset``.
 
-        PySpark asks a source that is written in Python neither for metrics nor for a description
-        (Java's name of an object stands there), so this is where both go.
+        PySpark asks a Python source neither for metrics nor for a description, so this is the only
+        place for both.
         """
         if self._planned is None:
             return None
@@ -136,7 +135,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         }
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return what lies between two offsets; raises as ``plan.between``."""
+        """Return the partitions between two offsets; raises like ``plan.between``."""
         parts = plan.between(self._options, positions_from_json(start), positions_from_json(end))
         return [Pieces(part) for part in parts]
 
@@ -147,7 +146,7 @@ def spark_schema(*, details: bool) -> StructType:
 
 
 def arrow_schema(wanted: StructType) -> pa.Schema:
-    """Return the columns that Spark asks for, as batches must have them to the letter."""
+    """Return the schema that batches must have exactly for Spark's columns."""
     schema = to_arrow_schema(wanted, timezone="UTC")
     for field in schema:
         if field.name not in DETAILS.names:

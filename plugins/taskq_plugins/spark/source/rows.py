@@ -1,4 +1,4 @@
-"""Pieces into the batches that Spark takes: runs on the executors."""
+"""Decode pieces into batches for Spark, on executors."""
 
 from __future__ import annotations
 
@@ -27,17 +27,14 @@ from taskq.errors import FormatError
 from taskq_plugins.spark.source.positions import Unreadable, loss_of
 
 _log: Final = logging.getLogger("taskq")
-#: Small pieces that are decoded together.
+#: Small pieces decoded together at most.
 _TOGETHER_MAX: Final = 256
-#: Batches are joined up to this size: a few compressed payloads may be as large.
+#: Batches are joined up to this size; a few compressed payloads may be as large.
 JOINED_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class RowReader(NamedTuple):
-    """How rows are read; everything that an executor needs to know.
-
-    ``schema`` is what Spark expects, exactly.
-    """
+    """Reads rows on an executor; ``schema`` is exactly the schema that Spark expects."""
 
     schema: pa.Schema
     skips_damage: bool

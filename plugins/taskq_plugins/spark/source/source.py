@@ -1,4 +1,4 @@
-"""The data source ``taskq`` as Spark sees it; what it needs is imported when it is needed."""
+"""The data source ``taskq`` for Spark, with late imports."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""One row per job, with its attempts, from the records of logs: by columns, and no Spark.
+"""Fold the records of logs by columns, without Spark, into a row per job and per attempt.
 
-``taskq.log.read.jobs.each_job`` is the reference. A job begins with its ENQUEUED record, or, if no
-one read that segment, with the first record that carries it. Records of a job without either make
-no row, and purged jobs make none. Relative moments shift by the later steps of the clock.
+``taskq.log.read.jobs.each_job`` is the reference. A job begins with its ENQUEUED record or, if that
+segment was not read, with the first record that carries the whole job. Without either, and after a
+purge, the job has no row. Relative moments shift by later steps of the clock.
 
 ``wait_ns`` of an attempt is the time from when a worker could have claimed the job to the claim. It
-counts from the enqueue, or from the due time if later; after a retried or returned attempt from its
-end or the end of its backoff; after a requeue from there. A job that compaction rewrote waits since
-the moment in its record. For attempts known only from such a record the backoff is unknown: they
-count from the end of the attempt before, the first from the enqueue. ``run_ns`` is the time from
-claim to end. Neither contains clock changes that the log recorded. Both are at least 0, and null if
-unknown: while the job runs, and after lost attempts or ends.
+counts from the enqueue, or from the due time if later; after a retried or released attempt from its
+end or the end of its backoff; after a requeue from the requeue. A job that compaction rewrote waits
+from the moment in its record. For attempts known only from such a record the backoff is unknown:
+they count from the end of the attempt before, the first from the enqueue. ``run_ns`` is the time
+from claim to end. Clock changes that the log recorded are excluded from both. Both are at least 0,
+and null if unknown: while the job runs, and after lost attempts or ends.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from taskq_plugins.spark.tables.logs import (
 if TYPE_CHECKING:
     from taskq.views import AttemptView
 
-#: Attempts of one job that are kept; of more, the latest: as many as the Python fold keeps.
+#: Latest attempts of one job that are kept, as in the Python fold.
 ATTEMPTS_SHOWN: Final = 100
 _LONG: Final = pa.int64()
 _TEXT: Final = pa.string()
@@ -69,9 +69,9 @@ _READY, _SCHEDULED, _DONE = (
     STATE[str(state)] for state in (State.READY, State.SCHEDULED, State.SUCCEEDED)
 )
 _LOST: Final = STATE[LOST]
-#: An attempt ends by the next event, or is lost with its worker.
+#: Outcomes of an attempt: the event that ends it, or lost with its worker.
 _OUTCOMES: Final = pa.array([*KINDS, "lost"], _TEXT)
-#: An attempt within a carried record; ``of`` is the place of its job.
+#: An attempt within a carried record; ``of`` is the index of its job.
 _ATTEMPT: Final = pa.schema(
     [
         ("of", _LONG), ("number", pa.int32()), ("owner", _TEXT), ("started_ns", _LONG),
@@ -85,14 +85,14 @@ class FoldResult(NamedTuple):
     """Result of a fold: the columns of jobs with a row.
 
     Attributes:
-        events: all events, of other jobs as well.
+        events: all events, including events of jobs without a row.
         born, placed: first event of each job, and the last with its queue or due time.
-        state: of each job, as a code.
-        is_over: whether nothing can change the row of each job any more.
+        state: state of each job, as a code.
+        is_over: whether the row of each job is final.
         columns: other recomputed columns, by name.
-        attempts: of all jobs; ``of`` is the place of the job.
+        attempts: attempts of all jobs; ``of`` is the index of the job.
         kept: events for later batches.
-        passed: jobs to skip if a record carries them again, as places among all.
+        passed: jobs to skip if a record carries them again, as indexes among all.
     """
 
     events: Events
@@ -109,8 +109,8 @@ class FoldResult(NamedTuple):
 def fold(records: pa.Table, logs: Mapping[str, Log]) -> FoldResult:
     """Fold the records of some jobs.
 
-    ``records`` holds all records of these jobs and rows of kind "told", in any order; ``logs`` the
-    state of their logs, these records included.
+    ``records`` has all records of these jobs and rows of kind "told", in any order. ``logs`` is the
+    state of their logs, including these records.
     """
     jobs = _Jobs(Events(records, logs))
     state, due_ns = jobs.standing()
@@ -136,13 +136,13 @@ def fold(records: pa.Table, logs: Mapping[str, Log]) -> FoldResult:
 
 
 class Parted(NamedTuple):
-    """What a log's gaps, its parents and its children say of each job.
+    """Effects of a log's gaps, parents and children on each job.
 
     Attributes:
-        state, due_ns: of jobs that are lost others than before.
-        exists: whether the job has a row; what was finished before a log began is its parent's.
-        is_over: whether nothing can change the row any more.
-        continued_in: the child that goes on with it.
+        state, due_ns: columns after the change of lost jobs.
+        exists: whether the job has a row; jobs that ended before a log began belong to its parent.
+        is_over: whether the row is final.
+        continued_in: the child log that continues the job.
     """
 
     state: Ints
@@ -162,8 +162,8 @@ class _Jobs:
     Attributes:
         events: all of them.
         born: first event of each job.
-        is_acting, acting: events that change jobs, and their places in order.
-        last: last of these for each job.
+        is_acting, acting: mask of the events that change jobs, and their indexes in order.
+        last: last of these events for each job.
         placed: last event with the job's queue or due time.
         settling: last event that settled or restarted the job.
     """
@@ -232,7 +232,7 @@ class _Jobs:
         return Parted(state, due_ns, exists, final, child)
 
     def writers(self) -> dict[str, pa.Array]:
-        """Return the logs in which each job was enqueued, and ended."""
+        """Return the logs of each job's enqueue and end."""
         events, logs = self.events, self.events.logs
         ended = np.where(self.settling >= 0, self.settling, self.born)
         settled = pa.array(self.settled_ns() == NONE)
@@ -291,7 +291,7 @@ class _Jobs:
             text(events.taken("value", np.where(tells, teller, -1))),
             text(events.taken("result", np.where(is_told & ~is_done, born, -1))),
         )
-        # Attempts that were counted before a requeue are not asked for a reason any more.
+        # Attempts before a requeue no longer give the reason.
         asked = is_told & ~is_done & (np.maximum(events.attempt[born], 0) > 0)
         asked &= np.isin(np.arange(len(asked)), list(early)) & reason.is_null().to_numpy(False)
         others = [early[job] for job in np.flatnonzero(asked).tolist()]
@@ -300,8 +300,8 @@ class _Jobs:
     def kept(self, is_open: Mask) -> tuple[Ints, Ints]:
         """Return (events for later batches, jobs to skip when carried again).
 
-        The first event that carries a job is needed. After a gap the last one shows that the job
-        still exists.
+        Later batches need the first event that carries a job. After a gap, the last event shows
+        that the job still exists.
         """
         events = self.events
         repeats = IS_REPEAT[events.kind]
@@ -344,7 +344,7 @@ def _early(jobs: _Jobs) -> tuple[pa.Table, dict[int, str]]:
 
 
 def _told(view: AttemptView, before_ns: int | None) -> dict[str, Any]:
-    """Return an attempt that a carried record holds; it could be claimed since ``before_ns``."""
+    """Return an attempt from a carried record; the job could be claimed since ``before_ns``."""
     ended_ns = view.ended_ns or None
     return {
         "number": view.number,
@@ -388,18 +388,18 @@ def _claimed(jobs: _Jobs) -> pa.Table:
 
 
 def _wait_ns(events: Events, before: Ints, claim: Ints, is_first: Mask) -> Ints:
-    """Return how long jobs could be claimed until they were.
+    """Return the wait of each claim.
 
     Args:
-        events: all of them.
-        before: of each claim the event before it that placed the job, or ended an attempt.
-        claim: places of the claims.
-        is_first: whether the job began with the event before.
+        events: all events.
+        before: for each claim the earlier event that placed the job, or ended an attempt.
+        claim: indexes of the claims.
+        is_first: whether ``before`` is the job's first event.
     """
     kind, ts_ns, due_ns = events.kind[before], events.ts_ns[before], events.due_ns[before]
     enqueued_ns, is_wall = events.enqueued_ns[before], events.due_is_wall[before]
     is_placed = is_first | IS_EDIT[kind]
-    later = np.maximum(ts_ns, due_ns)  # NONE is before all
+    later = np.maximum(ts_ns, due_ns)  # NONE is the least number
     waits, is_ready = (events.state[before] == state for state in (_SCHEDULED, _READY))
     due = np.where(is_ready & (due_ns == NONE) | waits & is_wall, enqueued_ns, due_ns)
     due = np.where(is_ready | waits, due, NONE)
@@ -410,7 +410,7 @@ def _wait_ns(events: Events, before: Ints, claim: Ints, is_first: Mask) -> Ints:
     since_ns += events.logs.stepped(
         events.log[events.of[claim]], events.lsn[before], events.lsn[claim]
     )
-    # A date does not shift.
+    # A date does not shift with the clock.
     is_dated = is_placed & is_wall & (events.behind[before] == _SCHEDULED)
     since_ns = np.where(is_dated, np.maximum(since_ns, due_ns), since_ns)
     return np.where(is_known, np.maximum(events.ts_ns[claim] - since_ns, 0), NONE)
@@ -422,11 +422,11 @@ def _ends(
     """Return columns about the ends of attempts.
 
     Args:
-        events: all of them.
-        of: places of the jobs, in order.
-        started_ns: when the attempts began.
-        first: first event with each attempt.
-        end: the event that ended it, -1 for none.
+        events: all events.
+        of: indexes of the jobs, in order.
+        started_ns: begin of each attempt.
+        first: first event of each attempt.
+        end: last event of each attempt, or -1.
     """
     has_end = end >= 0
     steps = events.logs.stepped(events.log[of], events.lsn[first], events.lsn[end])
@@ -458,18 +458,18 @@ def _shown(attempts: pa.Table, jobs: Ints) -> pa.Table:
 KEYS: Final = ["log_id", "job"]
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _STATES: Final = pa.array(STATES, pa.string())
-#: Columns of a row from its first event, and from the last with its queue or due time.
+#: Columns of a job from its first event, and from the last event with its queue or due time.
 _OF_BIRTH: Final = ("attempts_max", "key", "headers", "value", "flags", "epoch")
 _OF_PLACE: Final = ("device", "log_id", "job_id", "job", "queue", "task", "priority")
 
 
 class JobRows(NamedTuple):
-    """Rows of the jobs that a batch touches."""
+    """Rows of the jobs in a batch."""
 
     jobs: pa.Table
     attempts: pa.Table
-    #: records that later batches need, and a row of kind "told" for each job that began with a
-    #: record that carries it and is over or purged: compaction may write it again
+    #: records for later batches, and a row of kind "told" for each finished or purged job that
+    #: began with a carrying record, since compaction may write such a record again
     kept: pa.Table
 
 
@@ -482,9 +482,8 @@ def rows_of(records: pa.Table, logs: Mapping[str, Log]) -> JobRows:
     """Fold the records of some jobs.
 
     Args:
-        records: all of these jobs: of the batch, and what was kept of them. Their order is of no
-            account.
-        logs: what is known of their logs, the batch included.
+        records: all records of these jobs, from the batch and kept from earlier ones, in any order.
+        logs: state of their logs, including the batch.
     """
     folded = fold(records, logs)
     jobs = _jobs(folded)
@@ -544,7 +543,7 @@ def _jobs(folded: FoldResult) -> pa.Table:
 
 def _attempts(jobs: pa.Table, tried: pa.Table) -> pa.Table:
     names = ["device", "log_id", "job_id", "job", "queue", "task", "key", "is_over"]
-    # Ends that a parent wrote are in its rows.
+    # Attempts that ended in a parent are rows of the parent.
     tried = tried.filter(pc.fill_null(tried["is_own"], fill_value=True))
     job = jobs.select(names).take(tried["of"])
     columns = {name: job[name] for name in names[:-1]}

@@ -1,4 +1,4 @@
-"""State of whole logs: steps of their clocks, breaks, and places read."""
+"""State of whole logs: steps of their clocks, breaks, and the parts that were read."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 Ints: TypeAlias = "npt.NDArray[np.int64]"
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
-#: Parents of each log, the oldest first: (log, the first lsn that it no longer wrote).
+#: Parents of each log, oldest first: (log, the lsn after its last shared record).
 Lineage: TypeAlias = Mapping[str, Sequence[tuple[str, int]]]
 
-#: Stands for no number, as null does in Arrow ...
+#: Null among integers.
 NONE: Final = int(np.iinfo(np.int64).min)
-#: ... and for an lsn behind all.
+#: An lsn after all others.
 NEVER: Final = int(np.iinfo(np.int64).max)
 STEPS: Final = frozenset(map(kinds.name_of, kinds.STEPS))
 #: Columns of the last record of a stretch.
@@ -39,39 +39,39 @@ _LAST: Final = ("device", "epoch", "timestamp", "ts_ns")
 class Log(NamedTuple):
     """State of one log over all batches."""
 
-    #: time of the last record that was read: as of then a job still waits or is ready
+    #: time of the last read record; states are as of this time
     now_ns: int
     #: steps of its clock by lsn
     steps: Sequence[tuple[int, int]]
-    #: the stretches that were read without a gap: (first lsn, last)
+    #: parts that were read without a gap: (first lsn, last lsn)
     stretches: Sequence[tuple[int, int]]
-    #: declared gaps: (first lsn after it, where the log ended when it was declared)
+    #: declared gaps: (first lsn after the gap, end of the log at the declaration)
     gaps: Sequence[tuple[int, int]] = ()
     device: str = ""
     parents: Sequence[tuple[str, int]] = ()
-    #: logs that went on with this one's: (first lsn of its own, log, whether on the same device)
+    #: logs that continue this one: (their first own lsn, log, whether on the same device)
     children: Sequence[tuple[int, str, bool]] = ()
 
     @property
     def begins(self) -> int:
-        """Return the first lsn that the log itself wrote."""
+        """Return the log's first own lsn."""
         return self.parents[-1][1] if self.parents else 0
 
     def is_past(self, gap: tuple[int, int]) -> bool:
         return any(last + 1 >= gap[1] for _, last in self.stretches)
 
     def lost_before(self) -> int:
-        """Return the lsn after which every unfinished job appears again: one after a gap."""
+        """Return the lsn after a gap; every unfinished job has a later record."""
         return max((gap[0] for gap in self.gaps if self.is_past(gap)), default=0)
 
 
 class LogColumns:
-    """State of some logs, for rows sorted by their place among these.
+    """State of some logs in columns, for rows sorted by the index of their log.
 
     Attributes:
         now_ns, begins, lost_before: as in ``Log``.
-        is_replaced: whether a child took the log's place on its device.
-        has_gaps: whether there are any.
+        is_replaced: whether a child replaced the log on its device.
+        has_gaps: whether any log has a gap.
     """
 
     def __init__(self, logs: Sequence[Log], names: Sequence[str]) -> None:
@@ -86,7 +86,7 @@ class LogColumns:
         self.has_gaps = np.array([bool(log.gaps) for log in logs], np.bool_)
 
     def stepped(self, of: Ints, first: Ints, last: Ints | None = None) -> Ints:
-        """Return nanoseconds that clocks were set by between lsns; None: since the first.
+        """Return the sum of clock steps between lsns, in nanoseconds; None: since the first.
 
         Args:
             of: the log of each row.
@@ -106,7 +106,7 @@ class LogColumns:
         return spent
 
     def writers(self, of: Ints, lsns: Ints) -> pa.Array:
-        """Return the log that wrote each record: the log itself, or the parent of that time."""
+        """Return the log that wrote each record: the log itself, or a parent."""
         names = [*self._names]
         code = of.copy()
         for number, log in enumerate(self._logs):
@@ -116,7 +116,7 @@ class LogColumns:
         return pa.array(names, pa.string()).take(pa.array(code))
 
     def continued_in(self, of: Ints, jobs: Ints) -> pa.Array:
-        """Return the youngest child that took each job along, if it is not finished; or null."""
+        """Return the youngest child that continues each unfinished job, or null."""
         names: list[str | None] = [None]
         code = np.zeros(len(of), np.int64)
         for number, log in enumerate(self._logs):
@@ -137,7 +137,7 @@ class LogColumns:
 def log_rows(records: pa.Table) -> pa.Table:
     """Return the rows about whole logs: clock steps, breaks, and stretches read.
 
-    ``records`` holds a batch, and these rows of the batches before.
+    ``records`` has the records of a batch, and such rows of earlier batches.
     """
     others = records.filter(pc.is_in(records["kind"], pa.array([*STEPS, BREAK])))
     keys = ["log_id", "segment", "lsn"]
@@ -164,8 +164,8 @@ def logs_of(rows: pa.Table, lineage: Lineage | None = None) -> dict[str, Log]:
     """Return the state of each log.
 
     Args:
-        rows: of ``log_rows``.
-        lineage: parents of the logs that have any.
+        rows: result of ``log_rows``.
+        lineage: parents of logs, for logs with parents.
     """
     names = ["device", "log_id", "kind", "segment", "lsn", "ts_ns", "step_ns", "value"]
     newest: dict[str, tuple[int, int]] = {}
@@ -207,7 +207,7 @@ def logs_of(rows: pa.Table, lineage: Lineage | None = None) -> dict[str, Log]:
 
 
 def edges(lineage: Lineage) -> list[tuple[str, int, str]]:
-    """Return (parent, first lsn of the child's own, child) for each parent and child."""
+    """Return (parent, the child's first own lsn, child) for each parent and child."""
     pairs = set()
     for log_id, parents in lineage.items():
         chain = [*parents, (log_id, NEVER)]
@@ -216,7 +216,7 @@ def edges(lineage: Lineage) -> list[tuple[str, int, str]]:
 
 
 def _grown(own: Log, parents: Sequence[tuple[str, int]], logs: Mapping[str, Log]) -> Log:
-    """Return a log with its parents' part of it."""
+    """Return a log with the shared part of its parents."""
     steps: list[tuple[int, int]] = []
     stretches: list[tuple[int, int]] = []
     gaps: list[tuple[int, int]] = []
@@ -239,13 +239,13 @@ def _grown(own: Log, parents: Sequence[tuple[str, int]], logs: Mapping[str, Log]
 
 #: ``kind`` of a row for a finished job that no later record mentions.
 TOLD: Final = "told"
-#: State of an open job that its log lost and never mentions again.
+#: State of an open job whose records were lost with a gap.
 LOST: Final = "lost"
-#: Bits of ``moments``: what does not shift with the clock.
+#: Bits of ``moments``: moments that do not shift with the clock.
 _DUE_IS_WALL: Final = 1
 _EXPIRES_IS_WALL: Final = 2
 
-#: Names of kinds by their code here; the next code is any other kind.
+#: Names of kinds by code; the next code stands for any other kind.
 KINDS: Final = [*(row.name for row in kinds.ROWS.values()), TOLD]
 STATES: Final = [*map(str, State), LOST]
 STATE: Final = {name: code for code, name in enumerate(STATES)}
@@ -265,15 +265,15 @@ IS_REMOVAL: Final = _among(*kinds.REMOVALS)
 IS_SUCCESS: Final = _among(*kinds.SUCCESSES)
 IS_END: Final = _among(*kinds.ENDS)
 IS_RETURN: Final = _among(*kinds.RETURNS)
-#: After these the job is over.
+#: Events that finish a job.
 IS_LAST: Final = _among(*kinds.LAST)
-#: A dead letter begins anew, or is gone.
+#: Events that requeue or remove a dead letter.
 IS_ANEW: Final = IS_REVIVAL | IS_REMOVAL
-#: Events that end no attempt.
+#: Events that do not end an attempt.
 IS_BESIDE: Final = IS_ANEW | IS_CLAIM | IS_EDIT
 #: Events with the whole state of a job.
 IS_WHOLE: Final = IS_REPEAT | IS_EDIT
-#: Events that change a job brought by an earlier one.
+#: Events that change an existing job.
 IS_EVENT: Final = _among(*(kinds.OF_JOBS - kinds.BESIDE))
 _CONCERNS: Final = IS_EVENT | IS_CARRYING | IS_BIRTH
 _IS_KNOWN: Final = _CONCERNS | np.array([kind == TOLD for kind in (*KINDS, "")])
@@ -281,10 +281,10 @@ _IS_KNOWN: Final = _CONCERNS | np.array([kind == TOLD for kind in (*KINDS, "")])
 CONCERNING: Final = frozenset(KINDS[code] for code in np.flatnonzero(_CONCERNS))
 BIRTHS: Final = frozenset(map(kinds.name_of, kinds.BIRTHS))
 REPEATS: Final = frozenset(map(kinds.name_of, kinds.REPEATS))
-#: States that a job stays in.
+#: Final states.
 OVER: Final = {LOST} | {str(kinds.after(State.RUNNING, kind)) for kind in kinds.ENDS - kinds.DEATHS}
 IS_OVER: Final = np.array([state in OVER for state in STATES])
-#: State after an event, by (whether due later, kind).
+#: State after an event, by (whether the job is due later, kind).
 _AFTER: Final = np.array(
     [
         [
@@ -299,17 +299,16 @@ _AFTER: Final = np.array(
 class Events:
     """All records that concern some jobs, and rows of kind "told", sorted by log, job and lsn.
 
-    Places of events are those in this order; -1 stands for none, ``NONE`` for a number that is
-    null.
+    Indexes of events refer to this order; -1 means no event, ``NONE`` a null number.
 
     Attributes:
-        records: the table that they are in.
-        row: the place of each in the table.
-        of: the place of its job among all.
-        keys: the logs, in order.
-        log, number: of each job its log, as a place among ``keys``, and its number.
-        logs: what is known of these.
-        ends: of each job the place of its last event.
+        records: table of the events.
+        row: index of each event in the table.
+        of: index of each event's job.
+        keys: ids of the logs, in order.
+        log, number: for each job the index of its log in ``keys``, and its number.
+        logs: state of these logs.
+        ends: for each job the index of its last event.
     """
 
     def __init__(self, records: pa.Table, logs: Mapping[str, Log]) -> None:
@@ -340,7 +339,7 @@ class Events:
         self.state = _codes(records["state"], STATES)[self.row]
         waits = (self.due_ns != NONE) & (self.due_ns > self.ts_ns)
         whole = np.where(self.state == len(STATES), STATE[str(State.ABSENT)], self.state)
-        #: state of the job after each
+        #: state of the job after each event
         self.behind = np.where(IS_WHOLE[self.kind], whole, _AFTER[waits.astype(int), self.kind])
 
     def __len__(self) -> int:
@@ -363,7 +362,7 @@ class Events:
 
     @cached_property
     def were_lost(self) -> Mask:
-        """Return which gave a job back since its worker's process was gone."""
+        """Return a mask of the events that released a job because its worker had died."""
         cause = pc.equal(self.records["cause"], Cause.OWNER_LOST.name.lower())
         is_lost: Mask = pc.fill_null(cause, fill_value=False).to_numpy()[self.row]
         return is_lost & IS_RETURN[self.kind]

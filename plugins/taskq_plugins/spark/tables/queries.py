@@ -1,13 +1,13 @@
-"""The tables that are computed from others: Spark SQL, a query for each.
+"""Queries in Spark SQL, one for each table that is computed from others.
 
-``spark.sql(QUERY, jobs=frame, …)`` puts frames in place of the names in braces. Moments are
-computed from nanoseconds since 1970, so that no session's time zone has a say in them.
+``spark.sql(QUERY, jobs=frame, …)`` replaces the names in braces by data frames. Moments are
+computed from nanoseconds since 1970, so the session's time zone does not matter.
 
 A rollup row is one hour (UTC, by the device's clock) of one task in one queue. It counts three
 events, each in its own hour and in the log that wrote it: jobs enqueued, jobs settled, attempts
-ended. Purged jobs are not counted. A percentile is exact, and interpolated as ``numpy.percentile``
-does by default; compute a fleet's from ``attempts``, not from percentiles of devices. Negative
-spans, left by a clock that was set back, are skipped.
+ended. Purged jobs are not counted. A percentile is exact, and interpolated like the default of
+``numpy.percentile``. Compute a fleet's percentiles from ``attempts``, not from percentiles of
+devices. Negative durations, after a clock was set back, are skipped.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ ROLLUP_HOUR: Final = """
     FROM counted WHERE greatest(enqueued, settled, attempts_ended) > 0
 """
 
-#: The failed attempts, and the dead jobs, each by its own reason. A call is poison if its dead jobs
-#: failed for good in two places. Two calls of a task are equal by key within a queue, or by
-#: payload, unless they have no arguments: put(b""), and the two ways to call.
+#: Failed attempts and dead jobs, each by its own reason. A call is poison if its jobs died in two
+#: places. Two calls of a task are equal by key within a queue, or by payload, unless they have no
+#: arguments: put(b""), and the two ways to call.
 SEEN: Final = """
     WITH dead AS (
         SELECT *, exists(attempts, one -> one.outcome = 'dead') AS died,
@@ -121,7 +121,7 @@ FAILURES: Final = """
     GROUP BY task, pattern
 """
 
-#: Keys that ran on two devices or more. By device first: no list is longer than there are devices.
+#: Keys that ran on two or more devices. Grouped by device first, so a list has one item per device.
 DUPLICATES: Final = """
     WITH by_device AS (
         SELECT queue, key, device,
@@ -149,8 +149,8 @@ DUPLICATES: Final = """
     FROM by_key
 """
 
-#: A row for each log. A clock is ahead if a record is a minute later than its segment's arrival. A
-#: record arrives within an hour, or the clock is behind, or the record late.
+#: A row for each log. A clock is fast if a record is a minute later than its segment's arrival. If
+#: a record arrives after more than an hour, the clock is slow or the record is late.
 DEVICE_LAG: Final = """
     WITH of_segments AS (
         SELECT device, log_id,
@@ -198,7 +198,7 @@ DEVICE_LAG: Final = """
     FROM logs
 """
 
-#: Breaks that were read, and declared ones from before the first read.
+#: Breaks from read records, and declared breaks before the first read.
 BREAKS: Final = """
     WITH found AS (
         SELECT device, log_id, lsn, from_json(CAST(value AS STRING),
@@ -241,9 +241,9 @@ NEW_STEPS: Final = """
         WHERE known.log_id = new.log_id AND known.job = new.job AND known.place = new.place)
 """
 
-#: Records that a child begins with: what its parents wrote before it, as far as ``records`` goes
-#: back, and what was kept of their open jobs. A job that was "told" to be over stays so, unless its
-#: parent went on with it after the child's beginning.
+#: First records of a child log: records of its parents before it, as far back as ``records`` goes,
+#: and kept records of their open jobs. A job that a row of kind "told" calls finished stays
+#: finished, unless its parent continued it after the child's beginning.
 HEIRS: Final = """
     SELECT spans.child, spans.home, every.* FROM {every} AS every JOIN {spans} AS spans
     ON every.log_id = spans.parent AND every.lsn >= spans.first AND every.lsn < spans.next
