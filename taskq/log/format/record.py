@@ -432,7 +432,7 @@ def places(frame: Frame) -> Iterator[tuple[int, int, int]]:
 
 
 def records_in(frame: Frame, base: int = 0) -> Iterator[Record]:
-    """Yield the records of a frame of the segment whose locations start at ``base``."""
+    """Yield the records of a frame; ``base`` is the location of its segment's first byte."""
     header, data = frame.header, frame.data
     where = base + frame.offset + codec.FRAME_HEADER_SIZE - frame.at
     for lsn, at, length in places(frame):
@@ -444,11 +444,11 @@ def check_known(kind: int, lsn: int) -> None:
         raise FormatError(f"record type {kind} at lsn {lsn} is unknown: a newer taskq wrote it")
 
 
-# The effect of single records on a job's state, for walks over many jobs without a fold.
+# Effects of single records on a job's state, for walks over many jobs without a fold.
 
-#: The state of a job of which nothing is known but that it was enqueued, as a plain number.
+#: State of a job after its enqueue, before any other record, as a plain number.
 BORN: Final = kinds.READY
-#: States by the kinds that end or revive a job: the former state does not matter.
+#: States after kinds that end or revive a job, for every state before.
 ENDINGS: Final = {
     kind: int(kinds.after(State.ABSENT, kind))
     for kind in kinds.ENDS | kinds.REVIVALS | kinds.REMOVALS

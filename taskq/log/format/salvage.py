@@ -1,4 +1,4 @@
-"""Salvage a damaged frame: the records whose own CRC fits."""
+"""Salvage a damaged frame: find the records whose own CRC fits."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from taskq.core.records import Flag
 from taskq.log.format import codec
 from taskq.log.format.codec import CRC_SIZE
 
-#: Records that are passed over by their lengths before the next is looked for by its CRC.
+#: Records skipped by their lengths before a search by CRC.
 _HOPS_MAX: Final = 1_024
-#: Heads whose CRCs are looked at in one body; real ones have few that lead nowhere.
+#: Most record heads whose CRCs are tried in one body; real bodies have few false heads.
 _GUESSES_MAX: Final = 2**16
-#: The CRC of every beginning is kept whose size is a multiple of this.
+#: Distance between the prefixes of a body whose CRCs are kept.
 _STEP: Final = 256
 _CHECKED: Final = int(Flag.CHECKED)
 _WORD: Final = 0xFFFFFFFF
-#: Powers of two that a record's size may be made of.
+#: Powers of two in a record's size.
 _POWERS: Final = codec.FRAME_BODY_MAX.bit_length()
-#: Length of at most 48 MiB, a type, a byte, size of options, flags with 1 among them.
+#: Head of a record: length up to 48 MiB, a type, a byte, size of options, flags with bit 1.
 _HEAD: Final = re.compile(
     b"(?=...[\x00-\x02][%b]...[%b])"
     % (
@@ -33,13 +33,13 @@ _HEAD: Final = re.compile(
 
 
 def salvage(data: bytes, lsn: int) -> Iterator[tuple[int, int, bytes]]:
-    """(lsn, place, record) of each record in a damaged body whose own CRC fits.
+    """Yield (lsn, index, record) of each record in a damaged body whose own CRC fits.
 
-    Records follow one another by their lengths. After a bad length the next is found by its CRC
-    alone: for bytes that look like the head of a record, the number (lsn) is computed for which
-    their CRC fits, and it must be possible there. All CRCs are derived from the CRCs of the frame's
-    beginnings, so a guess costs the same however long the record would be: a CRC is linear, which
-    gives the CRC of any stretch (zlib's ``crc32_combine``), and its seed.
+    Records follow one another by their lengths. After a bad length the next record is found by its
+    CRC alone. For bytes that look like the head of a record, the lsn that fits their CRC is
+    computed, and must be possible there. All CRCs are derived from the CRCs of the body's prefixes,
+    so a try costs the same for every length of a record. A CRC is linear, which gives the CRC of
+    any part (zlib's ``crc32_combine``), and its seed.
 
     Args:
         data: the body, or the bytes in its place.
@@ -77,7 +77,7 @@ def _may_be_checked(data: bytes, at: int, size: int) -> bool:
 
 
 def _whole_size(data: bytes, at: int, lsn: int) -> int:
-    """Return bytes of the record of that lsn there, 0 without a fitting CRC."""
+    """Return the size of the record with that lsn at ``at``, 0 without a fitting CRC."""
     size = _size_at(data, at)
     if not size or not _may_be_checked(data, at, size):
         return 0
@@ -98,7 +98,7 @@ def _hop(data: bytes, at: int, lsn: int) -> tuple[int, int] | None:
 
 
 class _Seeds:
-    """Finds the lsn that fits the CRC of a stretch of a body."""
+    """Finds the lsn that fits the CRC of a part of a body."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -109,7 +109,7 @@ class _Seeds:
             self._crcs.append(codec.crc32(self._view[at : at + _STEP], self._crcs[-1]))
 
     def next_whole(self, at: int, lsn: int) -> tuple[int, int] | None:
-        """Return (place, lsn) of the first whole record after ``at``, the place of ``lsn``."""
+        """Return (index, lsn) of the first whole record after ``at``, the index of ``lsn``."""
         data = self._data
         for match in _HEAD.finditer(data, at + 1):
             place = match.start()
@@ -118,7 +118,7 @@ class _Seeds:
                 self._guesses += 1
                 if self._guesses > _GUESSES_MAX:
                     return None
-                # Each lost record took at least a prefix.
+                # Each lost record took at least the size of a prefix.
                 lost = self._seed(place, size - CRC_SIZE) - lsn & _WORD
                 if lost <= (place - at) // codec.PREFIX.size:
                     return place, lsn + lost
@@ -135,7 +135,7 @@ class _Seeds:
 
 
 def _taken_back(crc: int, zeros: int) -> int:
-    """Return a CRC's register as it was ``zeros`` zero bytes earlier."""
+    """Return the state of a CRC before ``zeros`` zero bytes."""
     for power, (low, second, third, high) in enumerate(_steps_back()):
         if zeros >> power & 1:
             crc = (
@@ -149,8 +149,9 @@ def _taken_back(crc: int, zeros: int) -> int:
 
 @functools.cache
 def _steps_back() -> list[list[list[int]]]:
-    """By power of two: the value of each byte of a register, that count of zero bytes earlier."""
-    # A register moves by table[low byte] ^ rest, and no two words of the table have one high byte.
+    """Return, by power of two, the state that many zero bytes earlier for each byte of a state."""
+    # A state moves by table[low byte] ^ rest, and the words of the table differ in their high
+    # bytes.
     table = [codec.crc32(bytes([low]), _WORD) ^ _WORD for low in range(256)]
     low_of = {word >> 24: low for low, word in enumerate(table)}
 
@@ -174,7 +175,7 @@ def _steps_back() -> list[list[list[int]]]:
 
 
 def _by_byte(columns: list[int]) -> list[list[int]]:
-    """The sums of a matrix's columns, by the bits of each of the four bytes that choose them."""
+    """Return the sums of a matrix's columns, selected by the bits of each of four bytes."""
     sums = []
     for first in range(0, 32, 8):
         chosen = [0]

@@ -1,4 +1,4 @@
-"""One process's hold on the log: where it ends, append, sync, and reading along."""
+"""One process's access to the log: its end, append, sync, and reading up to the end."""
 
 from __future__ import annotations
 
@@ -51,24 +51,24 @@ from taskq.log.segments.identity import (
 from taskq.log.segments.indexes import SegmentIndexes
 from taskq.log.segments.segments import SegmentFiles, SegmentGone
 
-#: Wall time that moved this far against the steady clock has made a step.
+#: Difference between wall time and the steady clock that counts as a step of the clock.
 STEP_NS: Final = 5 * SECOND_NS
-#: Wall time is at most this far below the log's, unless a fall was not recorded yet.
+#: Most that wall time may be below the log's time before a missing CLOCK record is assumed.
 _UNTOLD_NS: Final = 2 * STEP_NS
 
 
 _log: Final = Reporter("taskq")
-#: How soon it is tried again to begin a segment for which no file was to be had.
+#: Delay before the next try to begin a segment, after its file could not be made.
 _ROTATE_AGAIN_NS: Final = SECOND_NS
 _PEEKS_MAX: Final = 3
 
 
 class Tail:
-    """The log's last segment: written to, synced, and looked for where it was.
+    """The log's last segment: append, sync, and checks of its file.
 
     Attributes:
-        descriptor: -1: none is open.
-        is_syncing: a sync has begun, and did not succeed.
+        descriptor: -1 if none is open.
+        is_syncing: a sync has begun, and has not succeeded.
     """
 
     def __init__(
@@ -100,22 +100,22 @@ class Tail:
     def size(self) -> int | None:
         try:
             status = self._disk.status(self._path)
-        except OSError:  # who cannot be asked says nothing
+        except OSError:  # an unreadable status proves nothing
             return self._disk.size(self.descriptor)
         if status is None or status[:2] != self._identity:
             return None
         return status[2]
 
     def fill_up(self, size: int, offset: int) -> None:
-        """Add the zeros that a frame lacks whose writer died at its last bytes.
+        """Add the trailing zeros of a frame whose writer died before writing them.
 
-        It is whole without them, but to processes that wait for it the file is too short.
+        The frame is whole without them, but waiting processes would see too short a file.
         """
         with contextlib.suppress(OSError):  # the next frame makes up for them
             write_all(self._disk, self.descriptor, bytes(offset - size), size)
 
     def cut_back(self, offset: int, whole_bytes: int, error: OSError) -> None:
-        """Cut off a frame that could not be written, whole with these bytes."""
+        """Cut off a frame after a failed write; it is whole with ``whole_bytes``."""
         with contextlib.suppress(OSError):
             self._disk.truncate(self.descriptor, offset)
             return
@@ -127,8 +127,8 @@ class Tail:
     def finds_file(self, next_lsn: int) -> bool:
         """Return whether the next segment has a file.
 
-        On a disk without an inode jobs must still be settled. Only where nothing at all was made:
-        a file that comes back after a loss of power, whole, would end the log before its end.
+        On a disk without a free inode jobs must still be settled. The file must not exist before:
+        after a power loss a whole file would end the log too early.
         """
         try:
             path = self._files.file_path(next_lsn)
@@ -142,10 +142,10 @@ class Tail:
         return True
 
     def sync(self) -> None:
-        """Sync it and note how long that took; a slow one is worth a line in the program's log.
+        """Sync the segment and note the duration; log a slow sync.
 
         Raises:
-            OSError: it may be lost.
+            OSError: unsynced frames may be lost.
         """
         start_ns = self._clock.steady_ns()
         self.is_syncing = True
@@ -171,7 +171,7 @@ class Tail:
 
     @contextlib.contextmanager
     def excused(self) -> Iterator[None]:
-        """Exclude the block's wait for the disk from the lock's time."""
+        """Exclude the block's wait for the disk from the time of the lock."""
         start_ns = self._clock.steady_ns()
         try:
             yield
@@ -181,29 +181,29 @@ class Tail:
 
 
 class Journal:
-    """The log as one process sees it: its files, and where it ends.
+    """The log in one process: its files and its end.
 
-    No thread, no requests, no jobs: bytes and positions. The storage thread drives it, simulations
-    drive it step by step.
+    It has no thread, requests or jobs, only bytes and positions. The storage thread and simulations
+    drive it.
 
     Attributes:
         next_lsn, epoch, time_ns: of the log's end, as of the last ``lock`` or ``refresh``.
         segment, offset: where the next frame goes.
         base: location of the segment's first byte.
         last_frame: offset of the segment's last frame, 0 if it has none.
-        is_past: the end is one that the log had at a moment of the past.
-        indexes, meters: what finds single records; what this process did so far.
-        durable_lsn: all below it is on disk.
+        is_past: the end is an end that the log had in the past.
+        indexes, meters: indexes of single records; counters of this process.
+        durable_lsn: all records below it are on disk.
         clean_offset: every byte of the segment before it is known to be on disk.
-        generation: another when frames were moved: what was folded must be folded anew.
-        tag: what every job id of this log starts with.
-        recovered: what opening had to repair, in words; empty for a clean log.
-        torn_bytes: bytes behind the last whole frame, when it was last looked for.
-        gone: what became of its files if the path does not lead there any more; else empty.
-        in_order: no power was lost since the last frame, as far as the lock's file tells.
-        clock_base_ns: distance of wall time from the steady clock, which all processes of a boot
-            share, as of the last step that the log holds. They hand it on with the lock, so that
-            each step is recorded once, also when some of them came between the step and its record.
+        generation: changes when frames were moved; then folds must be built anew.
+        tag: prefix of every job id of this log.
+        recovered: repairs of the open, in words; empty for a clean log.
+        torn_bytes: bytes after the last whole frame, at the last check.
+        gone: what happened to its files if the path leads there no more; else empty.
+        in_order: no power was lost since the last frame, according to the lock's file.
+        clock_base_ns: wall time less the steady clock, which all processes of a boot share, as of
+            the last step in the log. It is handed on with the lock. So each step is recorded once,
+            even if other processes write between the step and its record.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class Journal:
         self._seed = 0
         self.indexes: SegmentIndexes = SegmentIndexes(self)
         self.boot: int = disk.boot_id()
-        #: a hint of another boot, or in another file than this process's, is not believed
+        #: a hint of another boot, or from another file, is not valid
         self.home: Home = (self.boot, 0, 0) if writer is None else writer.home
         self.identity: Identity
         self.tag: Tag = Tag("")
@@ -237,11 +237,11 @@ class Journal:
         self.torn_bytes: int = 0
         self.in_order: bool = True
         self.is_past = self._is_lost = self._is_failed = False
-        #: the hint with the end as this process knows it; another means news
+        #: the hint with the end that this process knows; another hint means news
         self._known: TailHint | None = None
         self._writer = writer
         self.clock_base_ns: int = clock.wall_ns() - clock.steady_ns()
-        #: the same once the frame that is made with the last ``log_time`` is in the log
+        #: the same once the frame with the last ``log_time`` is in the log
         self._seen_base_ns = self.clock_base_ns
         self._tail = Tail(disk, clock, self.files, self.meters, writer)
         self._marks = Marks()
@@ -256,11 +256,11 @@ class Journal:
     def segment_bytes(self) -> int:
         return self.config.segment_bytes_on(self.disk, self.path)
 
-    # -- reading from where it stands -------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------
 
     @functools.cached_property
     def lost(self) -> tuple[Damage, ...]:
-        """Return unexplained gaps of the log; looks at each segment once."""
+        """Return unexplained gaps of the log; reads each segment's header once."""
         return find_losses(self, 0)
 
     def start(self) -> Cursor:
@@ -277,23 +277,23 @@ class Journal:
         return self._marks.before(lsn) or self.files.cursor_at(lsn) or self.end()
 
     def mark_before(self, lsn: int) -> Cursor | None:
-        """Return a frame of this process at or before a record, and near it, if it knows of one."""
+        """Return a nearby frame of this process at or before a record, if there is one."""
         return self._marks.before(lsn)
 
     def frames(self, cursor: Cursor) -> Iterator[tuple[int, Frame | Gap]]:
-        """(location of the segment's first byte, frame or damage) from the cursor to the known end.
+        """Yield (location of the segment's first byte, frame or damage) from the cursor to the end.
 
         The cursor moves past each item before it is yielded.
 
         Raises:
-            SegmentGone: compaction took the cursor's segment, or a later one.
+            SegmentGone: compaction removed the cursor's segment, or a later one.
         """
         return self.files.frames(cursor, self.end())
 
     # -- opening ----------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Find or make the log, put right what a crash left, and keep the writer lock."""
+        """Find or make the log, repair it after a crash, and keep the writer lock."""
         self.disk.make_directory(f"{self.path}/log")
         hint = self.writer.acquire()
         self._check_lock_file()
@@ -306,7 +306,7 @@ class Journal:
             self.clock_base_ns = self._seen_base_ns = hint.clock_base_ns
             self.generation = hint.generation
         if IDENTITY_FILE not in self.disk.names(self.path):
-            self.writer.void_hint()  # it is of a log that was here before
+            self.writer.void_hint()  # left by a former log
             hint = None
         writer, now_ns = self.writer, self.clock.wall_ns()
         self._identify(read_or_create_identity(self.disk, self.path, writer.mark, now_ns))
@@ -325,11 +325,12 @@ class Journal:
             with moving_frames(self.files):
                 self.recovered += save_failed_frames(self.disk, self.files, in_order=self.in_order)
                 self.files.forget()
-            # The next epoch does not do: the last may be unknown, and a live process may have it.
+            # A next epoch is not enough: the last one may be unknown, and a live process may have
+            # it.
             self.generation = int.from_bytes(os.urandom(4), "little")
             self._find_end(None, lost=True)
             unmark_failed(self.disk, self.path)
-            # Only now may others write.
+            # Only now may other processes write.
             self._is_failed = False
             self._write_hint()
         else:
@@ -337,13 +338,13 @@ class Journal:
             if self.clean_offset < self.offset and self.config.durability is not Durability.OS:
                 self._secure()
                 self._write_hint()
-        self.in_order = True  # all is in order again
+        self.in_order = True  # the end is known and repaired
         self.lost = find_losses(self, 0)
         self.files.close_others()
         self.meters.open_ns = self.clock.steady_ns() - start_ns
 
     def open_for_reading(self) -> None:
-        """Stand at the last whole frame, having written nothing."""
+        """Find the last whole frame, without writing."""
         identity = read_identity(self.disk, self.path)
         if identity is None:
             refuse_orphans(self.disk, self.path)
@@ -366,13 +367,13 @@ class Journal:
         self.tag = identity.tag
         self.files.identity = identity
 
-    # -- going on as another log -----------------------------------------------------------------
+    # -- copies and forks of a log ----------------------------------------------------------------
 
     def _go_on_as_child(self) -> None:
-        """Let a copy of a directory be another log, which begins where this one ends here.
+        """Turn a copied directory into a new log, which begins at the end of this copy.
 
-        Its own segment is begun as after a crash: a process may be killed at each step. Only then
-        are there records of its own, so until it is noted that it is another log, nothing is.
+        Its own segment begins as after a crash, since a process may be killed at each step. Only
+        then does it have records of its own. So before the new identity is written, nothing is.
         """
         disk, files = self.disk, self.files
         self._drop_hint()
@@ -381,7 +382,7 @@ class Journal:
         if usable:
             self._enter(usable[-1])
             self._walk(None)
-        for lsn in files.lsns:  # a tool that copies syncs nothing
+        for lsn in files.lsns:  # a copying tool syncs nothing
             disk.sync(files.descriptor(lsn))
         disk.sync_directory(f"{self.path}/log")
         parent, at = self.identity, max((self.next_lsn, *strange, 1))
@@ -390,9 +391,9 @@ class Journal:
         self.recovered.append(f"goes on as log {self.identity.log_id}, a copy of {parent.log_id}")
 
     def go_on_from(self, identity: Identity) -> None:
-        """Be a child from now on, whose segments wait to be put in their places; see ``fork``.
+        """Become a child log whose segments are to be moved into place; see ``fork``.
 
-        The caller holds the lock. Other processes lose the log at their next look.
+        The caller holds the lock. Other processes get LogGone at their next check.
         """
         self._forget_files()
         self._drop_hint()
@@ -400,7 +401,7 @@ class Journal:
         self._finish_fork()
 
     def _drop_hint(self) -> None:
-        """Forget, durably, where the log ended that this is no more."""
+        """Void the hint durably: it names the end of the former log."""
         self.writer.void_hint()
         self.writer.keep()
 
@@ -419,26 +420,26 @@ class Journal:
         return self._known
 
     def _note(self, identity: Identity) -> None:
-        """Be another log, durably."""
+        """Write another identity for this log, durably."""
         identity = identity._replace(lock=self.writer.mark)
         write_identity(self.disk, self.path, identity)
         self.disk.sync_directory(self.path)
-        # A sync that another directory's process published is none of this log.
+        # A sync published for the former log does not count for this one.
         self.generation = int.from_bytes(os.urandom(4), "little")
         self._identify(identity)
 
     def _check_identity(self) -> None:
-        """Leave the log to others if it goes on as another."""
+        """Raise LogGone if the directory has another identity by now."""
         identity = None
         with contextlib.suppress(LogError):
             identity = read_identity(self.disk, self.path)
         if identity is None or identity.log_id != self.identity.log_id:
             raise self.is_gone("it was forked, and goes on as another log")
 
-    # -- the lock, and where the log ends ---------------------------------------------------------
+    # -- the lock and the end of the log ----------------------------------------------------------
 
     def lock(self) -> None:
-        """Take the writer lock and learn where the log ends.
+        """Take the writer lock and find the end of the log.
 
         Raises:
             LogFailed: an fsync failed since, or the files are gone; the log must be opened again.
@@ -446,7 +447,7 @@ class Journal:
         hint = self.writer.acquire()
         try:
             self._check_lock_file()
-            # The lock's file names the last writer; the size shows a writer that was interrupted.
+            # The lock's file names the last writer; the size reveals an interrupted writer.
             if hint is None or hint is not self._known or self._tail.size() != self.offset:
                 self._locate(hint)
             if self._tail.is_syncing:
@@ -456,36 +457,36 @@ class Journal:
             raise
 
     def distrust(self) -> None:
-        """Forget the known end of the log: its writer was interrupted."""
+        """Forget the known end of the log after an interrupted write."""
         self.writer.let_go()
         self._forget_files()
         self._known = None
 
     def refresh(self) -> None:
-        """Learn where the log ends without the lock; a frame that is being written is not seen."""
+        """Find the end of the log without the lock; a frame being written is left out."""
         hint = self.writer.peek()
         if hint and hint is not self._known and not hint.failed and hint.home == self.home:
             with contextlib.suppress(SegmentGone):  # written and compacted since the hint
                 self._adopt(hint)
 
     def has_grown(self) -> bool:
-        """Return whether another process wrote since the last ``lock`` or ``refresh``."""
+        """Return whether another process has written since the last ``lock`` or ``refresh``."""
         hint = self.writer.peek()
         return hint is not None and (hint.offset != self.offset or hint.segment != self.segment)
 
     def check_files(self) -> None:
-        """Make sure, without the lock, that the path still leads to the open files."""
+        """Check without the lock that the path still leads to the open files."""
         self._check_lock_file()
         hint = self.writer.peek()
         if hint is None or hint.segment != self.segment or self._tail.size() is not None:
             return
-        # Unless others went on to another segment, and removed this one, while we looked.
+        # Another process may begin a new segment and remove this one during the check.
         again = self.writer.peek()
         if again is not None and again.segment == hint.segment:
             raise self.is_gone("the last segment was removed, moved or replaced")
 
     def is_gone(self, what: str) -> LogGone:
-        """Remember that the files are lost to this process; return the error for it."""
+        """Note that this process has lost the files; return the error."""
         self.gone = what
         return LogGone(self.path, what)
 
@@ -499,7 +500,7 @@ class Journal:
             raise LogGone(self.path, self.gone)
         try:
             status = self.disk.status(self.writer.file_path)
-        except OSError:  # who cannot be asked says nothing
+        except OSError:  # an unreadable status proves nothing
             return
         if status is None or status[:2] != self.writer.home[1:]:
             raise self.is_gone(f"{LOCK_FILE}, or the directory, was removed, moved or replaced")
@@ -527,9 +528,9 @@ class Journal:
         self._find_end(hint, lost=lost)
 
     def _adopt(self, hint: TailHint) -> int:
-        """Take over where the log ends, if that can be so; returns bytes of its last segment.
+        """Take over the end of the log from a hint, if possible; return its last segment's size.
 
-        -1 if the segment that the hint names is not there: what another directory has.
+        -1 if the hint's segment is missing, since it belongs to another directory.
         """
         if hint.segment != self.segment or self._tail.descriptor < 0:
             if hint.segment not in self.files:
@@ -556,7 +557,7 @@ class Journal:
         return size
 
     def _find_end(self, hint: TailHint | None, *, lost: bool) -> None:
-        """Walk to the last whole frame, cut a torn tail, begin a new epoch where that is due."""
+        """Walk to the last whole frame, cut a torn tail, begin a new epoch if needed."""
         files = self.files
         said = said_lsn(self, self.boot, hint)
         usable, strange = files.sorted_out()
@@ -565,7 +566,7 @@ class Journal:
         if usable:
             self._enter(usable[-1])
             cut = self._walk(hint)
-            if lost:  # a process may have been killed right after it wrote another identity
+            if lost:  # a process may have been killed right after writing another identity
                 self.disk.sync_directory(self.path)
         else:
             keep_directory(self.disk, self.path)
@@ -574,7 +575,7 @@ class Journal:
                 self._secure()
             begins = self.identity.begins
             lsn = max(self.next_lsn, floor)
-            # The first segment of a child; what hints say is of its parent.
+            # The first segment of a child; hints are about its parent.
             is_first = begins > 1 and usable[-1:] < [begins] and max((*strange, 0)) <= begins
             first = lsn + LSN_SKIP if lsn else 1
             if is_first:
@@ -595,7 +596,7 @@ class Journal:
         self._marks.due_offset = 0
 
     def _walk(self, hint: TailHint | None) -> bool:
-        """Set the position to the end of the last whole frame; True if the segment is complete."""
+        """Move the end to the last whole frame; True if the segment must end there."""
         known, walk = walk_to_end(self.files, self.segment, hint, self.home, in_order=self.in_order)
         _, _, self.epoch, self.time_ns, self.last_frame, self.clean_offset = known
         self.offset, self.next_lsn, last, synced_through, gaps, is_torn, last_frame = walk
@@ -619,9 +620,9 @@ class Journal:
     def _begin_segment(
         self, first_lsn: int, *, new_epoch: bool, link: codec.Link | None = None
     ) -> None:
-        """Seal the present segment and open the next; everything before it is on disk first.
+        """Seal the present segment and begin the next one; all earlier bytes are synced first.
 
-        ``link`` names the end of the present segment; None: as known.
+        ``link`` names the end of the present segment; None: its known end.
         """
         if self._tail.descriptor >= 0:
             self._seal()
@@ -637,7 +638,7 @@ class Journal:
             with contextlib.suppress(OSError):
                 self.disk.remove(self.files.file_path(first_lsn))
                 if not new_epoch:
-                    self._write_hint()  # all is as it was
+                    self._write_hint()  # nothing has changed
             raise
         self._enter(first_lsn)
         self.epoch = epoch
@@ -646,15 +647,15 @@ class Journal:
         self._write_hint()
 
     def _secure(self) -> None:
-        """Sync the segment, since a writer may have failed to, without a marker."""
+        """Write unsynced bytes again and sync: a writer's sync may have failed without a marker."""
         write_once_more(self.disk, self._tail.descriptor, self.clean_offset, self.offset)
         self._seal()
 
     def _seal(self) -> None:
-        """Sync the present segment, even if others did.
+        """Sync the present segment, even if other processes did.
 
         Raises:
-            LogFailed: it may be lost, so nobody may build on it.
+            LogFailed: it may be lost, so no process may append to it.
         """
         try:
             self._tail.sync()
@@ -666,12 +667,12 @@ class Journal:
     # -- writing ----------------------------------------------------------------------------------
 
     def log_time(self) -> tuple[int, int]:
-        """(time of the next frame, step of the clock to record before anything else, or 0)."""
+        """Return (time of the next frame, step of the clock to record before it, or 0)."""
         wall, steady, last_ns = self.clock.wall_ns(), self.clock.steady_ns(), self.time_ns
         expected = steady + self.clock_base_ns
         step = wall - expected
-        # A fall may have come before this process, and no frame have told of it yet. A step after
-        # that is none of the log's time: with it the clock may just have been set right again.
+        # The clock may have fallen before this process, without a record yet. A step after that is
+        # not recorded: it may just set the clock right again.
         if abs(step) > STEP_NS and expected >= last_ns - _UNTOLD_NS:
             self._seen_base_ns = wall - steady
             return wall, step
@@ -683,7 +684,7 @@ class Journal:
         return wall, step
 
     def rotate(self) -> None:
-        """Begin a segment, if that can be done; the writer lock is held."""
+        """Begin a segment, if possible; the writer lock is held."""
         if self._may_rotate():
             self._begin_segment(self.next_lsn, new_epoch=False)
 
@@ -694,7 +695,7 @@ class Journal:
 
     @contextlib.contextmanager
     def _at_end(self) -> Iterator[None]:
-        """Hold the lock; what the disk refuses leaves all as it was."""
+        """Hold the lock; if the disk refuses, nothing has changed."""
         self.lock()
         try:
             yield
@@ -705,21 +706,21 @@ class Journal:
             self.writer.release()
 
     def _may_rotate(self) -> bool:
-        """Return whether a next segment can be made; else this one grows on, to a limit."""
+        """Return whether the next segment can be made; otherwise this one grows, up to a limit."""
         if self.offset >= STRETCHED_BYTES_MAX:
             return True
         if self.clock.steady_ns() < self._tail.rotate_at_ns:
             return False
-        self._seal()  # with a failed sync all ends here, and nothing begins
+        self._seal()  # if this sync fails, no segment begins
         return self._tail.finds_file(self.next_lsn)
 
     def allow(self, features: tuple[str, ...]) -> None:
-        """Make sure that a taskq that does not know these leaves the log alone."""
+        """Require these features in ``taskq.json``: a taskq without them does not open the log."""
         for feature in set(features) - self.identity.incompat:
             self.identity = add_feature(self.disk, self.path, self.identity, feature)
 
     def append(self, body: bytes, count: int, time_ns: int) -> None:
-        """Write one frame and move the end past it.
+        """Append one frame and move the end after it.
 
         Raises:
             OSError: the disk refused; the partial frame is cut off, here or by the next writer.
@@ -735,9 +736,9 @@ class Journal:
         tail, offset = self._tail.descriptor, self.offset
         try:
             if self.disk.write(tail, frame, offset) < len(frame):
-                write_all(self.disk, tail, frame, offset)  # the rest, or it says why
+                write_all(self.disk, tail, frame, offset)  # the rest, or its error
         except OSError as error:
-            # It is whole without the zeros after it.
+            # It is whole without its trailing zeros.
             self._tail.cut_back(offset, codec.FRAME_HEADER_SIZE + len(body), error)
             raise
         if self.offset >= self._marks.due_offset:
@@ -747,17 +748,17 @@ class Journal:
         self.meters.appended_bytes += len(frame)
         self.next_lsn += count
         self.time_ns = time_ns
-        if count:  # else it is a sync point, which records no step
+        if count:  # otherwise it is a sync point, which records no step
             self.clock_base_ns = self._seen_base_ns
-        try:  # noqa: SIM105 - of every batch
+        try:  # noqa: SIM105 - runs for every batch
             self._write_hint()
-        except OSError:  # the frame is in the log: a wrong hint is found out
+        except OSError:  # the frame is in the log: a wrong hint is noticed
             pass
 
     def leave_sync_point(self) -> None:
-        """Append a sync point, if all of the log is on disk and none records it.
+        """Append a sync point, if the whole log is on disk and does not end in one.
 
-        If the lock is held, its holder is at work and appends one at rest.
+        If the lock is held, its holder is at work and appends one later.
         """
         if not self.writer.try_acquire():
             return
@@ -767,14 +768,14 @@ class Journal:
                 self.append(b"", 0, self.time_ns)
 
     def ends_in_sync_point(self) -> bool:
-        """Return whether the log's known end needs none; what is before a segment was synced."""
+        """Return whether the log's known end needs no sync point; sealed segments are synced."""
         return self._tail.ends_in_sync_point(self.segment, self.offset)
 
     def sync(self) -> None:
-        """Make everything that this process knows of durable, or find that another has.
+        """Make all known records durable, or find that another process has.
 
         Raises:
-            OSError: it may be lost; ``fail`` must follow.
+            OSError: records may be lost; ``fail`` must follow.
         """
         writer, turn = self.writer, self.writer.turn
         through, clean, synced = self.next_lsn, self.offset, 0
@@ -784,13 +785,13 @@ class Journal:
             return
         try:
             if not writer.is_alone:
-                with contextlib.suppress(OSError):  # then it counts for its own frames alone
+                with contextlib.suppress(OSError):  # then the sync counts only for known frames
                     hint = writer.peek()
                     if hint and (hint.segment, hint.generation) == (self.segment, self.generation):
                         through, clean = max(through, hint.next_lsn), max(clean, hint.offset)
             self._tail.sync()
-            # A failed fsync marks the lost pages clean, and then the next one succeeds. Not to know
-            # is as bad, so the hint is read again if that fails.
+            # A failed fsync marks the lost pages clean, and then the next fsync succeeds. A failure
+            # that this process misses is as bad, so a failed read of the hint is repeated.
             hint = writer.peek(tries=_PEEKS_MAX)
             if hint is None or not (hint.failed or hint.generation != self.generation):
                 synced = through
@@ -803,7 +804,7 @@ class Journal:
         self.clean_offset = max(self.clean_offset, clean)
 
     def fail(self, error: OSError) -> None:
-        """After a failed fsync: nobody writes any more until the log is opened again."""
+        """Stop all processes from writing after a failed fsync, until the log is opened again."""
         marker = failure_marker(self.segment, self.durable_lsn, error)
         if not mark_failed(self.disk, self.path, self.writer, self.generation, marker):
             self._is_lost, self._known = True, None

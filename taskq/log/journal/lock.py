@@ -1,4 +1,4 @@
-"""The writer lock, and the few numbers that its file carries."""
+"""The writer lock, and the end of the log in its file."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from taskq.log.segments.identity import LockMark, check_writable
 #: boot, generation, durable lsn
 _MARK: Final = struct.Struct("<QIQ")
 _MARK_SIZE: Final = _MARK.size + 4
-#: How long to wait for another's fsync before doing one's own, and how often to look.
+#: Looks for another process's fsync before this process does its own, and time between two.
 _LOOKS: Final = 12
 _LOOK_SECONDS: Final = 0.000_25
 
 
 class SyncTurn:
-    """The file ``sync.lock``: locked during a sync, it holds the end of the last one."""
+    """The file ``sync.lock``: locked during a sync, with the end of the last sync."""
 
     def __init__(self, disk: ports.Disk, path: str) -> None:
         self._disk = disk
         self._file = disk.open(f"{path}/sync.lock", create=True)
-        #: whether enough others have the log open for turns to be worth their cost
+        #: whether enough processes have the log open for turns to pay off
         self.crowded = True
 
     def take(self, boot: int, generation: int, wanted_lsn: int) -> bool:
-        """Return whether this process is to sync; False once all below ``wanted_lsn`` is synced."""
-        with contextlib.suppress(OSError):  # then it does not share
+        """Return whether this process is to sync; False once ``wanted_lsn`` is reached."""
+        with contextlib.suppress(OSError):  # then syncs are not shared
             for _ in range(_LOOKS):
                 taken = self._disk.try_lock(self._file)
                 if self._published(boot, generation) >= wanted_lsn:
@@ -51,7 +51,7 @@ class SyncTurn:
         return True
 
     def leave(self, boot: int, generation: int, durable_lsn: int) -> None:
-        # A sync counts even if others do not know of it: they only sync again.
+        # A sync counts even if it is not published: other processes only sync again.
         with contextlib.suppress(OSError):
             if durable_lsn > self._published(boot, generation):
                 packed = _MARK.pack(boot, generation, durable_lsn)
@@ -83,31 +83,31 @@ _HOLDER: Final = struct.Struct("<II")
 _TAIL: Final = struct.Struct("<IIQQQQQQQQqQQq")
 _TAIL_SIZE: Final = _TAIL.size + 4
 _SIZE: Final = _HOLDER.size + _TAIL_SIZE
-#: The lowest bit of the second number; the others distinguish processes of one number.
+#: Lowest bit of the second number; the other bits distinguish processes with the same pid.
 _EXCLUSIVE: Final = 1
-#: Times in a row that a lone process takes the lock without passing the turnstile.
+#: Most times in a row that a lone process takes the lock without passing the turnstile.
 _CUT_IN_MAX: Final = 16
-#: A segment stays under 2 GiB, and its frames start at multiples of 8.
+#: Limits of a hint's offset: a segment stays under 2 GiB, and its frames are aligned to 8.
 _OFFSET_MAX: Final = 2**31
 _ALIGNMENT: Final = 8
-#: Tries to give a lock back, since others wait for it.
+#: Tries to unlock a file, since other processes wait for it.
 _GIVE_BACK_MAX: Final = 3
 _STATES: Final = {"R": "running", "S": "sleeping", "D": "waiting for the disk", "T": "stopped"}
 
 
-#: (boot, device, inode): where and when a hint is believed.
+#: (boot, device, inode): boot and lock file for which a hint is valid.
 Home: TypeAlias = tuple[int, int, int]
 
 
 class TailHint(NamedTuple):
     """End of the log when the lock was last released."""
 
-    #: an fsync failed: nobody may write
+    #: an fsync failed: no process may write
     failed: int
-    #: rises when whole frames were moved: what was folded from them must be folded anew
+    #: rises when whole frames were moved: folds of them must be built anew
     generation: int
     boot: int
-    #: of the file that it stands in
+    #: of the file with the hint
     device: int
     inode: int
     segment: int
@@ -118,9 +118,9 @@ class TailHint(NamedTuple):
     epoch: int
     time_ns: int
     durable_lsn: int
-    #: every byte of the segment before it is known to be on disk
+    #: every byte of the segment before it is on disk
     clean_offset: int
-    #: how far wall time was ahead of the steady clock, less the steps not recorded yet
+    #: wall time less the steady clock, without steps not recorded yet
     clock_base_ns: int
 
     @property
@@ -140,35 +140,34 @@ class TailHint(NamedTuple):
         )
 
     def fits(self, home: Home, segment: int, size: int) -> bool:
-        """Return whether it speaks of this segment, here and on this boot, while it is as long."""
+        """Return whether the hint is of this segment, file and boot, and the segment as long."""
         return home == self.home and segment == self.segment and self.offset <= size
 
 
 class WriterLock:
-    """The lock of one process; one thread uses it.
+    """The lock of one process; used by one thread.
 
-    ``write.lock`` is locked with flock. Writers first pass a turnstile (``turnstile.lock``): flock
-    alone let one writer in a tight loop keep the others out for 200 ms, with the turnstile the
-    longest wait was 4 ms. A process that nobody else shares the log with passes it now and then
-    only.
+    ``write.lock`` is locked with flock. Writers first pass a turnstile (``turnstile.lock``). With
+    flock alone one writer in a tight loop kept other writers out for 200 ms; with the turnstile the
+    longest wait was 4 ms. A process that has the log to itself passes it only now and then.
 
-    The file's first 8 bytes name the last holder: whoever finds himself there knows that nobody has
-    come since, for who opens the log takes the lock. Behind them stands where the log ends: with it
-    a process that only enqueues never reads what others wrote. It is a hint: it has a CRC, names
-    the boot and the file that it was written in, and is believed only if the segment's size agrees.
-    A copy of the directory goes on as another log, see ``Journal.open``.
+    The file's first 8 bytes name the last holder. A process that finds its own name there knows
+    that no other process has opened the log or written, since opening takes the lock. Then follows
+    a hint: the end of the log. With it a process that only enqueues never reads other processes'
+    records. The hint has a CRC, names its boot and its file, and is valid only if the segment's
+    size agrees. A copy of the directory becomes another log, see ``Journal.open``.
 
     Attributes:
-        home: what a hint names that was written here, on this boot.
-        mark: what a log notes of this file, to know itself by.
-        was_restored: a tool that copies set the file's times.
+        home: boot and file in a valid hint.
+        mark: identity of this file, which a log notes to recognise its own directory.
+        was_restored: a copying tool set the file's times.
         waiting_since: monotonic seconds since when this process waits in line, 0 when it does not;
             a watcher in another thread reads it.
-        is_alone: nobody else has the log open, as far as the board of owners and the lock's file
-            tell: whoever opens it takes the lock, and names himself in the file. Set by whoever
-            has looked at the board since the lock was released.
-        waits: nanoseconds that each taking of the lock took.
-        longest_hold_ns: the longest time it was held, what was excused left out.
+        is_alone: no other process has the log open, according to the board of owners and the lock's
+            file: opening takes the lock and writes the opener's name. Set by the thread that reads
+            the board after a release.
+        waits: nanoseconds of each wait for the lock.
+        longest_hold_ns: the longest time it was held, without excused time.
 
     Raises:
         LogError: as ``check_writable``; nothing was written.
@@ -190,16 +189,16 @@ class WriterLock:
             self._is_strange = self.was_restored
             self.turn: SyncTurn = SyncTurn(disk, path)
             undo.pop_all()
-        # Two containers may give their processes the same number.
+        # Processes in two containers may have the same pid.
         nonce = int.from_bytes(os.urandom(4), "little") & ~_EXCLUSIVE
         self._me = _HOLDER.pack(pid, nonce)
         self._mine = _HOLDER.pack(pid, nonce | _EXCLUSIVE)
         self._hint_data = b""
-        #: content of the file when it was signed or written here last
+        #: content of the file when this process last signed or wrote it
         self._left: bytes | None = None
         self._hint: TailHint | None = None
         self.held: bool = False
-        #: the holder is named, and what the last one left is read: nobody else writes it meanwhile
+        #: the file names this holder, and its hint was read: no other process writes it meanwhile
         self._is_signed = False
         self.exclusive: bool = False
         self.is_alone: bool = False
@@ -209,14 +208,14 @@ class WriterLock:
         self.longest_hold_ns: int = 0
         self._taken_ns = 0
         self._excused_ns = 0
-        #: called before this thread waits in line, so that somebody watches the time
+        #: called before this thread waits in line, to start a watcher
         self.on_wait: Callable[[], None] = lambda: None
 
     def acquire(self) -> TailHint | None:
-        """Take the lock; returns the hint, None if it cannot be believed.
+        """Take the lock; return the hint, None if it is not valid.
 
         Raises:
-            LogLocked: at once when the holder said that it keeps the lock for good.
+            LogLocked: at once if the holder keeps the lock for good.
         """
         if self.held:
             return self._hint if self._is_signed else self._sign()
@@ -247,7 +246,7 @@ class WriterLock:
         return self.held
 
     def _cuts_in(self) -> bool:
-        """Take the lock past its gate if it is free; whether that was done.
+        """Take the lock without the turnstile if it is free; return whether it was taken.
 
         A lone process need not be fair, except now and then to a process that opens the log.
         """
@@ -266,7 +265,7 @@ class WriterLock:
         self._left = me + data[_HOLDER.size :]
         hint = self._decoded(data[_HOLDER.size :])
         if self._is_strange:
-            # If a backup was written over it, it names the former file.
+            # A backup written over the file names the former file.
             self._is_strange = False
             hint = None if hint is None else hint._replace(inode=0)
         return hint
@@ -279,7 +278,7 @@ class WriterLock:
             self.longest_hold_ns = max(self.longest_hold_ns, held_ns)
 
     def let_go(self) -> None:
-        """Release everything that an interrupted caller may hold, and drop what it read."""
+        """Release every lock that an interrupted caller may hold, and drop the read hint."""
         self.turn.give_up()
         give_back(self._disk, self._gate)
         self._left, self._hint_data, self._is_signed = None, b"", False
@@ -288,11 +287,11 @@ class WriterLock:
             give_back(self._disk, self._file)
 
     def excuse(self, waited_ns: int) -> None:
-        """Time of the lock that was spent on the disk: an fsync under it."""
+        """Exclude time of an fsync under the lock."""
         self._excused_ns += waited_ns
 
     def write_hint(self, hint: TailHint) -> None:
-        """Note where the log ends; the holder does so before it lets go."""
+        """Write the end of the log into the lock's file, before the release."""
         packed = _TAIL.pack(*hint)
         data = packed + crc32(packed).to_bytes(4, "little")
         if self._disk.write(self._file, data, _HOLDER.size) < len(data):
@@ -301,15 +300,15 @@ class WriterLock:
         self._left = (self._mine if self.exclusive else self._me) + data
 
     def void_hint(self) -> None:
-        """Make the hint unbelievable, before a step that could be cut short."""
+        """Overwrite the hint, before a step that may be interrupted."""
         self._is_signed = False
         ports.write_all(self._disk, self._file, bytes(_TAIL_SIZE), _HOLDER.size)
 
     def peek(self, tries: int = 1) -> TailHint | None:
-        """Return the hint, None if it cannot be believed; needs no lock.
+        """Return the hint without the lock, None if it is not valid.
 
         Raises:
-            OSError: it could not be read, each of these times.
+            OSError: none of the tries could read it.
         """
         while True:
             try:
@@ -322,27 +321,27 @@ class WriterLock:
                 return self._hint if data == self._hint_data else self._decoded(data)
 
     def _decoded(self, data: bytes) -> TailHint | None:
-        """Decode a hint, and remember it: the next one read is mostly the same, or this one's."""
+        """Decode a hint and cache it: the next one is usually the same."""
         self._hint_data, self._hint = data, _decode(data)
         return self._hint
 
     def never_had_hint(self) -> bool:
-        """Return whether no hint was ever written; otherwise an unreadable hint was cut short."""
+        """Return whether no hint was ever written; otherwise an invalid one is incomplete."""
         return self._disk.size(self._file) < _SIZE
 
     def keep(self) -> None:
-        """Sync the file: after a power loss its hint names an earlier boot."""
+        """Sync the file: after a power loss its hint then names an earlier boot."""
         self._disk.sync(self._file)
 
     def locked_error(self, waited_seconds: float) -> errors.LogLocked:
-        """Return the error for callers that waited too long; any thread may call.
+        """Return the error for callers that waited too long; any thread may call it.
 
-        The culprit has the lock, or is the next in line and does not pass the turnstile. If the
-        system does not know, it is the last writer.
+        It names the holder of the lock, or the process that is in the turnstile. If the system does
+        not report either, it names the last writer.
         """
         path = Path(self._path)
         try:
-            # Read past the disk port, which serves the storage thread alone.
+            # Read without the disk port, which only the storage thread may use.
             last = access.read_file(path / "write.lock", _HOLDER.size)
         except OSError:
             last = b""
@@ -386,8 +385,8 @@ class WriterLock:
                 give_back(disk, self._gate)
 
     def _wait(self, descriptor: int) -> None:
-        """Wait in the kernel's line: it is fair and wakes at once; the watcher minds the time."""
-        # Waiting at the turnstile and then for the lock is one wait.
+        """Wait in the kernel's queue, which is fair and wakes at once; a watcher times the wait."""
+        # The waits for the turnstile and for the lock count as one.
         self.waiting_since = self.waiting_since or time.monotonic()
         self.on_wait()
         self._disk.lock(descriptor)
@@ -397,16 +396,15 @@ class WriterLock:
         if len(holder) < _HOLDER.size:
             return
         pid, flags = _HOLDER.unpack(holder)
-        # A killed process leaves its flag; its lock is gone all the same.
+        # A killed process leaves its flag, but not its lock.
         if flags & _EXCLUSIVE and system.lives(pid):
             raise self.locked_error(0.0)
 
 
 def give_back(disk: ports.Disk, descriptor: int) -> None:
-    """Unlock a file. Work under the lock stands, so an error is only retried.
+    """Unlock a file. Work under the lock is done, so an error is only retried.
 
-    Should the system refuse again and again, this process keeps the lock until it gives it back the
-    next time.
+    If the system refuses repeatedly, this process keeps the lock until its next release.
     """
     for attempt in range(_GIVE_BACK_MAX):
         try:
@@ -419,14 +417,14 @@ def give_back(disk: ports.Disk, descriptor: int) -> None:
 
 
 def read_hint(disk: ports.Disk, descriptor: int) -> TailHint | None:
-    """Return the hint in the lock's file, None if it cannot be believed; needs no lock."""
+    """Return the hint in the lock's file without the lock, None if it is not valid."""
     return _decode(disk.read(descriptor, _TAIL_SIZE, _HOLDER.size))
 
 
 def boot_of(disk: ports.Disk, path: str, hint: TailHint, boot: int) -> int:
     """Return the number of this boot, from the hint while a process of that boot lives.
 
-    Where the system has no number each process guesses, and a clock that is set changes the guess.
+    On systems without such a number each process guesses it, and a set clock changes the guess.
     """
     return hint.boot if hint.boot != boot and disk.has_living_owners(path) else boot
 
@@ -449,22 +447,22 @@ def find_hint(disk: ports.Disk, path: str, boot: int) -> tuple[TailHint | None, 
 
 
 def flock_holders(*paths: Path) -> list[int]:
-    """Ids of the processes that hold an flock on these files; 0 for none, or if it is unknown."""
+    """Return the pids that hold an flock on these files; 0 for none, or if unknown."""
     try:
         lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
         inodes = [path.stat().st_ino for path in paths]
     except OSError:
         return [0] * len(paths)
-    # "1: FLOCK ADVISORY WRITE pid major:minor:inode 0 EOF"; a waiter has "->" after "1:".
+    # Line: "1: FLOCK ADVISORY WRITE pid major:minor:inode 0 EOF"; a waiter has "->" after "1:".
     held = [fields for fields in map(str.split, lines) if fields[1] == "FLOCK"]
     pids = {int(fields[5].rpartition(":")[2]): int(fields[4]) for fields in held}
     return [max(pids.get(inode, 0), 0) for inode in inodes]
 
 
 def process_state(pid: int) -> str:
-    """Return the state and the name of a process, as the system has them.
+    """Return the state and the name of a process, as the system reports them.
 
-    The command line is left out, since people put passwords there. The name may be any text.
+    The command line is left out, since it may contain passwords. The name may be any text.
     """
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
@@ -484,24 +482,24 @@ def _decode(data: bytes) -> TailHint | None:
     return hint if hint.is_sound else None
 
 
-# Minding the time of a thread that waits in line for the writer lock.
+# Time limit of a wait for the writer lock.
 #
-# The wait itself happens in the kernel: its line is fair and wakes at once, but it knows no limit.
-# So a second thread, which lives only while waits happen, minds the clock and has callers told.
+# The thread waits in the kernel's queue, which is fair and wakes at once, but has no time limit. So
+# a second thread, which lives only during waits, checks the time and reports late waits.
 
-#: Looks per longest wait.
+#: Checks during the longest allowed wait.
 _SHARE: Final = 8
-#: Looks without a waiter after which the watcher ends.
+#: Checks without a waiter after which the watcher ends.
 _QUIET_LOOKS: Final = 80
 
 
 class LockWatch:
-    """Calls ``on_late(seconds waited)`` for as long as a wait is over its limit.
+    """Calls ``on_late(seconds waited)`` while a wait is over its limit.
 
     Args:
         writer: the lock; its waits start the watch.
         limit_seconds: the longest wait.
-        on_late: called on the watcher's thread, again at every look.
+        on_late: called on the watcher's thread, at every check.
     """
 
     def __init__(
@@ -529,7 +527,7 @@ class LockWatch:
             since = self._writer.waiting_since
             quiet = 0 if since else quiet + 1
             looks, seen = looks + 1 if since == seen else 1, since
-            # A look counts once, even if the process was stopped before it.
+            # A check counts once, even if the process was stopped before it.
             waited = min(time.monotonic() - since, looks * pause) if since else 0.0
             if waited > self._limit_seconds:
                 self._on_late(waited)

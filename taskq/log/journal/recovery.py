@@ -1,4 +1,4 @@
-"""Recovery of the files after a crash or a failed fsync, under the writer lock; gaps in the log."""
+"""Recovery of files after a crash or failed fsync, under the writer lock; gaps in the log."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from taskq.log.segments.segments import Place, Walk
 
 FAILED_FILE: Final = "failed"
-#: Torn tails that are kept for a person to look at.
+#: Torn tails kept for inspection.
 _ASIDE_MAX: Final = 16
 _MARKER_BYTES_MAX: Final = 4_096
 _COPY_BYTES: Final = 1024 * 1024
 
 
 def bears_out(files: SegmentFiles, hint: TailHint) -> bool:
-    """Return whether the segments say nothing else: the hint's is the last, and ends as it says.
+    """Return whether the segments agree with the hint: its segment is last, and ends as it says.
 
-    A damaged last frame says nothing: it is no torn tail for that.
+    A damaged last frame agrees, since it is no torn tail.
     """
     if files.lsns[-1:] != [hint.segment]:
         return False
@@ -45,14 +45,14 @@ def bears_out(files: SegmentFiles, hint: TailHint) -> bool:
 
 
 class Known(NamedTuple):
-    """Part of a last segment that is known before a walk to its end."""
+    """Part of a last segment that is known before the walk to its end."""
 
     #: end of its last known frame
     offset: int
     next_lsn: int
     epoch: int
     time_ns: int
-    #: where that frame starts, 0 if none is known
+    #: offset of that frame, 0 if none is known
     last_frame: int
     #: every byte before it is on disk
     clean_offset: int
@@ -73,9 +73,9 @@ def walk_to_end(
 
 
 def set_aside(disk: Disk, path: str, descriptor: int, segment: int, offset: int, size: int) -> str:
-    """Copy a torn tail to ``torn/``, then cut it off; returns what was done, in words.
+    """Copy a torn tail to ``torn/``, then cut it off; return a note in words.
 
-    The tail was never answered for, so a disk that is too full for the copy does not stop the cut.
+    No answer depended on the tail, so the cut happens even if the disk is too full for the copy.
     """
     directory = f"{path}/torn"
     name = f"{segment_name(segment)}.{offset}.{size}"
@@ -105,19 +105,19 @@ def _copy(disk: Disk, source: int, offset: int, end: int, path: str) -> None:
 
 
 def write_once_more(disk: Disk, descriptor: int, start: int, end: int) -> None:
-    """Write bytes in place as they read, so that the next sync is sure to put them on disk.
+    """Rewrite bytes in place, so that the next sync surely puts them on disk.
 
-    A process that is killed in an fsync that fails can leave no marker, and pages whose write
-    failed count as clean: the next process would sync nothing, and report success.
+    A process killed during a failing fsync may leave no marker, and pages whose write failed count
+    as clean. The next process would sync nothing and report success.
     """
     for at in range(start, end, _COPY_BYTES):
         write_all(disk, descriptor, disk.read(descriptor, min(_COPY_BYTES, end - at), at), at)
 
 
 def failed_lsn(disk: Disk, path: str) -> int | None:
-    """Return what was on disk for sure when an fsync failed; None: ``is_marked_failed`` is not so.
+    """Return the lsn that was surely on disk when an fsync failed; None if not marked failed.
 
-    0: nothing is known to have been.
+    0: no lsn is known.
     """
     if not is_marked_failed(disk, path):
         return None
@@ -133,7 +133,7 @@ def is_marked_failed(disk: Disk, path: str) -> bool:
 def mark_failed(
     disk: Disk, path: str, writer: WriterLock, generation: int, marker: dict[str, object]
 ) -> bool:
-    """Keep all processes from writing, and leave a marker for the next opener.
+    """Stop all processes from writing, and leave a marker for the next opener.
 
     False if processes that have the log open cannot be reached.
     """
@@ -145,7 +145,7 @@ def mark_failed(
         return False
     try:
         if hint is not None and hint.generation != generation:
-            return True  # somebody opened the log since, and wrote again what had failed
+            return True  # another process opened the log since, and saved the frames
         # The hint first: it takes a microsecond, and this process may be killed at any time.
         is_marked = hint is None
         if hint is not None:
@@ -159,7 +159,7 @@ def mark_failed(
 
 
 def failure_marker(segment: int, durable_lsn: int, error: OSError) -> dict[str, object]:
-    """Note how far the log is known to be on disk."""
+    """Return the marker's content: the part of the log that is known to be on disk."""
     return {
         "segment": segment,
         "durable_lsn": durable_lsn,
@@ -179,20 +179,20 @@ def _write_marker(disk: Disk, path: str, marker: dict[str, object]) -> bool:
 def save_failed_frames(disk: Disk, files: SegmentFiles, *, in_order: bool) -> list[str]:
     """Copy every frame that may exist only in memory to a new segment, and sync it.
 
-    The log has another generation after it.
+    The log has another generation afterwards.
 
-    After a failed fsync Linux marks the pages clean: they read back well and are never written
-    again. So what reads back is written once more, elsewhere, before anyone relies on it. The
-    order (new segment whole and named, then the old one cut) makes every step repeatable.
+    After a failed fsync Linux marks the pages clean: they can be read and are never written again.
+    So the readable frames are written elsewhere before any process relies on them. The order (first
+    the new segment, whole and named, then the cut of the old one) makes every step repeatable.
     """
     files.refresh()
     marker = _read_marker(disk, files.path)
     durable = marker.get("durable_lsn")
-    if not isinstance(durable, int):  # then nothing is known to be on disk
+    if not isinstance(durable, int):  # then no frame is known to be on disk
         durable = 0
     notes = []
     for segment, following in itertools.pairwise((*files.lsns, 0)):
-        # A segment is whole on disk before its successor gets a byte, but for the marked one.
+        # A segment is whole on disk before its successor gets a byte, except for the marked one.
         if not following or segment == marker.get("segment"):
             saved = _save_segment(disk, files, segment, durable, following, in_order=in_order)
             if saved:
@@ -211,10 +211,10 @@ def _read_marker(disk: Disk, path: str) -> dict[str, Any]:
 def _save_segment(
     disk: Disk, files: SegmentFiles, segment: int, durable: int, following: int, *, in_order: bool
 ) -> int:
-    """Move the frames that may be lost to a segment of their own; returns how many.
+    """Move the frames that may be lost to a segment of their own; return their number.
 
-    Frames at the start of the ``following`` segment were moved by an earlier try, which was cut
-    short before it removed the old frames.
+    Frames at the start of the ``following`` segment were moved by an earlier, incomplete try,
+    before it removed the old frames.
     """
 
     def items(end: int) -> Iterator[Frame | Gap]:
@@ -232,7 +232,7 @@ def _save_segment(
         header = codec.SegmentHeader(
             lsn, first.header.epoch, files.owner(lsn), first.header.time_ns, air.before
         )
-        if lsn == segment:  # replaced as a whole: it begins as it began
+        if lsn == segment:  # replaced as a whole, with the same beginning
             header = files.header(segment) or header._replace(link=codec.NO_LINK)
         path = files.file_path(lsn)
         bodies = ((frame.header, frame.body) for frame in frames)
@@ -245,8 +245,8 @@ def _save_segment(
     if end < size:
         set_aside(disk, files.path, old, segment, end, size)
     elif following:
-        # A try that was cut short may have cut the frames off, but not synced that: after a
-        # power loss they would stand here again, damaged, in the way of the moved frames.
+        # An incomplete try may have cut the frames off without a sync: after a power loss they
+        # would be here again, damaged, before the moved frames.
         disk.sync(old)
     return saved
 
@@ -255,10 +255,10 @@ class _Air(NamedTuple):
     """Part of a segment that may exist only in memory.
 
     Attributes:
-        begin: its offset; the sync points right before the first frame belong to it.
+        begin: its offset; includes sync points right before the first frame.
         first: its first frame with records, None without one.
-        before: the last frame that is on disk.
-        end: offset of what was moved before, or the segment's size.
+        before: the last frame on disk.
+        end: offset of the frames moved earlier, or the segment's size.
     """
 
     begin: int
@@ -293,21 +293,21 @@ def _is_sync_point(item: Frame | Gap) -> bool:
     return isinstance(item, Frame) and item.header.is_sync_point
 
 
-#: Suffix of a segment that a fork is to put in the place of another.
+#: Suffix of a fork's segment before it replaces another.
 FORKED: Final = ".fork"
 
 
 def sweep_forked(disk: Disk, path: str, names: list[str]) -> None:
-    """Remove what a fork left that was cut short before it was decided."""
+    """Remove files of a fork that was interrupted before its identity was written."""
     for name in names:
         if name.endswith(FORKED):
             disk.remove(f"{path}/log/{name}")
 
 
 def finish_fork(disk: Disk, path: str, identity: Identity) -> Identity:
-    """Put the segments of a fork in their places; return the identity without its rest.
+    """Move the segments of a fork into place; return the identity without the pending fork.
 
-    The fork is decided. Each step may have been done before, by a process that was killed.
+    The identity is written. Each step may have been done by a killed process.
     """
     assert identity.cut is not None
     disk.sync_directory(path)
@@ -341,14 +341,14 @@ _HEAD: Final = codec.SEGMENT_HEADER.size
 _FLOOR_HEAD: Final = carried.encode_compacted(0, 0)[: codec.PREFIX.size]
 _INDEX_SUFFIX: Final = ".idx"
 _SNAPSHOTS: Final = ("snapshot", ".snap")
-#: The headers of indexes and snapshots, and the id of their log in them, are shorter.
+#: Read size that covers the headers of indexes and snapshots, with the id of their log.
 _HEADER_BYTES: Final = 256
-#: Looks at a log of which something is removed at each; then what was found has to do.
+#: Most tries while segments are removed during each; then the last findings count.
 _LOOKS_MAX: Final = 8
 
 
 def link_to(files: SegmentFiles, segment: int, last_frame: int) -> codec.Link:
-    """Return how a segment made now names the end of this one, or what this one itself names."""
+    """Return a new segment's link to the end of this one, or this one's own link if empty."""
     if not last_frame:
         header = files.header(segment)
         return codec.NO_LINK if header is None else header.link
@@ -357,22 +357,22 @@ def link_to(files: SegmentFiles, segment: int, last_frame: int) -> codec.Link:
 
 
 def said_lsn(place: Place, boot: int, hint: TailHint | None) -> int:
-    """Return an lsn that the log has reached for sure, apart from its segments; 0 if unknown.
+    """Return an lsn that the log has surely reached, without its segments; 0 if unknown.
 
-    Ask before looking at the segments, so that the answer is never ahead of them.
+    Call it before reading the segments, so that it is never ahead of them.
     """
     said = 0
     if hint is not None and not _is_as_long(place.files, hint):
-        # Writes of this boot are there; earlier ones if they were on disk.
+        # Writes of this boot are there; earlier ones only if they were on disk.
         is_fresh = hint.boot == boot and not hint.failed
         said = hint.next_lsn if is_fresh else hint.durable_lsn
-    # An index is of a segment that holds a record.
+    # An index proves a segment with records.
     index, snapshot = _newest(place, "log", _INDEX_SUFFIX), _newest(place, *_SNAPSHOTS)
     return max(said, index + 1 if index else 0, snapshot)
 
 
 def _is_as_long(files: SegmentFiles, hint: TailHint) -> bool:
-    """Return whether all bytes of the hint are there: unreadable ones are damage."""
+    """Return whether the segment has all bytes before the hint; unreadable bytes are damage."""
     try:
         return files.size(hint.segment) >= hint.offset
     except SegmentGone:
@@ -382,7 +382,7 @@ def _is_as_long(files: SegmentFiles, hint: TailHint) -> bool:
 
 
 def _newest(place: Place, directory: str, suffix: str) -> int:
-    """Return the lsn in the name of the last file of a kind, 0 without one of this log."""
+    """Return the lsn in the name of the last file of a kind, 0 if this log has none."""
     disk, files = place.disk, place.files
     for name in reversed(disk.names(f"{place.path}/{directory}")):
         lsn = segment_lsn(f"{name.partition('.')[0]}.log")
@@ -394,14 +394,14 @@ def _newest(place: Place, directory: str, suffix: str) -> int:
 
 
 def find_losses(place: Place, said: int) -> tuple[views.Damage, ...]:
-    """Each gap in the log up to its known end, in order; empty for a log that lacks nothing."""
+    """Return the gaps in the log up to its known end, in order; empty for a complete log."""
     losses: list[views.Damage] = []
     for _ in range(_LOOKS_MAX):
         losses.clear()
         try:
             with place.files.looked_at() as files:
                 losses.extend(_losses(place, files, said))
-        except SegmentGone:  # compaction took the oldest meanwhile
+        except SegmentGone:  # compaction removed the oldest meanwhile
             place.files.refresh()
             continue
         except (errors.LogError, OSError):
@@ -419,7 +419,7 @@ def _losses(place: Place, files: SegmentFiles, said: int) -> Iterator[views.Dama
             loss = _loss(files, before, lsn, floor) if lsn > floor else None
             if loss is not None:
                 yield loss
-    # A segment whose beginning does not read is damaged, not lost.
+    # A segment with an unreadable beginning is damaged, not lost.
     strange = (lsn for lsn in files.lsns if lsn > place.segment and files.size(lsn) > _HEAD)
     if max((place.next_lsn, *map(files.bound, strange))) < said:
         name = segment_name(place.segment) if place.segment else segment_name(1)
@@ -427,7 +427,7 @@ def _losses(place: Place, files: SegmentFiles, said: int) -> Iterator[views.Dama
 
 
 def seams(files: SegmentFiles) -> Iterator[tuple[int, int]]:
-    """Yield (segment or 0, following segment) of segments with frames, and of the last.
+    """Yield (segment or 0, following segment) for segments with frames, and the last one.
 
     Give it, as ``is_broken``, files that are ``looked_at``.
     """
@@ -449,12 +449,12 @@ def is_broken(files: SegmentFiles, before: int, lsn: int) -> bool:
     frame = files.frame_header(before, link.offset)
     if frame is None or frame.crc != link.crc:
         return True
-    # The zeros after its body do not count: a loss of power may have taken them.
+    # The zeros after its body do not count: a power loss may have removed them.
     return link.offset + codec.FRAME_HEADER_SIZE + frame.body_size > files.sealed_size(before)
 
 
 def _loss(files: SegmentFiles, before: int, lsn: int, floor: int) -> views.Damage | None:
-    """Return what stood between two segments, the first of them 0 for none; None if no lsn did."""
+    """Return the gap between two segments, with 0 for no first one; None without lost lsns."""
     header = files.header(lsn)
     assert header is not None
     if not before:
@@ -462,7 +462,7 @@ def _loss(files: SegmentFiles, before: int, lsn: int, floor: int) -> views.Damag
     first = files.header(before)
     next_lsn, epoch = before, 0 if first is None else first.epoch
     size, named = files.size(before), header.link.offset
-    # Bytes that are there and do not read are damage, as anywhere else: verify finds them.
+    # Present but unreadable bytes are damage, which verify finds.
     is_there = named + codec.FRAME_HEADER_SIZE <= size
     may_be_damage = is_there and files.frame_header(before, named) is None
     for item in files.scanner(before, size, before, sealed=True).frames(_HEAD):
@@ -472,7 +472,7 @@ def _loss(files: SegmentFiles, before: int, lsn: int, floor: int) -> views.Damag
                 return None
         else:
             next_lsn, epoch = item.header.next_lsn, item.header.epoch
-    # The first lsns of an epoch are left out; which of these they are is known of the last only.
+    # An epoch skips its first lsns. For several epochs only the last skip is known.
     is_one = header.epoch == epoch or header.log_id != files.owner(before)
     skipped = 0 if is_one else LSN_SKIP
     if header.link == codec.LOST:
@@ -508,9 +508,9 @@ def link_to_end(files: SegmentFiles, segment: int) -> codec.Link:
 
 @contextlib.contextmanager
 def moving_frames(files: SegmentFiles) -> Iterator[None]:
-    """Let a last segment without frames name the log's end, wherever what it named is moved here.
+    """Relink a last segment without frames to the log's end, after frames were moved.
 
-    It hands that on to the next. If this is cut short it names nothing, and accuses nobody.
+    Meanwhile it has no link, so an interruption causes no false gap.
     """
     last = 0
     with files.looked_at() as looked:

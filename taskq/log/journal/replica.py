@@ -1,4 +1,4 @@
-"""The segments of a log in a copy of it: they grow by whole frames of the original."""
+"""Segments of a copied log, which grow by whole frames of the original."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _FRAME_HEAD = codec.FRAME_HEADER_SIZE
 
 
 class Border(NamedTuple):
-    """A place to go on from, and the header of the frame before it.
+    """A position between two frames, with the header of the frame before it.
 
     Attributes:
-        segment: first lsn of the segment; 0: nowhere.
-        offset: end of a whole frame of it, or 0: nothing of the segment is there.
-        frame: where that frame starts, 0 without one.
-        stem: its header, as it stands in the file.
+        segment: first lsn of the segment; 0: no position.
+        offset: end of a whole frame, or 0 if the copy has no byte of the segment.
+        frame: offset of that frame, 0 without one.
+        stem: the frame's header as bytes of the file.
     """
 
     segment: int = 0
@@ -49,23 +49,23 @@ class Border(NamedTuple):
 
     @property
     def next_lsn(self) -> int:
-        """Return the lsn after the frame; the segment's own without a frame."""
+        """Return the lsn after the frame, or the segment's first lsn without a frame."""
         header = self.header
         return self.segment if header is None else header.next_lsn
 
     @property
     def link(self) -> codec.Link:
-        """Return how a segment names this as the end of the one before it."""
+        """Return the link by which the next segment names this end."""
         header = self.header
         return codec.NO_LINK if header is None else codec.Link(self.frame, header.crc)
 
     def as_list(self) -> list[Any]:
-        """Return the same for JSON."""
+        """Return the fields for JSON."""
         return [self.segment, self.offset, self.frame, self.stem.hex()]
 
     @classmethod
     def from_list(cls, values: Sequence[Any]) -> Border:
-        """Return what ``as_list`` made.
+        """Return the border from ``as_list``.
 
         Raises:
             ValueError: it is no border.
@@ -80,7 +80,7 @@ class Border(NamedTuple):
 
     @classmethod
     def at_offset(cls, segment: int, offset: int, stem: bytes) -> Border:
-        """Return the border at an offset, after the frame with that header; b"": none.
+        """Return the border at an offset, after the frame with that header; b"": no frame.
 
         Raises:
             ValueError: no such frame ends there.
@@ -91,7 +91,7 @@ class Border(NamedTuple):
 
     @classmethod
     def behind(cls, segment: int, frame: Frame) -> Border:
-        """Return the border after a frame that was read."""
+        """Return the border after a frame."""
         return cls(segment, frame.end, frame.offset, frame.data[frame.at - _FRAME_HEAD : frame.at])
 
 
@@ -99,7 +99,7 @@ _HEAD: Final = codec.FRAME_HEADER_SIZE
 _START: Final = codec.SEGMENT_HEADER.size
 _PIECE_BYTES: Final = 1024 * 1024
 _LITTLE_BYTES: Final = 4_096
-#: Fields of a frame's header that are compared: all but reserved bytes and times.
+#: Compared fields of a frame's header: all except reserved bytes and times.
 _CHECKED: Final = struct.Struct("<IIIH2xQQ16xII")
 _OFFSET: Final = struct.Struct("<Q")
 
@@ -107,15 +107,15 @@ _OFFSET: Final = struct.Struct("<Q")
 class Replica(SegmentFiles):
     """Segment files of one log, for copying and comparing.
 
-    The copy's own caller decides what may come; here stands how bytes become frames on a disk.
+    The copying code decides which bytes to add; this class writes them as frames.
     """
 
-    #: the file that names the log, and the folder of its segments
+    #: file that names the log, and folder of its segments
     IDENTITY = FILE
     LOG = "log"
     #: bytes before the first frame of a segment
     START = _START
-    #: lsns that a new epoch leaves out
+    #: lsns that a new epoch skips
     LSN_SKIP = LSN_SKIP
 
     def __init__(
@@ -125,10 +125,10 @@ class Replica(SegmentFiles):
         self.identity = identity
         self.refresh()
 
-    # -- what stands there ------------------------------------------------------------------------
+    # -- present frames ---------------------------------------------------------------------------
 
     def stands(self, at: Border) -> bool:
-        """Return whether that very frame stands at that very place."""
+        """Return whether this very frame is at this very position."""
         return stands(self._disk, self, at)
 
     def frames_of(self, segment: int) -> Iterator[Frame]:
@@ -137,7 +137,7 @@ class Replica(SegmentFiles):
         return (item for item in scanner.frames(_START) if not isinstance(item, Gap))
 
     def frames_behind(self, at: Border) -> Iterator[tuple[Border, Frame]]:
-        """Yield the whole frames after a border, or all, each with the border after it."""
+        """Yield the whole frames after a border, or all frames, each with the border after it."""
         next_lsn, offset = at.next_lsn, max(at.offset, _START)
         for segment in [lsn for lsn in self.lsns if lsn >= at.segment]:
             scanner = self.scanner(segment, self.size(segment), next_lsn, sealed=True)
@@ -148,7 +148,7 @@ class Replica(SegmentFiles):
             offset = _START
 
     def is_whole(self, segment: int, size: int) -> bool:
-        """Return whether a segment is nothing but whole frames, up to that size."""
+        """Return whether a segment has only whole frames, up to that size."""
         scanner, end = self.scanner(segment, size, segment, sealed=False), 0
         for item in scanner.frames(_START):
             if isinstance(item, Gap):
@@ -157,10 +157,10 @@ class Replica(SegmentFiles):
         return end == size and self.header(segment) is not None
 
     def end_before(self, at: Border, following: codec.SegmentHeader, stem: str) -> Border | None:
-        """Return where a copy's last segment ends by the header of the next one.
+        """Return the end of a copy's last segment, according to the header of the next one.
 
-        A header may name no end, after damage or a loss of the log: then ``stem``, the last frame
-        by its owner, has to be the copy's last frame. None: another end, or it is missing here.
+        A header may have no link, after damage or a loss of the log. Then ``stem``, the last frame
+        in the owner's log, must be the copy's last frame. None: another end, or it is missing here.
         """
         if following.link in (codec.NO_LINK, codec.LOST):
             return at if at.stem.hex() == stem else None
@@ -169,14 +169,14 @@ class Replica(SegmentFiles):
 
     @staticmethod
     def failed_lsn(disk: Disk, path: str) -> int | None:
-        """Return what was on disk for sure when an fsync failed; None: it is not marked so.
+        """Return the lsn surely on disk at a failed fsync; None if no failure is marked.
 
-        Frames that nothing declares synced are about to be moved then.
+        Frames not declared synced are about to be moved.
         """
         return recovery.failed_lsn(disk, path)
 
     def compacted_below(self, segment: int) -> int:
-        """Return what the newest COMPACTED record of a segment says, 0 if it has none."""
+        """Return the lsn of a segment's newest COMPACTED record, 0 if it has none."""
         floors = (
             below for frame in self.frames_of(segment) for _, below in recovery.compactions(frame)
         )
@@ -187,7 +187,7 @@ class Replica(SegmentFiles):
     def secured(self, segment: int, known: Border) -> Border:
         """Cut off the unreadable end of a segment; return its new end.
 
-        ``known`` stands there, and all before it was on disk.
+        ``known`` is present, and all frames before it were on disk.
         """
         disk, size, end = self._disk, self.size(segment), known
         scanner = self.scanner(segment, size, max(known.next_lsn, segment), sealed=False)
@@ -200,13 +200,13 @@ class Replica(SegmentFiles):
             disk.truncate(descriptor, end.offset)
         elif size < end.offset:
             write_all(disk, descriptor, bytes(end.offset - size), size)
-        # A failed fsync leaves pages that read back and are written by nobody.
+        # After a failed fsync readable pages may never be written.
         recovery.write_once_more(disk, descriptor, known.offset, end.offset)
         disk.sync(descriptor)
         return end
 
     def header_in(self, segment: int, data: bytes) -> codec.SegmentHeader | None:
-        """Return the header that a segment of this log is to begin with; None if it is no such."""
+        """Return a segment header of this log in ``data``; None if it has no such header."""
         try:
             header = codec.decode_segment_header(data, segment_name(segment))
         except FormatError:
@@ -216,13 +216,13 @@ class Replica(SegmentFiles):
         return header
 
     def whole(self, data: bytes, at: int, behind: Border, epoch: int) -> tuple[Border, bool]:
-        """Return the end of the whole frames from there, and whether the rest may be a frame.
+        """Return the end of the whole frames in ``data``, and whether the rest may be a frame.
 
-        One loop and no object a frame: a backlog of small ones is as fast as this is.
+        One loop without an object per frame keeps a backlog of small frames fast.
 
         Args:
             data: bytes to write after a border.
-            at: where in it the first of them begins.
+            at: index in it of the first frame.
             behind: that border.
             epoch: of the segment.
         """
@@ -245,8 +245,8 @@ class Replica(SegmentFiles):
             stop = body + size
             if not is_well or stop > end:
                 break
-            # In one call, which lets others run meanwhile; the codec's own keeps the GIL. What is
-            # small is copied faster than it is viewed.
+            # In one call, which lets other threads run; the codec's own keeps the GIL. Small data
+            # is copied faster than it is viewed.
             part = data[body:stop] if size < _LITTLE_BYTES else view[body:stop]
             is_well = crc32(part, place) == body_crc
             following = (stop + 7) & ~7
@@ -259,7 +259,7 @@ class Replica(SegmentFiles):
         return Border(behind.segment, base + at, base + last, stem), is_well
 
     def add(self, data: bytes, behind: Border) -> None:
-        """Write bytes after a border, durably; a new segment gets its name with it."""
+        """Write bytes after a border, durably; a new segment gets its name last."""
         path = self.file_path(behind.segment)
         if behind.offset:
             descriptor = self.descriptor(behind.segment)
@@ -270,7 +270,7 @@ class Replica(SegmentFiles):
             self.refresh()
 
     def let_go(self, segment: int) -> None:
-        """Take a segment out of the copy, and remove its file."""
+        """Remove a segment from the copy, with its file."""
         self.remove(segment)
         sweep_gone(self._disk, f"{self.path}/log")
         self._disk.sync_directory(f"{self.path}/log")
@@ -283,7 +283,7 @@ def stands(disk: Disk, files: SegmentFiles, at: Border) -> bool:
     if header is None:
         return not at.offset
     descriptor = files.descriptor(at.segment)
-    # The zeros after a body do not count: a loss of power may have taken them.
+    # The zeros after a body do not count: a power loss may have removed them.
     is_there = disk.size(descriptor) >= at.frame + _HEAD + header.body_size
     return is_there and disk.read(descriptor, _HEAD, at.frame) == at.stem
 
@@ -301,17 +301,17 @@ _SIZE: Final = struct.Struct("<II")
 
 
 class DurableLog:
-    """The durable part of a log now. Close it after use.
+    """The present durable part of a log. Close it after use.
 
-    A sync point that ends the log is left out until a frame follows it: it has no news, and a
-    recovery may remove it.
+    A final sync point is left out until a frame follows it: it has no records, and a recovery may
+    remove it.
 
     Attributes:
         identity: of the log.
-        next_lsn: of the next record, as far as this look goes.
-        end: where it ends; nowhere if it holds nothing.
-        segments: first lsns of those that hold something, rising.
-        pin: all below this lsn was safe at the hub.
+        next_lsn: of the next record.
+        end: end of the log; no position if it is empty.
+        segments: first lsns of segments with frames, rising.
+        pin: all records below this lsn were safe at the hub.
 
     Raises:
         LogFailed: an fsync failed, and the log was not opened since: frames are about to be moved.
@@ -336,11 +336,11 @@ class DurableLog:
         files, journal = self._files, self._journal
         journal.open_for_reading()
         self.identity: Identity = journal.identity
-        #: the last one, which is written to, and the lsn of the next record
+        #: the last segment, which may still grow, and the lsn of the next record
         last = self._segment = journal.segment
         self.next_lsn: int = journal.next_lsn
         if last:
-            # Whole frames that were seen before this are durable after it.
+            # Whole frames seen before this sync are durable after it.
             self._disk.sync(files.descriptor(last))
         if recovery.is_marked_failed(self._disk, self._path):
             raise LogFailed(self._path, "an fsync failed in one of its processes")
@@ -355,32 +355,32 @@ class DurableLog:
         return self._end_of_sealed(older[-1], last) if older else end, older
 
     def close(self) -> None:
-        """Give the files back."""
+        """Close the files."""
         self._journal.close()
 
-    # -- what the verdict asks --------------------------------------------------------------------
+    # -- checks for the verdict -------------------------------------------------------------------
 
     def stands(self, at: Border) -> bool:
-        """Return whether that frame stands at that place."""
+        """Return whether this frame is at this position."""
         return stands(self._disk, self._files, at)
 
     def follows(self, at: Border) -> bool:
-        """Return whether the log begins right after it: its oldest segment names that end."""
+        """Return whether the log begins right after it: its oldest segment links to this end."""
         if not self.begins_behind(at) or not self.segments:
             return False
         header = self._files.header(self.segments[0])
         return header is not None and header.link == at.link != codec.NO_LINK
 
     def begins_behind(self, at: Border) -> bool:
-        """Return whether the log has no segment that old."""
+        """Return whether the log has no segment as old as this one."""
         return not self.segments or self.segments[0] > at.segment
 
     def begins_before(self, segment: int) -> bool:
-        """Return whether the log has an older segment."""
+        """Return whether the log has a segment older than this one."""
         return bool(self.segments) and self.segments[0] < segment
 
     def is_moved(self, at: Border) -> bool:
-        """Return whether the same frame stands in a later segment, its body equal by CRC."""
+        """Return whether the same frame is in a later segment, with an equal body by CRC."""
         wanted = at.header
         if wanted is None or at.segment not in self.segments:
             return False
@@ -396,21 +396,21 @@ class DurableLog:
                     return codec.body_is_whole(body, wanted, seed, at.frame)
         return False
 
-    # -- what is sent -----------------------------------------------------------------------------
+    # -- bytes to send ----------------------------------------------------------------------------
 
     def next_segment(self, segment: int) -> int:
         """Return the segment after another, 0 after the last."""
         return next((lsn for lsn in self.segments if lsn > segment), 0)
 
     def is_sealed(self, segment: int) -> bool:
-        """Return whether nothing is written to it any more."""
+        """Return whether the segment no longer grows."""
         return segment < self._segment
 
     def end_of(self, segment: int) -> Border:
-        """Return where a segment ends.
+        """Return the end of a segment.
 
         Raises:
-            LogDamaged: it holds no whole frame.
+            LogDamaged: it has no whole frame.
         """
         if segment == self.end.segment:
             return self.end
@@ -426,7 +426,7 @@ class DurableLog:
         return [place for place in places if place is not None and place.offset <= end]
 
     def part(self, behind: Border, bytes_max: int) -> tuple[bytes, Border]:
-        """Return the frames after a position, and their end: up to a size, at least one frame.
+        """Return the frames after a position, and their end: up to a size, but at least one frame.
 
         Raises:
             LogDamaged: the next frame is not whole.
@@ -436,13 +436,13 @@ class DurableLog:
         data, last, at = self._read(segment, behind.offset, end), -1, first - behind.offset
         unpack, end = _SIZE.unpack_from, len(data)
         while at + _HEAD <= end:
-            # By their sizes alone: the hub checks each, and the last one is checked below.
+            # By sizes alone: the hub checks each frame, and the last one is checked below.
             magic, size = unpack(data, at)
-            following = (at + _HEAD + size + 7) & ~7  # as frame_size has it
+            following = (at + _HEAD + size + 7) & ~7  # like frame_size
             if magic != codec.FRAME_MAGIC or following > end:
                 break
             last, at = at, following
-        if last < 0:  # a larger one
+        if last < 0:  # a frame larger than ``bytes_max``
             position = border_behind(self._disk, self._files, segment, first)
         else:
             position = border_behind(self._disk, self._files, segment, behind.offset + last)
@@ -458,7 +458,7 @@ class DurableLog:
         return data[: position.offset - behind.offset], position
 
     def offered(self, lacks: Iterable[tuple[int, int]]) -> list[int]:
-        """Return the sealed segments that are here, of these with their bytes."""
+        """Return the lacking segments that are here, sealed and of that size."""
         return [
             segment
             for segment, size in lacks
@@ -472,7 +472,7 @@ class DurableLog:
         return self._read(segment, offset, min(offset + bytes_max, self.end_of(segment).offset))
 
     def bytes_behind(self, at: Border) -> int:
-        """Return bytes of the log after a position of it."""
+        """Return the number of bytes of the log after a position."""
         ends = {lsn: self._files.size(lsn) for lsn in self.segments if lsn >= at.segment}
         if self.end.segment in ends:
             ends[self.end.segment] = self.end.offset
@@ -480,7 +480,7 @@ class DurableLog:
 
     def _read(self, segment: int, start: int, end: int) -> bytes:
         data = self._disk.read(self._files.descriptor(segment), end - start, start)
-        # The zeros after the last frame are no part of it, and may be missing.
+        # The zeros after the last frame may be missing.
         return data.ljust(end - start, b"\0")
 
     def _last_record(self, segment: int, frame: int) -> Border:
