@@ -1,5 +1,5 @@
 """A web page and a JSON API of one task log, by starlette and uvicorn; no Spark.
 
-``command`` is ``taskq web``, ``mount`` listens, ``door`` keeps everybody else out, ``site`` puts
-the rest together. Begin at ``mount``.
+``command`` is ``taskq web``. ``mount`` builds the site and listens, ``door`` checks access,
+``pages`` and ``api`` answer. Begin at ``mount``.
 """

@@ -1,4 +1,4 @@
-"""The JSON API for programs: the data of the pages, and the acts on the log."""
+"""The JSON API for programs: the data of the pages, and changes of the log."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from taskq_plugins.looks import reading
 from taskq_plugins.web import endpoints as asking
 from taskq_plugins.web.endpoints import Endpoint
 
-#: Jobs that one step of an act on many is for.
+#: Jobs in one step of an act on many jobs.
 _MANY: Final = 500
-#: Jobs that are claimed through the API at a time.
+#: Jobs that may be claimed through the API at a time.
 _HELD_MAX: Final = 10_000
 
 
 class Acts:
-    """Acts on the log, for programs and for the forms of the pages.
+    """Changes of the log, for programs and for the forms of the pages.
 
     Args:
         looks: reads the log.
-        app: with the log open; None to open it for the first act.
-        hides: searches do not see secret values.
+        app: an app with the log open; None to open the log for the first act.
+        hides: whether searches ignore secret values.
     """
 
     def __init__(self, looks: reading.Looks, app: TaskQ | None, *, hides: bool = True) -> None:
@@ -42,16 +42,16 @@ class Acts:
         self._is_own = app is None
         self.app = app or TaskQ(looks.path, upkeep=False, name="taskq web")
         self._log = TaskLog(self.app.connection)
-        #: token -> (claim, when its lease ends as told last, by the steady clock)
+        #: token -> (claim, when to forget it, by the monotonic clock)
         self._held: dict[str, tuple[Delivery, float]] = {}
 
     async def close(self) -> None:
-        """Finish what was asked for and close the log; its claims go back to others."""
+        """Finish pending acts and close the log, which releases its claims."""
         if self._is_own:
             await self.app.close()
 
     async def enqueue(self, asked: asking.Enqueue) -> dict[str, Any]:
-        """Enqueue a call, or bytes; it is as durable as the log says when this returns."""
+        """Enqueue a call, or bytes; when this returns, the job has the log's durability."""
         if (asked.task is None) == (asked.payload is None):
             raise errors.UsageError("give a task with its arguments, or a payload: one of the two")
         if asked.task is not None:
@@ -67,7 +67,7 @@ class Acts:
         return {"id": job_id}
 
     async def note_enqueued(self, job_id: str) -> None:
-        """Write into the log who enqueued a job."""
+        """Write the visitor who enqueued a job into the log."""
         port = await self.app.connection.port()
         for written in port.note("enqueue", [engine.Tag.of_id(job_id)[1]]):
             await written
@@ -76,7 +76,7 @@ class Acts:
         return {"id": asked.id, "cancelled": await self._log.cancel(asked.id)}
 
     async def edit(self, asked: asking.EditRequest) -> dict[str, Any]:
-        """Let a job that waits be due at another time, or wait elsewhere."""
+        """Change the due time, queue or priority of a waiting job."""
         changes = asked.model_dump(exclude={"id"}, exclude_none=True)
         return {"id": asked.id, "changed": await self.app.edit(asked.id, **changes)}
 
@@ -94,10 +94,10 @@ class Acts:
         return {"id": asked.id, "purged": True}
 
     async def many(self, asked: asking.Many) -> dict[str, Any]:
-        """Do one of the three to all jobs that fit, or are named, or count them: each for itself.
+        """Carry out one act on all matching or named jobs, each by itself, or only count them.
 
-        ``count`` fitted, to ``done`` of them it was done, ``stopping`` of them run and were asked
-        to stop, and the rest had changed meanwhile.
+        ``count`` jobs matched, ``done`` of them were changed, ``stopping`` are running and were
+        asked to stop, and the rest had changed meanwhile.
         """
         states = (
             documents.WAITING_STATES | {State.RUNNING} if asked.act == "cancel" else {State.DEAD}
@@ -123,11 +123,11 @@ class Acts:
         return {"act": asked.act, "count": count, "done": done, "stopping": stopping}
 
     async def _do(self, act: str, jobs: list[documents.JobView]) -> tuple[int, int]:
-        """Return to how many it was done, and how many run and were asked to stop."""
+        """Carry out an act; return (changed jobs, running jobs that were asked to stop)."""
         if act != "cancel":
             ids = [job.job_id for job in jobs]
             return (await getattr(self._log.dead, f"{act}_many")(ids)).count, 0
-        # Jobs that started since the listing stay, or the report would be wrong.
+        # Jobs that have started since the listing are left alone, so the report is right.
         waiting = [job.lsn for job in jobs if job.state is not State.RUNNING]
         withdrawn = await (await self.app.connection.port()).withdraw(waiting)
         running = [job.job_id for job in jobs if job.state is State.RUNNING]
@@ -150,7 +150,7 @@ class Acts:
         return {"slots": asked.count, "changed": changed}
 
     async def add_schedule(self, asked: asking.AddSchedule) -> dict[str, Any]:
-        """Enqueue a call by the clock; a schedule that was added before is replaced."""
+        """Add a schedule, or replace the one with this name."""
         call = self.app.call_by_name(asked.task, **asked.arguments)
         if asked.queue is not None:
             call = call.options(queue=asked.queue)
@@ -164,9 +164,9 @@ class Acts:
     # -- workers in other languages ---------------------------------------------------------------
 
     async def claim(self, asked: asking.Claim) -> list[dict[str, Any]]:
-        """Take jobs; each counts an attempt, and goes to others when its lease is over.
+        """Claim jobs; each counts an attempt, and becomes ready again when its lease ends.
 
-        A client that hangs up before the answer has claimed nothing.
+        If the client disconnects before the answer, the jobs are released.
         """
         now = time.monotonic()
         for token in [token for token, (_, until) in self._held.items() if until < now]:
@@ -182,7 +182,7 @@ class Acts:
         )
         try:
             claims = [await self._told(delivery, asked.lease) for delivery in claimed]
-            await checkpoint()  # who hung up meanwhile is noticed here
+            await checkpoint()  # raises if the client has disconnected
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
                 for delivery in claimed:
@@ -192,7 +192,7 @@ class Acts:
         return claims
 
     async def extend(self, asked: asking.Extend) -> dict[str, Any]:
-        """Let a claim last ``seconds`` from now; fails with 409 if its job is to be cancelled."""
+        """Extend a claim to ``seconds`` from now; fails with 409 if its job was cancelled."""
         delivery = self._find(asked.token)
         await self._log.extend(delivery, asked.seconds)
         self._held[asked.token] = delivery, _end(asked.seconds)
@@ -245,7 +245,7 @@ class Acts:
 def _fitting(
     reader: engine.LogReader, search: hooks.Search, before: int
 ) -> tuple[list[documents.JobView], int]:
-    """Return the next jobs that fit, and the place of the following page, 0 at the end."""
+    """Return the next matching jobs, and the start of the following page, 0 at the end."""
     page = search.find(reader, _MANY, before)
     return page.jobs, page.following
 
@@ -262,13 +262,13 @@ def _token(delivery: Delivery) -> str:
 
 
 def _end(lease: float) -> float:
-    """Return when nobody needs to know of a claim any more: a lease later than its end."""
+    """Return when a claim may be forgotten: one more lease after its end."""
     return time.monotonic() + 2 * lease
 
 
-#: Steps of a job that are listed, the latest.
+#: Latest steps of a job that are listed.
 _STEPS_MAX: Final = 200
-#: Requests that wait for results at a time.
+#: Requests that may wait for results at a time.
 _WAITS_MAX: Final = 64
 _PAUSE_SECONDS_MIN: Final = 0.02
 _PAUSE_SECONDS_MAX: Final = 0.5
@@ -279,14 +279,14 @@ class Api:
 
     Args:
         looks: reads the log.
-        acts: changes it.
+        acts: changes the log.
     """
 
     def __init__(self, looks: reading.Looks, acts: Acts) -> None:
         self._looks = looks
         self._hides = acts.hides
         self._waits = 0
-        #: acts, by name
+        #: endpoints of acts, by name
         self.acts = {order.name: order for order in _orders(acts)}
         self.endpoints = (*self._questions(), *self.acts.values())
 
@@ -415,7 +415,7 @@ def _orders(acts: Acts) -> tuple[Endpoint, ...]:
                  ask.SlotsRequest, acts.set_slots),
         Endpoint("POST", "/api/schedules/{name}/remove", "remove_schedule", "Take it away again.",
                  ask.OneName, acts.remove_schedule),
-        # After the others, since a name may hold a slash.
+        # Last, since a name may contain a slash.
         Endpoint("POST", "/api/schedules/{name}", "add_schedule", "Enqueue a call by the clock.",
                  ask.AddSchedule, acts.add_schedule),
         Endpoint("POST", "/api/claims", "claim", "Take jobs to run, with a lease.",
@@ -433,7 +433,7 @@ def _route(path: str, by_method: dict[str, Endpoint]) -> Route:
     async def respond(request: Request) -> Response:
         return await by_method[request.method.replace("HEAD", "GET")].respond(request)
 
-    # A queue's name may hold a slash.
+    # A queue's name may contain a slash.
     return Route(path.replace("{name}", "{name:path}"), respond, methods=list(by_method))
 
 

@@ -14,12 +14,12 @@ import click
 from taskq import engine, errors, extras
 from taskq.cli import Failure, WrongUsage, log_argument, open_reader, render, resolve
 
-if TYPE_CHECKING:  # help needs no package of the extra
+if TYPE_CHECKING:  # help must not need the extra
     from taskq_plugins.web.door import SiteAddress
 
 _PORT_MAX: Final = 65_535
 _FILE: Final = click.Path(path_type=Path, dir_okay=False)
-#: A hub has it.
+#: File that marks a hub's directory.
 _REGISTRY: Final = "registry.db"
 
 
@@ -69,8 +69,8 @@ def web(
     any number of live processes; nothing can be changed without --allow-actions.
     """
     try:
-        from taskq_plugins.patience import listen  # noqa: PLC0415 - help needs no package
-        from taskq_plugins.web import door, mount  # noqa: PLC0415 - likewise
+        from taskq_plugins.patience import listen  # noqa: PLC0415 - help must not need the extra
+        from taskq_plugins.web import door, mount  # noqa: PLC0415 - as above
     except ImportError as error:
         raise Failure(extras.missing("taskq web", error.name, "web")) from error
     if allow_actions and resolve(data_dir).is_file():
@@ -79,7 +79,7 @@ def web(
     if hub is not None:
         path = str(hub.absolute())
     else:
-        with open_reader(data_dir) as reader:  # fail here, not in a browser
+        with open_reader(data_dir) as reader:  # fail now, not in a browser
             path = reader.journal.path
     address, port = _address(bind, port)
     if (tls_cert is None) != (tls_key is None):
@@ -102,7 +102,7 @@ def web(
 
         if hub is None:
             made = mount.make_site(path, place, known)
-        else:  # a plugin of its own, found by name: plugins know nothing of each other
+        else:  # the hub's plugin, found by name, since plugins do not import each other
             registry = importlib.import_module("taskq_plugins.hub.registry").Registry(hub)
             made = mount.make_hub(path, place, known, registry.all_standing)
         mount.serve(made, listener, tls, ready)
@@ -128,10 +128,10 @@ def _place(
     is_tls: bool,
     allow_actions: bool,
 ) -> SiteAddress:
-    """Return by which names it is reached: those given, the address, and localhost if it is that.
+    """Return the site's names: the given ones, the address, and localhost on a loopback address.
 
     Raises:
-        WrongUsage: it listens everywhere, which is no address to open.
+        WrongUsage: the wildcard address needs a name that a browser can open.
     """
     from taskq_plugins.web.door import SiteAddress  # noqa: PLC0415 - as above
 
@@ -145,7 +145,7 @@ def _place(
     local = ["localhost"] if address.is_loopback else []
     usual = 443 if is_tls else 80
     hosts = [f"{name.lower()}:{port}" for name in (*names, *own, *local)]
-    if port == usual:  # browsers leave it out
+    if port == usual:  # browsers omit the default port
         hosts += [host.rpartition(":")[0] for host in hosts]
     return SiteAddress(
         scheme="https" if is_tls else "http", hosts=tuple(hosts), allow_actions=allow_actions
@@ -156,8 +156,8 @@ def _secret(file: Path | None) -> str:
     """Return the text of a file of tokens; "" without a file.
 
     Raises:
-        Failure: it cannot be read or made.
-        WrongUsage: a line of it is no token, or others may read it.
+        Failure: the file cannot be read or created.
+        WrongUsage: a line is not a token, or other users may read the file.
     """
     if file is None:
         return ""

@@ -1,4 +1,4 @@
-"""Access to the page: keys, host names, origins, and headers for browsers."""
+"""Access control of the page: keys, host names, origins, and headers for browsers."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from taskq import engine, errors, values
 from taskq.cli import render
 from taskq_plugins.web.endpoints import Problem, Role, Visitor
 
-#: A browser before its login, and a person that the outer app lets in without a name.
+#: A browser before its login, and a person whom the outer app admits without a name.
 _NOBODY: Final = Visitor("", Role.READ)
 _SOMEBODY: Final = Visitor("", Role.ADMIN)
-#: Name and role of a token that stands alone.
+#: Name and role of a token without both.
 _LONE: Final = ("program", "admin")
 Refuse = Callable[[Scope, Problem], ASGIApp]
 
 
-#: In the log's directory: a user who can read it can read the log, too.
+#: Key file in the log's directory: its readers can read the log, too.
 FILE: Final = "web.key"
 _KEY_BYTES: Final = 32
 _TEXT_MAX: Final = 4_096
-#: A file of tokens, and each of them.
+#: Size of a file of tokens at most, and of a token at least.
 TOKENS_BYTES_MAX: Final = 65_536
 SECRET_CHARACTERS_MIN: Final = 32
-#: Addresses that were printed or shown, and not opened yet.
+#: Printed or shown addresses that no browser has opened yet, at most.
 _ENTRIES_MAX: Final = 8
 
 
 def same(given: str, key: str) -> bool:
-    """Compare keys in constant time; an empty key fits none."""
+    """Compare keys in constant time; an empty key equals no other."""
     fits = hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode())
     return fits and bool(key)
 
 
 def visitors_of(text: str) -> dict[str, Visitor]:
-    """Return the visitors by token: lines ``NAME ROLE TOKEN``; a lone token is an admin's.
+    """Return the visitors by token, from lines ``NAME ROLE TOKEN`` or ``TOKEN`` (an admin).
 
     Raises:
-        UsageError: a line is none of these, or a token is too short.
+        UsageError: a line has another form, or a token is too short.
     """
     visitors: dict[str, Visitor] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -71,7 +71,7 @@ def visitors_of(text: str) -> dict[str, Visitor]:
 
 
 class TokenFile:
-    """Tokens in a file, which is read again when it changes: a line that goes is good no more."""
+    """Tokens in a file. A change takes effect at once; a token without a line is invalid."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -79,7 +79,7 @@ class TokenFile:
         self._visitors: dict[str, Visitor] = {}
 
     def visitors(self) -> dict[str, Visitor]:
-        """Return the visitors by token; none while the file cannot be read or trusted."""
+        """Return the visitors by token; {} while the file cannot be read or trusted."""
         try:
             stat_now = self._file.stat()
             stamp = stat_now.st_mtime_ns, stat_now.st_size, stat_now.st_ino, stat_now.st_mode
@@ -96,30 +96,30 @@ class AccessKeys:
     """Keys of programs and browsers.
 
     Args:
-        secret: of programs, in ``Authorization: Bearer``; "" refuses programs.
-        root: source of the browsers' keys; by default a new one.
-        tokens: of people and programs, with their roles.
+        secret: token of programs, in ``Authorization: Bearer``; "" refuses programs.
+        root: secret from which browsers' keys are derived; by default a new one.
+        tokens: tokens of people and programs, with their roles.
     """
 
     def __init__(self, secret: str = "", root: str = "", tokens: TokenFile | None = None) -> None:
         self._secret = secret
         self._root = root = root or secrets.token_urlsafe(_KEY_BYTES)
         self._tokens = tokens
-        #: of the cookie of a browser that opened the printed address
+        #: cookie of a browser that opened the printed address
         self.session = self.cookie(_owner())
-        #: in every form: without it a request that the browser was tricked into changes nothing
+        #: token in every form, against cross-site request forgery
         self.form = _derived(root, "form")
         self._entries: dict[str, Visitor] = {}
 
     def entry(self, visitor: Visitor | None = None) -> str:
-        """Return the token of an address that lets one browser in, once, as this visitor."""
+        """Return a token for an address that admits one browser, once, as this visitor."""
         token = secrets.token_urlsafe(_KEY_BYTES)
         kept = list(self._entries.items())[1 - _ENTRIES_MAX :]
         self._entries = {**dict(kept), token: visitor or _owner()}
         return token
 
     def enter(self, given: str) -> str:
-        """Return the cookie for the token of an address; "" for any other."""
+        """Return the cookie for the token of an address; "" for another token."""
         for token, visitor in self._entries.items():
             if same(given, token):
                 del self._entries[token]
@@ -127,21 +127,22 @@ class AccessKeys:
         return ""
 
     def log_in(self, given: str) -> str:
-        """Return the cookie for the token of a file, or of an address; "" for any other."""
+        """Return the cookie for a token of the file, or of an address; "" for another token."""
         of_file = self._of_file(given)
         return self.enter(given) if of_file is None else self.cookie(of_file, given)
 
     def may_invite(self, cookie: str) -> bool:
-        """Return whether a browser came by an address: a token of the file ends with its line.
+        """Return whether a browser was admitted by an address, and so may invite others.
 
-        The cookie of an invited browser does not, so visitors of the file invite nobody.
+        Visitors of the file may not: their access ends with their line, an invited browser's does
+        not.
         """
         _, _, rest = cookie.partition(".")
         is_of_file = rest.partition(".")[0] not in Role.__members__
         return not is_of_file and self.visitor_of_cookie(cookie) is not None
 
     def cookie(self, visitor: Visitor, token: str = "") -> str:
-        """Return the cookie of a visitor; for a token of a file it ends with that."""
+        """Return the cookie of a visitor; with a token of the file it is valid as long as that."""
         name = base64.urlsafe_b64encode(visitor.name.encode()).decode().rstrip("=")
         head = f"{name}.{'file' if token else visitor.role.name}"
         return f"{head}.{_derived(self._root, f'session {head} {token}')}"
@@ -185,10 +186,10 @@ def _owner() -> Visitor:
 def kept_root(directory: str) -> str:
     """Return the private key in the log's directory, made on first use.
 
-    "" if a key cannot be written or trusted: then a login ends with the server.
+    Return "" if a key cannot be written or trusted; then logins end with the server.
     """
     file = Path(directory) / FILE
-    if not file.with_name("taskq.json").is_file():  # a log that is made later lies alone
+    if not file.with_name("taskq.json").is_file():  # no log yet: its directory must stay empty
         return ""
     with contextlib.suppress(OSError, UnicodeDecodeError, errors.UsageError):
         made_secret(file)
@@ -203,18 +204,18 @@ def is_private(mode: int) -> bool:
 
 
 def made_secret(file: Path) -> None:
-    """Write a new secret into a file that only this user may read, unless it is there.
+    """Write a new secret into a file that only this user may read, unless the file exists.
 
-    It appears whole: another process that starts just now reads all of it or makes none.
+    The file appears with its whole content, so another starting process never reads a part.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     if file.exists():
         return
     new = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with open(os.open(new, flags, stat.S_IRUSR | stat.S_IWUSR), "w", encoding="ascii") as opened:  # noqa: PTH123 - by its descriptor
+    with open(os.open(new, flags, stat.S_IRUSR | stat.S_IWUSR), "w", encoding="ascii") as opened:  # noqa: PTH123 - a descriptor
         opened.write(f"{secrets.token_urlsafe(_KEY_BYTES)}\n")
     try:
         os.link(new, file)
@@ -230,11 +231,11 @@ def _derived(root: str, purpose: str) -> str:
 
 PATH_BYTES_MAX: Final = 2_048
 QUERY_BYTES_MAX: Final = 8_192
-#: A request. Larger payloads are enqueued by a program that opens the log.
+#: Size of a request; larger payloads need a program that opens the log.
 BODY_BYTES_MAX: Final = 2 * 1024 * 1024
-#: Path of the printed address, before any cookie.
+#: Path of the printed address, for browsers without a cookie.
 ENTRY: Final = "/enter"
-#: Style and script of pages and refusals, open to everybody.
+#: Style and script of pages and refusals, without access control.
 FILES: Final = {
     "page.css": "text/css",
     "page.js": "text/javascript",
@@ -243,7 +244,7 @@ FILES: Final = {
 _OPEN: Final = frozenset(f"/static/{name}" for name in FILES)
 API: Final = "/api/"
 SAFE: Final = frozenset({"GET", "HEAD"})
-#: Nothing but files of our own: no script or style within a page, and no form that leads elsewhere.
+#: Only files of this server: no inline script or style, and no form with another target.
 _POLICY: Final = "; ".join(
     (
         "default-src 'none'",
@@ -253,7 +254,7 @@ _POLICY: Final = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-#: With "no-referrer" a browser would send our own forms as of the origin "null".
+#: With "no-referrer" a browser would send our own forms with the origin "null".
 _HEADERS: Final = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -266,7 +267,7 @@ _HEADERS: Final = {
 
 
 def root_of(scope: Scope) -> str:
-    """Return where an app that this one is mounted in has put it; "" if it stands alone."""
+    """Return the path at which an outer app has mounted this one, or ""."""
     root: str = scope.get("root_path", "")
     return root
 
@@ -281,9 +282,9 @@ class SiteAddress:
 
     Attributes:
         scheme: "https" with TLS.
-        hosts: allowed values of ``Host``, the printed one first; empty if the outer app checks.
+        hosts: allowed values of ``Host``, the printed one first; empty if the outer app checks it.
         allow_actions: whether requests may change the log.
-        allows: check by the outer app's login, which may return a ``Visitor``; None: by our keys.
+        allows: check by the outer app's login, which may return a ``Visitor``; None: use our keys.
         show_secrets: whether people see secret values.
     """
 
@@ -299,7 +300,7 @@ class SiteAddress:
 
     @property
     def cookie(self) -> str:
-        """Name of the cookie, with the port: browsers share cookies between ports."""
+        """Name of the cookie, with the port, since browsers share cookies between ports."""
         return f"taskq_{self.hosts[0].rpartition(':')[2]}" if self.hosts else "taskq"
 
     def cookie_header(self, value: str, scheme: str) -> str:
@@ -308,16 +309,16 @@ class SiteAddress:
 
 
 class Door:
-    """Let a request through, or refuse it with a problem.
+    """Admit a request, or refuse it with a problem.
 
     A server on 127.0.0.1 is open to every page in the same browser, and to every user of the
-    machine. So every request needs a key. Pages of other origins are refused, and so are other
-    names of this machine, which would give a foreign page our origin (DNS rebinding).
+    machine, so every request needs a key. Requests from other origins are refused. So are other
+    host names, by which a foreign page would get our origin (DNS rebinding).
 
     Args:
         inner: the guarded app; its ``state`` gets ``visitor`` and ``hides``.
         place: address and rights.
-        keys: of programs and browsers.
+        keys: keys of programs and browsers.
         refuse: makes a response from a problem.
     """
 
@@ -334,7 +335,7 @@ class Door:
             await self._inner(scope, receive, send)
             return
         if scope["type"] != "http":
-            return  # a server that speaks websockets refuses what is not accepted
+            return  # the server refuses a websocket that the app does not accept
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -348,7 +349,7 @@ class Door:
         except Problem as problem:
             await self._refuse(scope, problem)(scope, receive, send_guarded)
             return
-        scope["path_params"] = {}  # of an address that the page is mounted at: no question's
+        scope["path_params"] = {}  # drop the outer app's parameters
         hides = by != "program" and not self._place.show_secrets
         scope.setdefault("state", {}).update(visitor=visitor, hides=hides)
         await self._inner(scope, _bounded(receive), send_guarded)
@@ -369,7 +370,7 @@ class Door:
                 f"the name with --name at the start",
             )
         origin = headers.get("origin")
-        # For a mounted app only a proxy may know the scheme.
+        # A mounted app may have a proxy before it, and only the proxy knows the scheme.
         scheme = self._place.scheme if self._place.hosts else (origin or "").partition(":")[0]
         if origin is not None and origin != f"{scheme}://{host}":
             raise Problem(

@@ -1,4 +1,4 @@
-"""Endpoints of the API: models of requests, problems, answers, and the OpenAPI document."""
+"""Endpoints of the API: models of requests, problems, answers, the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from starlette.responses import Response
 
 from taskq import __version__, errors, text, values
 
-#: Longest wait for a result or for a job to claim: a proxy or a client gives up soon after.
+#: Longest wait for a result or for a job to claim; proxies and clients give up soon after.
 WAIT_SECONDS_MAX: Final = 60
 JOBS_MAX: Final = 200
 CLAIMS_MAX: Final = 100
@@ -40,7 +40,7 @@ def _printing(text: str) -> str:
     return text
 
 
-#: Text of a job that is no name of ours: terminals show it, and logs of other programs.
+#: Free text of a job, without control characters, since terminals and other logs show it.
 _Line = Annotated[str, AfterValidator(_printing)]
 
 
@@ -67,11 +67,11 @@ class OneJob(Asked):
 
 
 class JobAtMoment(OneJob, Past):
-    """The same, now or then."""
+    """A job, now or at a moment of the past."""
 
 
 class Jobs(Past):
-    """Which jobs, the newest first."""
+    """Selection of jobs, newest first."""
 
     q: str = Field(
         "",
@@ -85,7 +85,7 @@ class Jobs(Past):
 
 
 class JobsPage(Jobs):
-    """The same for a person, who goes on from page to page."""
+    """Selection of jobs for a person, page by page."""
 
     sort: str = Field("", max_length=20, description="A column; downwards with a minus.")
     looked: int = Field(0, ge=0, lt=2**63, description="Jobs that the pages before looked at.")
@@ -134,7 +134,7 @@ class Many(Asked):
     @field_validator("ids", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
-        return value.split() if isinstance(value, str) else value  # a form's
+        return value.split() if isinstance(value, str) else value  # a form sends text
 
     @model_validator(mode="after")
     def _names_some(self) -> Self:
@@ -150,7 +150,7 @@ class OneName(Asked):
 
 
 class TaskLimits(OneName):
-    """Limits of a task, in place of what its code says; with none, the code's own hold again."""
+    """Limits of a task, which replace those in its code; without any, the code's limits apply."""
 
     concurrency: int | None = Field(None, description="Jobs at a time; 0 for no limit.")
     rate: str | None = Field(None, max_length=50, description='Such as "10/s", or "none".')
@@ -164,7 +164,7 @@ class SlotsRequest(Asked):
 
 
 class AddSchedule(OneName):
-    """A call that is enqueued by the clock; give every or cron."""
+    """A call to enqueue by the clock; give every or cron."""
 
     task: str = Field(min_length=1, max_length=_TEXT_MAX)
     arguments: dict[str, Any] = Field({}, description="Arguments of the task, by parameter name.")
@@ -179,7 +179,9 @@ class AddSchedule(OneName):
         if not isinstance(value, str):
             return value
         try:
-            return values.parse_json(value, parse_constant=values.refuse_constant)  # a form's
+            return values.parse_json(
+                value, parse_constant=values.refuse_constant
+            )  # a form sends text
         except ValueError as error:
             raise ValueError(f"the arguments are no JSON: {error}") from error
 
@@ -194,7 +196,7 @@ class EncodedBody(Asked):
         """Return its bytes.
 
         Raises:
-            UsageError: the data is not what the encoding says.
+            UsageError: the data does not match the encoding.
         """
         if self.encoding == "json":
             return json.dumps(self.data, separators=(",", ":"), ensure_ascii=False).encode()
@@ -209,7 +211,7 @@ class EncodedBody(Asked):
 
 
 class Enqueue(Asked):
-    """A call of a task by its name, or bytes that no task owns: one of the two."""
+    """Either a call of a task by its name, or bytes without a task."""
 
     task: str | None = Field(None, min_length=1, max_length=_TEXT_MAX)
     arguments: dict[str, Any] = Field({}, description="Arguments of the task, by parameter name.")
@@ -247,31 +249,31 @@ class OneClaim(Asked):
 
 
 class Extend(OneClaim):
-    """More time for a claim, from now on."""
+    """New lease of a claim, from now on."""
 
     seconds: float = Field(60, ge=1, le=LEASE_SECONDS_MAX)
 
 
 class Ack(OneClaim):
-    """The job went well."""
+    """The attempt succeeded."""
 
     result: EncodedBody | None = None
 
 
 class Nack(OneClaim):
-    """The attempt failed: the job is due again later, or dead after its last attempt."""
+    """The attempt failed: the job is retried later, or dead after its last attempt."""
 
     reason: str = Field("", max_length=65_536, description="First line `Class: message`.")
     delay: _Span | None = Field(None, description="None for a backoff.")
 
 
 class Release(OneClaim):
-    """The job is given back without burning its attempt."""
+    """The job becomes ready again, and the attempt does not count."""
 
     delay: _Span = 0
 
 
-#: The first match counts. An unreadable log is a fault of the server, not of the client.
+#: Statuses by class; the first match counts. An unreadable log is an error of the server.
 _STATUS: Final[tuple[tuple[type[errors.TaskqError], HTTPStatus], ...]] = (
     (errors.JobNotFound, HTTPStatus.NOT_FOUND),
     (errors.PayloadTooLarge, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
@@ -290,10 +292,10 @@ _STATUS: Final[tuple[tuple[type[errors.TaskqError], HTTPStatus], ...]] = (
 
 
 class Problem(Exception):
-    """A request that is refused.
+    """A refused request.
 
     Attributes:
-        status: of the answer.
+        status: status of the answer.
         detail: the error and its remedy.
         kind: class of the taskq error, for programs; "" for the page's own refusals.
         headers: extra headers of the answer.
@@ -349,24 +351,24 @@ class Role(enum.IntEnum):
     READ = 1
     #: cancel, requeue, edit, pause, enqueue, claim, …
     OPERATE = 2
-    #: also what cannot be undone
+    #: also acts that cannot be undone
     ADMIN = 3
 
 
 class Visitor(NamedTuple):
-    """The person or program that asks, as the audit names it, and what it may do."""
+    """The person or program of a request: its name in the audit, and its role."""
 
     name: str
     role: Role
 
 
 class Endpoint(NamedTuple):
-    """One thing that may be asked.
+    """One endpoint.
 
     Attributes:
-        asked: what it takes, from path, query and body.
-        answer: makes the document of that.
-        role: the least role for it, of an act.
+        asked: model of the request: path, query and body.
+        answer: returns the document for a request.
+        role: least role for an act.
     """
 
     method: str
@@ -378,14 +380,14 @@ class Endpoint(NamedTuple):
     role: Role = Role.OPERATE
 
     def needs(self, act: str = "") -> Role:
-        """Return the least role; ``act`` is the one of ``many``."""
+        """Return the least role; ``act`` is the act on ``many`` jobs."""
         return Role.ADMIN if act == "purge" else self.role
 
     def check(self, visitor: Visitor, asked: Asked) -> None:
-        """Refuse an act to a visitor whose role is too low.
+        """Raise a problem if a visitor's role is too low for an act.
 
         Raises:
-            Problem: it is.
+            Problem: the role is too low.
         """
         needs = self.needs(getattr(asked, "act", ""))
         if self.method == "POST" and visitor.role < needs:
@@ -417,12 +419,12 @@ class Endpoint(NamedTuple):
             try:
                 return _response(request, await self.answer(asked))
             except (Problem, errors.TaskqError) as error:
-                problem = error  # and not a group of it
+                problem = error  # without its exception group
             finally:
                 both.cancel_scope.cancel()
         if problem is not None:
             raise problem
-        return Response()  # nobody hears it
+        return Response()  # the client has disconnected
 
 
 def describe(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
@@ -486,7 +488,7 @@ def _operation(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
 
 
 def _response(request: Request, value: object) -> Response:
-    """Answer with JSON; a browser gets what its pages show, and no secret."""
+    """Answer with JSON; browsers get secret values hidden, as in the pages."""
     return json_response(text.without_secrets(value) if request.state.hides else value)
 
 
@@ -502,7 +504,7 @@ async def _body(request: Request) -> dict[str, Any]:
     raw = await request.body()
     try:
         given = values.parse_json(raw, parse_constant=values.refuse_constant) if raw else {}
-        json.dumps(given, ensure_ascii=False).encode()  # half a surrogate is no text
+        json.dumps(given, ensure_ascii=False).encode()  # fails for a lone surrogate
     except ValueError as error:
         raise Problem(HTTPStatus.BAD_REQUEST, f"the body is no JSON: {error}") from None
     if not isinstance(given, dict):

@@ -1,4 +1,4 @@
-"""Put the pages, the API and the door together, of a log or of a hub with the logs of many."""
+"""Build the site of a log, or of a hub with many logs, from the pages, the API and the door."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def make_site(
     Args:
         path: the directory.
         place: address and rights.
-        keys: of programs and browsers.
+        keys: keys of programs and browsers.
         app: this program's own app on the log, if any.
-        is_copy: whether it is a device's log on the page of a hub.
+        is_copy: whether the log is a hub's copy of a device's log.
     """
     looks = Looks(path, None if app is None else app.stats)
     acts = Acts(looks, app, hides=not place.show_secrets)
@@ -70,8 +70,8 @@ def make_site(
 
     @contextlib.asynccontextmanager
     async def life(_: Starlette) -> AsyncIterator[None]:
-        # The first look folds the whole log, so take it before the first request. The log of an
-        # app may not exist yet.
+        # The first look folds the whole log, so it runs before the first request. The log of an app
+        # may not exist yet.
         with contextlib.suppress(errors.TaskqError):
             await looks.read(engine.LogReader.stats)
         try:
@@ -103,7 +103,7 @@ Standing: TypeAlias = "Callable[[], dict[str, dict[str, Any]]]"
 #: A silent device counts as late after this time.
 _LATE_NS: Final = 3_600 * values.SECOND_NS
 _ID_CHARACTERS_MAX: Final = 80
-#: A clock that is wrong by more is worth a word.
+#: Larger errors of a clock are shown.
 _SKEW_NS: Final = values.SECOND_NS
 
 
@@ -114,8 +114,8 @@ def make_hub(
 
     Args:
         path: the hub's directory.
-        place: address and rights; acts are off, since a copy must equal its device's log.
-        keys: of programs and browsers.
+        place: address and rights, without acts, since a copy must equal its device's log.
+        keys: keys of programs and browsers.
         standing: returns the state of the devices.
     """
     place = replace(place, allow_actions=False)
@@ -219,11 +219,11 @@ def _problem(error: Exception) -> endpoints.Problem:
     )
 
 
-#: Connections at a time; more are answered with 503 until one ends.
+#: Connections at a time; further ones get 503 until one ends.
 _CONNECTIONS_MAX: Final = 256
 #: Request line and headers together.
 _HEAD_BYTES_MAX: Final = 32 * 1024
-#: For answers that are under way when it is stopped.
+#: Time for running answers at shutdown.
 _DRAIN_SECONDS: Final = 3
 
 
@@ -233,17 +233,16 @@ def taskq_web(
     allow_actions: bool = False,
     allows: Callable[[Request], bool | endpoints.Visitor] | None = None,
 ) -> ASGIApp:
-    """Return the app's page, to be mounted in a web app.
+    """Return the app's page, for mounting in a web app.
 
     ``site.mount("/taskq", taskq_web(app, allows=is_admin))``
 
     Args:
-        app: whose log it shows.
-        allow_actions: whether its buttons may change the log.
-        allows: check by the web app's own login; ``True`` is an admin, ``Visitor("ana",
+        app: the app with the log to show.
+        allow_actions: whether the page's buttons may change the log.
+        allows: check by the web app's own login. ``True`` is an admin, ``Visitor("ana",
             Role.READ)`` a person with a name for the audit and a role. None: a browser enters
-            by the address in the process's log, once, like with ``taskq web``; that fits one
-            process.
+            once by the address in the process's log, as with ``taskq web``; for a single process.
     """
     keys = door.AccessKeys(root=door.kept_root(str(app.data_dir)))
     if allows is None:
@@ -255,10 +254,10 @@ def taskq_web(
 
 @contextlib.contextmanager
 def worker_page(app: TaskQ) -> Iterator[str]:
-    """Show the app's page on a thread while the block runs; gives the address to open, once.
+    """Serve the app's page on a thread while the block runs; yield an address that opens once.
 
     Raises:
-        TaskqError: nobody may listen here.
+        TaskqError: this process may not listen.
     """
     keys = door.AccessKeys(root=door.kept_root(str(app.data_dir)))
     with listen("127.0.0.1", 0) as listener:
@@ -278,11 +277,11 @@ def worker_page(app: TaskQ) -> Iterator[str]:
 def serve(
     site: ASGIApp, listener: socket.socket, tls: tuple[str, str] | None, ready: Callable[[], None]
 ) -> None:
-    """Answer until Ctrl-C or SIGTERM.
+    """Serve a site until Ctrl-C or SIGTERM.
 
     Args:
-        site: what answers.
-        listener: a socket that listens.
+        site: the ASGI application.
+        listener: a listening socket.
         tls: files of certificate and key.
         ready: called before the first answer.
     """
@@ -293,17 +292,17 @@ def serve(
 
 
 def server_of(site: ASGIApp, tls: tuple[str, str] | None) -> uvicorn.Server:
-    """Return what answers with a site; certificate and key as for ``serve``.
+    """Return a server of a site; certificate and key as for ``serve``.
 
     Raises:
-        TaskqError: those are of no use.
+        TaskqError: certificate or key cannot be used.
     """
     config = config_of(
         site,
         tls or (None, None),
         lines_max=_CONNECTIONS_MAX,
         http=Patient,
-        # There is no proxy: forwarding headers are not trusted.
+        # Without a proxy, forwarding headers are not trusted.
         proxy_headers=False,
         h11_max_incomplete_event_size=_HEAD_BYTES_MAX,
         timeout_graceful_shutdown=_DRAIN_SECONDS,

@@ -1,4 +1,4 @@
-"""The pages: made on this side, readable without scripts."""
+"""The pages, rendered on the server and readable without scripts."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _STEPS: Final = tuple(
 
 
 def moment_asked(text: str) -> str:
-    """Return a fixed moment for the links of pages; a span back from now would move.
+    """Return a fixed moment for links between pages, since a span back from now would move.
 
     Raises:
-        UsageError: the text is no moment.
+        UsageError: the text is not a moment.
     """
     if not text:
         return ""
@@ -57,7 +57,7 @@ def moment_asked(text: str) -> str:
 
 
 def steps_of(begun_ns: int) -> tuple[str, ...]:
-    """Return what the slider points at, from now back to the first record."""
+    """Return the slider's steps, from now back to the first record."""
     age_ns = time.time_ns() - begun_ns
     spans = [render.duration(step) for step in _STEPS if step < age_ns]
     return ("now", *(f"{span} ago" for span in spans), "the first record")
@@ -72,7 +72,7 @@ def moment_back(text: str, begun_ns: int) -> str:
     """Return the moment of a step of the slider; "" for now.
 
     Raises:
-        Problem: the text is no step.
+        Problem: the text is not a step.
     """
     now_ns = time.time_ns()
     if not re.fullmatch(r"-?\d{1,3}", text):
@@ -87,16 +87,16 @@ def moment_back(text: str, begun_ns: int) -> str:
 
 
 _LINE_CHARACTERS_MAX: Final = 160
-#: Characters shown of a payload or result, and bytes of it that are parsed.
+#: Characters of a payload or result that are shown, and bytes that are parsed.
 _BODY_CHARACTERS_MAX: Final = 65_536
 _READ_BYTES_MAX: Final = 4 << 20
-#: Arguments of a call that are shown as a table, and characters of each.
+#: Arguments of a call in its table, and characters of each.
 _ROWS_MAX: Final = 30
 _CELL_MAX: Final = 300
 
 
 class FormField(NamedTuple):
-    """One parameter; ``kind`` is the type of its input field."""
+    """One parameter of a call; ``kind`` is the type of its input field."""
 
     name: str
     kind: str
@@ -105,7 +105,7 @@ class FormField(NamedTuple):
 
 
 def fields_of(task: Task[..., Any] | None) -> list[FormField]:
-    """Return what a call of a task is made of, but for ``*args`` and ``**kwargs``."""
+    """Return the parameters of a task, except ``*args`` and ``**kwargs``."""
     if task is None:
         return []
     hints = task.signature.hints()
@@ -122,10 +122,10 @@ def fields_of(task: Task[..., Any] | None) -> list[FormField]:
 
 
 def call_of(task: Task[..., Any] | None, form: Mapping[str, str]) -> Call[Any]:
-    """Return the call that a form asks for; its arguments are checked as any.
+    """Return a form's call, with the usual checks of its arguments.
 
     Raises:
-        Problem: there is no such task.
+        Problem: the task does not exist.
         InvalidCall: an argument is wrong.
     """
     if task is None:
@@ -150,7 +150,7 @@ def _value(text: str) -> Any:
     try:
         return values.parse_json(text.encode())
     except ValueError:
-        return text  # a date, say
+        return text  # for example a date
 
 
 def line(text: str) -> str:
@@ -175,7 +175,7 @@ def shown_body(body: bytes, cleaned: Callable[[Any], Any]) -> str:
 
 
 def table_of(job: views.JobView, cleaned: Callable[[Any], Any]) -> list[tuple[str, str]]:
-    """Return the arguments of a call as rows; none where they are no plain values, or long."""
+    """Return the arguments of a call as rows; [] unless they are plain, short values."""
     values = cleaned(job.arguments or {})
     rows = [(name, json.dumps(value, ensure_ascii=False)) for name, value in values.items()]
     is_flat = not any(isinstance(value, dict | list) for value in values.values())
@@ -184,9 +184,9 @@ def table_of(job: views.JobView, cleaned: Callable[[Any], Any]) -> list[tuple[st
 
 
 def code_of(job: views.JobView, cleaned: Callable[[Any], Any], *, takes: bool = False) -> str:
-    """Return what enqueues the same call, as Python; "" for bytes, and for a call that is long.
+    """Return Python code that enqueues the same call; "" for bytes, and for a long call.
 
-    A job that ``takes`` the results of others is a step of a flow: its first argument is not here.
+    A job that ``takes`` results of others is a step of a flow, and lacks its first argument.
     """
     if job.arguments is None or len(job.payload) > _LINE_CHARACTERS_MAX * 10:
         return ""
@@ -214,12 +214,12 @@ _PAGES: Final = (
     ("/log", "Log"),
     ("/audit", "Audit"),
 )
-#: Pages that are shown anew every two seconds; the others may take long to make.
+#: Pages that refresh every two seconds; others may take long to render.
 _LIVE: Final = frozenset({"now.html", "job.html", "tasks.html", "workers.html"})
 _MILLISECONDS: Final = len("2026-01-01T00:00:00.000")
 _SECONDS: Final = len("2026-01-01T00:00:00")
 _HOUR_AND_MINUTE: Final = slice(len("2026-01-01T"), len("2026-01-01T00:00"))
-#: Characters of a job's arguments in a list, and bytes of payloads that are read for them.
+#: Characters of a job's arguments in a list, and bytes of a payload that are read for this.
 _BRIEF_MAX: Final = 60
 _BRIEF_BYTES_MAX: Final = 16_384
 _EVENTS_MAX: Final = 200
@@ -227,12 +227,12 @@ _RECORDS_MAX: Final = 50
 _SEGMENTS_MAX: Final = 50
 _AT_CHARACTERS_MAX: Final = 60
 _CAUSES_MAX: Final = 60
-#: Fields of a form: a task may have many parameters. Our own have a dot in their names.
+#: Fields of a form, since a task may have many parameters. Names of our own fields have a dot.
 _FIELDS_MAX: Final = 512
 _MINUTE_NS: Final = 60 * values.SECOND_NS
-#: Places that the box at the top leads to.
+#: Suggestions of the search box.
 _GOALS_MAX: Final = 9
-#: Columns by which tables are sorted.
+#: Sort keys of tables, by column.
 _OF_TASKS: Final[dict[str, Callable[[reading.Fare], Any]]] = {
     "task": lambda fare: fare.name,
     "a minute": lambda fare: fare.rate,
@@ -254,7 +254,7 @@ _OF_JOBS: Final[dict[str, Callable[[views.JobView], Any]]] = {
 }
 #: Results of an act that a list shows.
 _TOLD: Final = ("act", "done", "stopping")
-#: Ids that are shown of each kind of jobs that a flow ties to one.
+#: Ids shown of the inputs, and of the dependents, of a flow's job.
 _IDS_MAX: Final = 20
 
 
@@ -266,14 +266,14 @@ _NOTHING: Final[dict[str, Any]] = {
 
 
 class Redirect(Exception):
-    """Lead to another page; its argument is the path, below the page's own root."""
+    """Redirect to another page; the argument is the path below the page's root."""
 
 
 async def _nothing(_job_id: str) -> None: ...
 
 
 class Look(NamedTuple):
-    """A question of one page: what it asks for, and how to read the log as of its moment."""
+    """A request of one page: its query, and a way to read the log at its moment."""
 
     request: Request
     at: str
@@ -291,7 +291,7 @@ def _read(work: Callable[[engine.LogReader], dict[str, Any]]) -> Callable[[Look]
 
 
 def _status(*parts: str) -> Callable[[Look], Awaitable[Any]]:
-    """Return the values of a page that shows these parts of the log's status."""
+    """Return the reader of a page's values: these parts of the log's status."""
     return _read(lambda reader: hooks.LogStatus(reader).take(*parts))
 
 
@@ -300,12 +300,12 @@ class Pages:
 
     Args:
         looks: reads the log.
-        acts: of the forms, by name.
+        acts: acts of the forms, by name.
         place: address and rights.
-        keys: of programs and browsers.
+        keys: keys of programs and browsers.
         app: this program's own app on the log, if any.
-        note_enqueued: writes into the log who enqueued a job.
-        is_copy: whether it is a device's log below the page of a hub.
+        note_enqueued: writes the visitor who enqueued a job into the log.
+        is_copy: whether the log is a hub's copy of a device's log.
     """
 
     def __init__(
@@ -330,7 +330,7 @@ class Pages:
         clean, value = (str, as_it_is) if place.show_secrets else (hidden, without_secrets)
         self._templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
-            # Values from a log are foreign text: only the template is trusted.
+            # Values from a log are foreign text; only templates are trusted.
             autoescape=True,
             undefined=StrictUndefined,
             trim_blocks=True,
@@ -338,7 +338,7 @@ class Pages:
         )
         self._templates.filters |= {
             "ago": _ago,
-            # A long name breaks after its dots.
+            # A long name may wrap after its dots.
             "dotted": lambda text: Markup(".<wbr>").join(text.split(".")),
             "brief": lambda job: brief(job, value),
             "ago_now": lambda moment_ns: render.when(moment_ns, time.time_ns()),
@@ -390,10 +390,10 @@ class Pages:
         return self.render("problem.html", root, problem.status, problem=problem)
 
     async def enter(self, request: Request) -> Response:
-        """Let a browser in that opened the printed address, or a person with a token."""
+        """Admit a browser with the printed address, or a person with a token."""
         if request.method == "POST":
             cookie = self._keys.log_in(_form(await request.body()).get("token", "").strip())
-        else:  # addresses are kept in histories and opened by links: no place for a lasting token
+        else:  # histories and links keep addresses, so a lasting token must not be in one
             cookie = self._keys.enter(request.query_params.get("token", "").strip())
         if not cookie:
             raise endpoints.Problem(
@@ -401,7 +401,7 @@ class Pages:
                 "this address was used before, or taskq web did not print it: start taskq web "
                 "again for a new one",
             )
-        # A redirect would count as one from wherever the address was opened, and without a cookie.
+        # After a redirect a browser would send a cross-site request, without the new cookie.
         response = self.render("entered.html", door.root_of(request.scope))
         response.headers["Set-Cookie"] = self._place.cookie_header(cookie, request.url.scheme)
         return response
@@ -457,7 +457,7 @@ class Pages:
         }
 
     async def _go(self, look: Look) -> dict[str, Any]:
-        """Return the places that a few letters may mean: pages, tasks, queues, and jobs."""
+        """Return suggestions for some letters: pages, tasks, queues and jobs."""
         text = look.request.query_params.get("q", "")[:_AT_CHARACTERS_MAX].strip()
         job, lanes = await look.read(
             lambda reader: (hooks.Search.job_named(reader, text), reader.lanes())
@@ -494,7 +494,7 @@ class Pages:
                 HTTPStatus.UNPROCESSABLE_ENTITY,
                 f"span={span!r:.40} is none of {', '.join(reading.SPANS)}",
             )
-        # Counts the whole log, at any moment of the slider.
+        # The history counts the whole log, at any moment of the slider.
         return await self._looks.read(lambda reader: reading.history_of(reader, span, task))
 
     async def _audit(self, look: Look) -> dict[str, Any]:
@@ -586,7 +586,7 @@ class Pages:
             asked = _checked(act.asked, form)
             act.check(request.state.visitor, asked)
             answer = await act.answer(asked)
-            if act.name == "purge":  # its page is gone
+            if act.name == "purge":  # the job's page no longer exists
                 back = f"{root}/jobs?act=purge&done=1"
             elif act.name == "many":
                 query = {"q": form.get("q", ""), **{key: answer[key] for key in _TOLD}}
@@ -602,7 +602,7 @@ class Pages:
     def _form_key(self) -> str:
         """Return the token of forms; with an outer login it is equal in all processes.
 
-        It derives from the log's id, which no other site knows.
+        The token is derived from the log's id, which other sites do not know.
         """
         if self._place.allows is None:
             return self._keys.form
@@ -616,15 +616,15 @@ class Pages:
             self._shared_key = hmac.new(key, b"form", hashlib.sha256).hexdigest()
         return self._shared_key
 
-    # -- how they look -----------------------------------------------------------------------------
+    # -- rendering ---------------------------------------------------------------------------------
 
     def _page(self, template: str, tell: Callable[[Look], Awaitable[dict[str, Any]]]) -> Respond:
         async def respond(request: Request) -> Response:
             began_ns = time.process_time_ns()
             root, query = door.root_of(request.scope), request.query_params
             kept = [pair for pair in query.multi_items() if pair[0] not in ("at", "back")]
-            begun_ns, dead = await self._looks.read(_edges)  # makes the log of an app, too
-            if "back" in query:  # the slider, which speaks in steps
+            begun_ns, dead = await self._looks.read(_edges)  # also creates the log of an app
+            if "back" in query:  # the slider sends steps
                 at = moment_back(query["back"], begun_ns)
                 there = urlencode([*kept, *([("at", at)] if at else [])])
                 return RedirectResponse(f"{request.url.path}?{there}", HTTPStatus.SEE_OTHER)
@@ -650,7 +650,7 @@ class Pages:
             response = self.render(
                 template, root, at=at, is_live=is_live, visitor=request.state.visitor, **shown
             )
-            # By this the page knows how often it may be renewed.
+            # The page's script chooses its refresh interval by this time.
             taken = (time.process_time_ns() - began_ns) / 1e6
             response.headers["Server-Timing"] = f"cpu;dur={taken:.1f}"
             return response
@@ -665,7 +665,7 @@ class Pages:
         visitor = values.setdefault("visitor", endpoints.Visitor("", endpoints.Role.READ))
 
         def may(name: str, which: str = "") -> bool:
-            """Return whether the visitor may do this now, or all of ``many``."""
+            """Return whether the visitor may do this now; ``which`` is the act on ``many``."""
             return not at and name in self._acts and visitor.role >= self._acts[name].needs(which)
 
         def to(path: str, **query: Any) -> str:
@@ -696,13 +696,13 @@ def _ago(context: Context, moment_ns: int) -> str:
 
 
 def iso(moment_ns: int, characters: int = _SECONDS) -> str:
-    """Return a moment in UTC as the script reads it, "" for never."""
+    """Return a moment in UTC for the script, "" for never."""
     # A whole second has no fraction.
     return (views.moment(moment_ns) or "").partition("+")[0][:characters].replace("T", " ")
 
 
 def timed(moment_ns: int, text: str) -> Markup:
-    """Return a text about a moment, which the script writes in the browser's zone."""
+    """Return a text about a moment; the script converts it to the browser's time zone."""
     if not moment_ns:
         return Markup("")
     utc = iso(moment_ns, _MILLISECONDS)
@@ -729,7 +729,7 @@ def _edges(reader: engine.LogReader) -> tuple[int, int]:
 
 
 def _sorted_by(path: str, query: dict[str, str], name: str) -> str:
-    """Return the address of a page that is sorted by a column, the other way the second time."""
+    """Return the address of the page sorted by a column; a second click reverses the order."""
     sort = name if query.get("sort") == f"-{name}" else f"-{name}"
     return f"{path}?{urlencode({**query, 'sort': sort})}"
 
@@ -740,7 +740,7 @@ def _ordered(rows: Iterable[Any], keys: Mapping[str, Callable[[Any], Any]], sort
 
 
 def _took_ns(job: views.JobView, now_ns: int = 0) -> int | None:
-    """Return how long its last attempt took, or has taken so far; None without one."""
+    """Return the duration of the last attempt so far, or None."""
     if not job.attempts:
         return None
     last = job.attempts[-1]
@@ -776,6 +776,6 @@ def _form(body: bytes) -> dict[str, str]:
 
 
 def _inside(back: str) -> str:
-    # Browsers read two slashes, of either kind, as the beginning of another host.
+    # Browsers take two slashes, forward or backward, for the beginning of a host.
     is_ours = back.startswith("/") and not back.startswith("//") and "\\" not in back
     return back if is_ours and back.isprintable() else "/"
