@@ -140,8 +140,8 @@ async def test_a_clock_that_is_set_back_ticks_nothing_twice(app: TaskQ, clock: F
     assert (await moments(app))[2:] == ["03-31T01:00"]
 
 
-async def test_a_schedule_of_a_clock_that_was_wrong_counts_from_now_when_reset(
-    app: TaskQ, clock: FakeClock
+async def test_a_schedule_of_a_clock_that_was_wrong_is_named_and_counts_from_now_when_reset(
+    app: TaskQ, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     @app.every("10m", name="often")
     def report() -> None: ...
@@ -150,7 +150,9 @@ async def test_a_schedule_of_a_clock_that_was_wrong_counts_from_now_when_reset(
     scheduler = Scheduler(app)
     await look(app, scheduler)
     clock.step(-10 * 365 * 86_400)
-    assert await ticks(app, clock, scheduler, 700) == []
+    assert await ticks(app, clock, scheduler, 350, 350) == []
+    (warning,) = caplog.messages
+    assert warning.startswith("schedule often waits for 3650d, since the clock was set back")
     assert await app.schedules.reset("often")
     assert len(await ticks(app, clock, scheduler, 600)) == 1
 

@@ -32,6 +32,8 @@ class Scheduler:
         self._outdated: set[str] = set()
         #: schedules that cannot tick, which was logged
         self._failing: set[str] = set()
+        #: schedules that are done with times to come, until then
+        self._waiting: set[str] = set()
         #: schedules added at run time, by name, each with the state it was made of
         self._added: dict[str, tuple[tuple[bytes, bytes], hooks.Schedule | None]] = {}
         #: by schedule: up to where it was done with, and when its next tick is due
@@ -87,6 +89,7 @@ class Scheduler:
             # A schedule that a person removed is enrolled again by the next worker that starts.
             state = states.get(schedule.name)
             if state is not None and self._is_current(schedule, state):
+                self._warn_if_ahead(schedule.name, state, now_ns)
                 due_ns = self._due_ns(schedule, state, now_ns)
                 if due_ns <= now_ns and not state.is_paused:
                     try:
@@ -118,6 +121,18 @@ class Scheduler:
         if name not in self._failing:
             self._failing.add(name)
             _log.warning("schedule %s does not tick: %s", name, error)
+
+    def _warn_if_ahead(self, name: str, state: hooks.ScheduleState, now_ns: int) -> None:
+        """Log once that the clock was set back, as ticks may be missing for years then."""
+        if state.done_ns - now_ns <= LOOK_SECONDS * values.SECOND_NS or state.is_paused:
+            self._waiting.discard(name)
+        elif name not in self._waiting:
+            self._waiting.add(name)
+            _log.warning(
+                "schedule %s waits for %s, since the clock was set back; to tick from now on: %s",
+                name, values.spoken(state.done_ns - now_ns),
+                values.command(str(self._app.data_dir), "schedules", "reset", name),
+            )  # fmt: skip
 
     def _added_in(
         self, states: dict[str, hooks.ScheduleState], planned: list[hooks.Schedule]
