@@ -35,7 +35,10 @@ def worker_command(directory: str) -> str:
 
 
 _READ_ONLY: Final = "mount the file system for writing; read commands work without"
-_NOT_ALLOWED: Final = "use the user that the directory belongs to, or another directory"
+_NOT_ALLOWED: Final = (
+    "use the user that the directory belongs to, with the right to read and write (chmod u+rwX), "
+    "or another directory"
+)
 _NO_ROOM: Final = "Free some space or inodes (df -h, df -i) or raise the quota, then try again"
 _SHORTER: Final = "use a directory with a shorter path"
 _NO_DIRECTORY: Final = (

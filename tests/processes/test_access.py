@@ -203,7 +203,7 @@ def test_a_refused_open_names_the_owner_of_the_log(place: Path, inside: bool) ->
     if not AM_ROOT:
         (log / "taskq.json").chmod(0 if inside else 0o600)
         log.chmod(0o700 if inside else 0)
-        with pytest.raises(LogError, match=r"cannot be used .*belongs to user .*mode=\"group\""):
+        with pytest.raises(LogError, match=r"cannot be used .*belongs to user .*chmod -R u\+rwX"):
             LogReader.open(str(log))
         log.chmod(0o700)
         return
@@ -219,3 +219,8 @@ def test_a_refused_open_names_the_owner_of_the_log(place: Path, inside: bool) ->
             rf"\(mode \d+\), this process is user nobody; run it as that user, or share",
             line,
         )
+    os.chown(log, OTHER, GROUP)
+    log.chmod(0)
+    with Child(sys.executable, "-c", SCRIPT, log, OTHER) as child:
+        output = child.rest()
+    assert all(line.endswith(f"chmod -R u+rwX {log}") for line in output), output

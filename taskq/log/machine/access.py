@@ -178,11 +178,11 @@ def denied(path: str, error: OSError | None = None) -> str:
     if system.is_read_only(seen):
         return str(errors.refusal(path, OSError(errno.EROFS, os.strerror(errno.EROFS))))
     status = seen.stat()
-    return (
-        f"{path} cannot be used{reason}: {seen} belongs to {_user(status.st_uid)} "
-        f"(mode {stat.S_IMODE(status.st_mode):o}), this process is {_user(geteuid())}; "
-        f'run it as that user, or share the log with a group (mode="group")'
-    )
+    mine = f"{path} cannot be used{reason}: {seen} belongs to {_user(status.st_uid)} "
+    mine += f"(mode {stat.S_IMODE(status.st_mode):o}), this process is {_user(geteuid())}; "
+    if system.HAS_MODES and status.st_uid == geteuid():
+        return f"{mine}give it the right: chmod -R u+rwX {shlex.quote(str(seen))}"
+    return f'{mine}run it as that user, or share the log with a group (mode="group")'
 
 
 def exposures(path: str) -> list[str]:
