@@ -168,7 +168,6 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """Async tests run on asyncio: the library is asyncio-native."""
     return "asyncio"
 
 
@@ -208,7 +207,6 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def app(tmp_path: Path) -> Iterator[TaskQ]:
-    """Yield an app on a real log, which is closed after the test."""
     app = TaskQ(tmp_path / "data", durability="os")
     yield app
     app.close_sync()
@@ -216,7 +214,6 @@ def app(tmp_path: Path) -> Iterator[TaskQ]:
 
 @pytest.fixture
 async def log(tmp_path: Path) -> AsyncIterator[TaskLog]:
-    """Yield a real log, open; its segments are small."""
     path = tmp_path / "log"
     async with TaskLog.open(path, durability="os", segment_bytes=SEGMENT_BYTES_MIN) as log:
         yield log

@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[1]
 
 
 def build(directory: Path) -> int:
-    """Build the site, and return the exit code of MkDocs; a warning is an error."""
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir"]
     return subprocess.run(
         [*command, str(directory), "-f", str(ROOT / ".docs/mkdocs.yml")],

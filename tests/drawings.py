@@ -22,7 +22,6 @@ _LETTER: Final = 7.25
 
 
 def record() -> None:
-    """Run the demo on this package's sources and keep its lines with their times."""
     began = time.monotonic()
     command = [sys.executable, "-m", "taskq", "demo", "--directory", "taskq"]
     header = {"version": 2, "width": 84, "height": 20, "title": "taskq demo"}
@@ -36,14 +35,12 @@ def record() -> None:
 
 
 def events() -> Iterator[tuple[float, str]]:
-    """Yield the lines of the recording with the seconds at which they came."""
     for line in CAST.read_text("utf-8").splitlines()[1:]:
         seconds, _, text = json.loads(line)
         yield seconds, text.rstrip("\r\n")
 
 
 def terminal(*, plays: bool) -> str:
-    """Return the recording as it plays, or as it stands at its end."""
     rows = list(events())
     wide = round(_LETTER * max(len(text) for _, text in rows)) + 24
     high = _ROW * len(rows) + 24
@@ -67,7 +64,6 @@ def terminal(*, plays: bool) -> str:
 
 
 def pictures() -> dict[str, str]:
-    """Return each picture's text by its file name."""
     return {"demo.svg": terminal(plays=True), "demo-still.svg": terminal(plays=False)}
 
 

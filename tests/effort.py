@@ -57,7 +57,6 @@ async def within(seconds: float = 30) -> AsyncIterator[None]:
 
 
 def ended(thread: threading.Thread, seconds: float = 30) -> None:
-    """Wait for the end of a thread; fail if it does not come."""
     thread.join(seconds)
     assert not thread.is_alive(), f"{thread.name} goes on after {seconds:g} s"
 

@@ -18,7 +18,6 @@ SOURCES = sorted(path for tree in FOLDERS[:-1] for path in (ROOT / tree).rglob("
 
 
 def counted(revision: str | None) -> Counter[str]:
-    """Return the lines of each room: two folders deep, three among plugins."""
     if revision is None:
         paths = _git("ls-files", *FOLDERS).splitlines()
         lines = {
@@ -48,7 +47,6 @@ def head_lines(tree: ast.Module) -> int:
 
 
 def repeated_classes() -> dict[str, list[str]]:
-    """Return the class names that several modules have, and these modules."""
     places: dict[str, list[str]] = {}
     for path in SOURCES:
         for node in tree_of(path).body if path.parts[len(ROOT.parts)] != "examples" else ():
@@ -67,7 +65,6 @@ def _git(*arguments: str) -> str:
 @click.command()
 @click.argument("revision", required=False)
 def main(revision: str | None) -> None:
-    """Print the lines by folder, and the shape."""
     now, before = counted(None), counted(revision) if revision else Counter[str]()
     table = Table("", "lines", *["before"] * bool(revision), title="folder")
     for name, count in [*now.most_common(), ("all", now.total())]:

@@ -71,8 +71,6 @@ _IDLE: Final = re.compile(r"_log\.|warnings\.|cast\(|super\(\)\.__init__|assert 
 
 
 class Mutant(NamedTuple):
-    """One change of one file."""
-
     path: Path
     function: str
     line: int
@@ -101,7 +99,6 @@ def functions(node: ast.AST, name: str = "") -> Iterator[tuple[str, Function]]:
 
 
 def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """Walk a function without the functions in it."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield child
@@ -304,7 +301,6 @@ def killer(mutant: Mutant, copy: Path, known: Reach) -> str | None:
 
 
 def failure(copy: Path, *tests: str) -> str | None:
-    """Return the first of these tests that fails, None if all pass."""
     code, output = run(copy, "-x", "--timeout", str(TEST_SECONDS), *tests)
     if code in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:
         return None
@@ -350,8 +346,6 @@ def run(copy: Path, *arguments: str, notes: Path | None = None) -> tuple[int, st
 
 
 class Row(NamedTuple):
-    """A line of the ledger."""
-
     path: str
     line: int
     before: str
@@ -407,7 +401,6 @@ def keep(rows: list[Row]) -> None:
 def main(
     folders: tuple[str, ...], count: int, seed: int, processes: int, only_reach: bool, ledger: bool
 ) -> None:
-    """Try mutants of FOLDERS."""
     old = rows_in(LEDGER.read_text()) if ledger else []
     known = {row[:1] + row[2:4]: row.verdict for row in old}
     rows: list[Row] = []

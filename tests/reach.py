@@ -27,7 +27,6 @@ _open, _write, _close = os.open, os.write, os.close
 
 
 def enter(number: int) -> None:
-    """Note that this function was entered."""
     seen[number] = 1
     if _notes:
         _entered.append(number)

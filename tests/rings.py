@@ -40,7 +40,6 @@ _ROW: Final = re.compile(r"^\| (\S+) \| (\d\S+) \| (.*) \|$", re.MULTILINE)
 
 
 def last_runs() -> dict[str, tuple[str, str]]:
-    """Return the day of each ring's last run, and the other columns of its row."""
     return {name: (day, rest) for name, day, rest in _ROW.findall(TABLE.read_text())}
 
 
@@ -55,7 +54,6 @@ def due() -> list[str]:
 
 
 def run(name: str) -> bool:
-    """Run a ring, and return whether it is green."""
     commit, begin = _git("rev-parse", "--short", "HEAD"), time.monotonic()
     ended = subprocess.run(
         ("bash", "-c", RINGS[name]), cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False

@@ -60,14 +60,12 @@ _SIZES: Final = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
 def table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Return rows as Markdown."""
     lines = [heads, ("---",) * len(heads), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n"
                    for line in lines)  # fmt: skip
 
 
 def comments_of(cls: type) -> dict[str, str]:
-    """Return what the ``#:`` lines above each field of a class say."""
     source = inspect.getsource(cls).splitlines()
     (body,) = ast.parse("\n".join(source)).body
     assert isinstance(body, ast.ClassDef)
@@ -83,24 +81,20 @@ def comments_of(cls: type) -> dict[str, str]:
 
 
 def sentence(text: str) -> str:
-    """Return its first letter in capitals, unless it is code."""
     return text[:1].upper() + text[1:]
 
 
 def span(seconds: float) -> str:
-    """Return a duration as one writes it."""
     if seconds < 1:
         return f"{seconds * 1_000:g}ms"
     return next(f"{seconds / size:g}{unit}" for unit, size in _UNITS if seconds % size == 0)
 
 
 def size(count: int) -> str:
-    """Return bytes as one writes them."""
     return next(f"{count // unit}{name}" for name, unit in _SIZES if count % unit == 0)
 
 
 def written(value: Any) -> str:
-    """Return a default as code, or "" without one."""
     if value is None or value in ("", (), {}, []):
         return ""
     if isinstance(value, ByteSize):
@@ -109,8 +103,6 @@ def written(value: Any) -> str:
 
 
 def task_options() -> str:
-    """Return every option of ``@task(...)`` and ``.options(...)``, with a bare task's value."""
-
     async def bare(value: int) -> None: ...
 
     task = TaskQ(ROOT / "no-log").task(bare)
@@ -140,14 +132,12 @@ def task_options() -> str:
 
 
 def choices_of(annotation: Any) -> tuple[str, ...]:
-    """Return the words that a setting may be, where they are few."""
     if isinstance(annotation, type) and issubclass(annotation, enum.StrEnum):
         return tuple(annotation)
     return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
 def settings() -> str:
-    """Return every setting, with its default."""
     rows = []
     own, of_log = comments_of(Settings), comments_of(LogOptions)
     for name in dict.fromkeys(("data_dir", *of_log, *own)):
@@ -164,7 +154,6 @@ def settings() -> str:
 
 
 def commands() -> str:
-    """Return every command and subcommand, by purpose."""
     context = click.Context(command_line)
     assert {*command_line.list_commands(context)} == {*chain.from_iterable(SECTIONS.values())}
     rows = []
@@ -186,7 +175,6 @@ def _within(name: str, group: click.Group) -> Iterator[tuple[str, str]]:
 
 
 def worker_options() -> str:
-    """Return every option of ``taskq worker``."""
     command = command_line.get_command(click.Context(command_line), "worker")
     assert command is not None
     rows = []
@@ -202,7 +190,6 @@ def worker_options() -> str:
 
 
 def worker_keywords() -> str:
-    """Return every keyword of ``app.worker(...)``."""
     documented = inspect.getdoc(Worker)
     assert documented
     listed = documented.split("Args:\n")[1].split("\n\n")[0]
@@ -221,19 +208,16 @@ def worker_keywords() -> str:
 
 
 def errors() -> str:
-    """Return the tree of the errors."""
     assert error_tree.__doc__
     tree = inspect.cleandoc(error_tree.__doc__.split("::\n", 1)[1].split('"""')[0])
     return f"```text\n{tree}\n```\n"
 
 
 def states() -> str:
-    """Return the life of a job."""
     return f"```mermaid\n{diagram()}\n```\n"
 
 
 def specification() -> str:
-    """Return the table of kinds as the docstring of the codec has it."""
     rule = "============ ==== " + "=" * 80
     lines = [
         rule,
@@ -304,7 +288,6 @@ def mended(text: str) -> str:
 
 
 def main() -> None:
-    """Write them all."""
     codec = ROOT / "taskq/log/format/codec.py"
     codec.write_text(specified(codec.read_text("utf-8")), "utf-8")
     for name in DOCUMENTS:

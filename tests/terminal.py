@@ -20,8 +20,6 @@ _BLOCK: Final = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class Step(NamedTuple):
-    """One command, and its output."""
-
     line: int
     typed: str
     shown: str

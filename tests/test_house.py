@@ -226,7 +226,6 @@ PUBLIC = (
 
 
 def undocumented(place: str, item: object) -> list[str]:
-    """Return a public function or class and its public methods, as far as they say nothing."""
     if getattr(item, "__module__", "").partition(".")[0] != "taskq":
         return []
     missing = [] if inspect.getdoc(item) else [place]

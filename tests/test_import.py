@@ -115,7 +115,6 @@ def loaded(program: str) -> tuple[set[str], set[str]]:
 
 
 def pinned(rooms: dict[str, str]) -> set[str]:
-    """Return the modules of a table above, and their rooms."""
     return {"taskq", *rooms, *(f"{room}.{name}" for room in rooms for name in rooms[room].split())}
 
 

@@ -59,8 +59,6 @@ class _Posix(pytest.Module):
 
 
 class _Lacking:
-    """Something of POSIX."""
-
     def __init__(self, name: str) -> None:
         self._name = name
 
@@ -74,8 +72,6 @@ class _Lacking:
 
 
 class _Stub(ModuleType):
-    """A module that only POSIX has."""
-
     __file__ = ""
 
     def __getattr__(self, name: str) -> Any:
@@ -272,7 +268,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Count reasons of skipped tests."""
     skipped = terminalreporter.stats.get("skipped", ())
     counts = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)
     for reason, count in counts.most_common():

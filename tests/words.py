@@ -144,7 +144,6 @@ def texts(path: Path) -> Iterator[Text]:
 
 
 def subjects() -> list[Text]:
-    """Return the newest subjects since the rules came; none without a history."""
     log = ["git", "log", f"--max-count={SUBJECTS_MAX}", "--format=%h %s", f"{SINCE}.."]
     shown = subprocess.run(log, cwd=ROOT, capture_output=True, text=True, check=False)
     rows = (line.partition(" ") for line in shown.stdout.splitlines())
@@ -164,7 +163,6 @@ def prose(text: str) -> str:
 
 
 def of_document(path: Path) -> list[Text]:
-    """Return the sentences of a document."""
     name = str(path.relative_to(ROOT))
     parts = re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.) |^#+ |\s*\|\s*|\n(?=#)", prose(path.read_text()))
     runs = (" ".join(part.replace("**", "").split()) for part in parts)
@@ -190,7 +188,6 @@ _RIVALS: Final = re.compile(
 
 
 def count(path: Path, *, rivals: bool = False) -> int:
-    """Return how many words of prose a document has, without the tables of rivals."""
     text = path.read_text() if rivals else _RIVALS.sub("", path.read_text())
     return sum(any(map(str.isalnum, word)) for word in prose(text).split())
 

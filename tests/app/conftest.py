@@ -37,8 +37,6 @@ def work(body: str) -> str:
 
 
 class Front:
-    """The same calls for all front ends: with await or, by blocking twins, from a thread."""
-
     def __init__(self, kind: str, path: Path, **more: Any) -> None:
         self.kind, self.path = kind, path
         self.blocks, self.is_log = kind.endswith("blocking"), kind.startswith("log")
@@ -145,7 +143,6 @@ class Front:
         await self.ask(name, delivery, *args, of=self._homes[delivery.job_id], **options)
 
     async def end_all(self, name: str = "ack", *args: Any, **options: Any) -> int:
-        """Settle each ready job; return their number."""
         taken = await self.claim()
         for delivery in taken:
             await self.settle(delivery, name, *args, **options)
@@ -181,7 +178,6 @@ class Front:
             await self.ask("compact", of=log, keep=0)
 
     async def run(self) -> None:
-        """Run the jobs that are ready in a worker."""
         if self.kind == "several logs":
             worker = self.own.worker(logs=[self.path], burst=True)
         else:

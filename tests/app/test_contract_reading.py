@@ -97,7 +97,6 @@ async def test_an_exclusive_log_shuts_other_openers_out(front: Front) -> None:
 
 
 async def fill(front: Front) -> None:
-    """Fill segments with jobs that are over."""
     await front.put_many(*[front.job("x" * 9_000, queue="filler")] * 20)
     for delivery in await front.claim(queues=["filler"]):
         await front.settle(delivery, "ack")

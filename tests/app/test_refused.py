@@ -62,23 +62,17 @@ async def wrong_place(
 
 
 class Plain:
-    """Nothing that pydantic could read."""
-
     def send(self, to: str) -> None: ...
 
 
 @dataclass
 class Item:
-    """A part of an order."""
-
     name: str
     count: int
 
 
 @dataclass
 class Order:
-    """Holds another dataclass."""
-
     items: list[Item]
 
 
@@ -105,7 +99,6 @@ class Shy:
 
 
 def names_here(folder: Path) -> dict[str, Any]:
-    """Return the names of a line: the public ones, an app with tasks, and a log beside it."""
     names: dict[str, Any] = {
         "UTC": UTC, "datetime": datetime, "math": math, "re": re,
     }  # fmt: skip
@@ -135,7 +128,6 @@ def names_here(folder: Path) -> dict[str, Any]:
 
 
 def lines(document: str) -> Iterator[tuple[str, str]]:
-    """Yield what is typed, and what Python shows then."""
     assert ">>> " in document
     typed, shown = "", list[str]()
     for line in (*document.splitlines(), "```"):

@@ -231,7 +231,6 @@ def mail(to: str) -> None: ...
 
 
 def test_what_every_table_advises_exists_here() -> None:
-    """Each option that is named is one of a task, of a call or of a log's."""
     known = {*TaskChoices.__annotations__, *OptionChanges.__annotations__, "give_up_on"}
     worker = {"concurrency", "max_jobs_per_child", "max_rss_per_child"}
     for words, _ in habits.OPTIONS.values():

@@ -185,8 +185,6 @@ def test_a_schedule_without_a_worker_warns(
 
 
 class Whole:
-    """An integer of another library, as numpy has them."""
-
     def __index__(self) -> int:
         return 3
 
@@ -212,7 +210,6 @@ SAMPLES = ("typed_app", "typed_flows")
 
 @pytest.fixture(scope="module")
 def output() -> list[str]:
-    """Return the output of one run of mypy over all samples: its start is the largest cost."""
     pytest.importorskip("mypy")
     samples = (str(ROOT / "tests" / "samples" / f"{name}.py") for name in SAMPLES)
     places = f"--config-file={ROOT / 'pyproject.toml'}", f"--cache-dir={ROOT / '.mypy_cache'}"

@@ -248,15 +248,12 @@ SPEC: Final = EnqueueSpec("mail", "mail.send", 7, 3)
 
 
 class Segments(MadeLog):
-    """A log whose records may hang on their lsn, and pieces of it."""
-
     def __init__(self, directory: Path, log_id: uuid.UUID = LOG_ID) -> None:
         super().__init__(directory, log_id)
         self.epoch, self.time_ns = EPOCH, START_NS
         self.rotate()
 
     def add(self, *records: bytes | Callable[[int], bytes], synced: bool = True) -> int:
-        """Append a frame; return its offset."""
         first = self.next_lsn
         place = self.frame(
             *(

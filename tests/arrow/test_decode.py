@@ -40,8 +40,6 @@ from tests.log.format.test_golden import RECORDS
 
 
 class _Three(NamedTuple):
-    """A segment with three frames, the second from ``second`` to ``third``."""
-
     segments: Segments
     path: Path
     second: int

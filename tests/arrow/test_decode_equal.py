@@ -81,7 +81,6 @@ def test_random_logs(make: Callable[[int], World], tmp_path: Path) -> None:
 
 
 def test_a_whole_log_is_decoded_segment_by_segment(tmp_path: Path) -> None:
-    """As ``taskq export`` asks for it."""
     directory = save(_mix(2).machine, tmp_path / "edge-7")
     with LogReader.open(str(directory)) as reader:
         schema, batches = batches_of(reader)

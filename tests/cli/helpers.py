@@ -12,8 +12,6 @@ from taskq.cli.main import main
 
 @dataclass(frozen=True)
 class Sample:
-    """A directory, and ids of its jobs by outcome."""
-
     path: Path
     ids: dict[str, str]
 
@@ -23,7 +21,6 @@ def taskq(*arguments: object, data: bytes | None = None) -> Result:
 
 
 def taskq_json(*arguments: object) -> Any:
-    """Return what a read command prints with ``--json``."""
     result = taskq(*arguments, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)

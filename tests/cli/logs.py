@@ -26,7 +26,6 @@ COLUMNS: Final = "120"
 
 
 async def fill_sample(path: Path) -> dict[str, str]:
-    """Put a job in every state that is easy to reach."""
     ids = {}
     async with TaskLog.open(path, name="sample") as log:
         ids["succeeded"] = await log.put(b'{"n":1}', priority=9)
@@ -46,7 +45,6 @@ async def fill_sample(path: Path) -> dict[str, str]:
 
 
 async def fill_letters(path: Path) -> None:
-    """Put three dead letters, and a job that has the key of one of them."""
     async with TaskLog.open(path, name="letters", durability="os") as log:
         for queue, key, reason in (
             ("mail", None, "TimeoutError: slow\ntraceback"),
@@ -60,7 +58,6 @@ async def fill_letters(path: Path) -> None:
 
 
 async def fill_queues(path: Path) -> None:
-    """Put jobs into two queues: three waiting in mail, one waiting and one done in sync."""
     async with TaskLog.open(path, durability="os") as log:
         await log.put(b"x", queue="mail", priority=9)
         await log.put(b"x", queue="mail")
@@ -80,7 +77,6 @@ async def fill_schedules(path: Path) -> None:
 
 
 async def fill_reader(path: Path) -> None:
-    """Put five jobs, of which "billing" has read two."""
     async with TaskLog.open(path) as log:
         for number in range(5):
             await log.put(b"%d" % number)
@@ -91,7 +87,6 @@ async def fill_reader(path: Path) -> None:
 
 
 async def fill_leased(path: Path) -> None:
-    """Put a job that is claimed for a minute, and then for an hour."""
     async with TaskLog.open(path, name="leased") as log:
         await log.put(b"x", expires="2h")
         (delivery,) = await log.claim(lease=60)
@@ -105,7 +100,6 @@ async def fill_nothing(path: Path) -> None:
 
 
 async def fill_chains(path: Path) -> None:
-    """Put a chain whose first job waits, one whose first job dies, and the position of a source."""
     app = TaskQ(path, durability="os")
 
     @app.task(name="increment")
@@ -124,7 +118,6 @@ async def fill_chains(path: Path) -> None:
 
 
 async def fill_grown(path: Path) -> None:
-    """Put a job that waits for a day before finished ones over several segments."""
     # Upkeep would be faster than the tests.
     async with TaskLog.open(path, segment_bytes=SEGMENT_BYTES_MIN, upkeep=False) as log:
         await log.put(b"later", delay="1d")
@@ -135,13 +128,11 @@ async def fill_grown(path: Path) -> None:
 
 
 async def fill_lost(path: Path) -> None:
-    """Do as ``fill_grown``, and remove the second file."""
     await fill_grown(path)
     sorted((path / "log").glob("*.log"))[1].unlink()
 
 
 async def fill_damaged(path: Path) -> dict[str, str]:
-    """Do as ``fill_sample``, and flip one bit inside the first job's payload."""
     ids = await fill_sample(path)
     segment = min((path / "log").glob("*.log"))
     data = bytearray(segment.read_bytes())
@@ -151,7 +142,6 @@ async def fill_damaged(path: Path) -> dict[str, str]:
 
 
 async def fill_shards(path: Path) -> None:
-    """Put a job that waits and a dead letter into each of two shards."""
     app = TaskQ(shards=Shards(path), durability="os")
 
     @app.task(name="fails", retry=1)
@@ -183,7 +173,6 @@ class Session:
         self._tags = list(zip(own, TAGS, strict=False))
 
     def run(self, typed: str) -> str:
-        """Return the output of a command, and its exit code if it is not 0."""
         for own, tag in self._tags:
             typed = typed.replace(tag, own)
         words = shlex.split(typed)

@@ -52,7 +52,6 @@ ALL: Final = list(guesses())
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Yield a folder with an app, its log, and a directory that takes no writes."""
     (tmp_path / "shop.py").write_text(SHOP)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -107,7 +106,6 @@ def command(line: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def call(line: str) -> str:
-    """Return what Python shows of an error: its kind and its text."""
     names: dict[str, Any] = {**vars(importlib.import_module("shop"))}
     try:
         exec(line, names)  # noqa: S102 - our own lines
@@ -120,7 +118,6 @@ def call(line: str) -> str:
 
 @contextlib.contextmanager
 def read_only(home: Path, *, wanted: bool) -> Iterator[None]:
-    """Mount a file system of its own, with a log, that takes no writes."""
     if not wanted:
         yield
         return

@@ -47,7 +47,6 @@ bad = pytest.mark.parametrize("name", BAD.values(), ids=BAD)
 
 @good
 def test_a_strange_queue_name_is_the_same_everywhere(tmp_path: Path, name: str) -> None:
-    """Put, claimed, listed, counted and filtered by; and no other queue is touched."""
     path = tmp_path / "q"
     with TaskLog.open(path, durability="os") as log:
         job_id = log.put_sync(b"x", queue=name)
@@ -155,7 +154,6 @@ def _fill(path: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """Return a log whose names, payloads and reasons are all too long for a table."""
     path = tmp_path_factory.mktemp("wide") / "queue"
     return path, _fill(path)
 
@@ -218,7 +216,6 @@ _COMMANDS: Final = (
 
 
 def _look(path: Path, job: str, command: str) -> None:
-    """Run a read command: it works, or says in a line or two why not."""
     words = [job if word == "ID" else word for word in command.split()]
     result = CliRunner().invoke(main, [*words, "-d", str(path)])
     error = result.exception

@@ -73,8 +73,6 @@ def checks_nothing(_what: str, name: str) -> bytes:
 
 @dataclass(frozen=True)
 class Place:
-    """A directory with logs, a hub and a lake that strangers wrote to."""
-
     root: Path
     log: Path
     hub: Path
@@ -101,7 +99,6 @@ async def _put(path: Path) -> dict[str, str]:
 
 
 async def _fail(strange: Any) -> str:
-    """Return a job that a worker ran in vain, beside a schedule."""
     async with strange.app, strange.app.worker():
         job = await strange.fail.enqueue(NAME)
         with contextlib.suppress(JobFailed):
@@ -186,7 +183,6 @@ def on_terminal(*words: object) -> str:
 
 
 def by_itself(place: Place, *words: object) -> str:
-    """Return what a command shows that has a process to itself, and one job that fails."""
     program = (
         f"{UNCHECKED}; import {APP}, taskq.cli.main; {APP}.fail.enqueue_sync({APP}.NAME); "
         "taskq.cli.main.main()"
@@ -222,7 +218,6 @@ Row = tuple["Callable[[Place], tuple[object, ...]]", bool]
 
 
 def d(*words: str) -> Row:
-    """Return a command that takes the log, and shows what strangers wrote."""
     return lambda place: (*words, "-d", place.log), True
 
 
@@ -235,7 +230,6 @@ def hub(*words: str) -> Row:
 
 
 def lake(*words: str) -> Row:
-    """Return a command of the pipeline, after ``pipeline run``."""
     return lambda place: ("pipeline", *words, "--lake", place.lake), True
 
 

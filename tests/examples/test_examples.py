@@ -249,8 +249,6 @@ def _is_child(span: ReadableSpan, parent: ReadableSpan) -> bool:
 
 
 class Device:
-    """A device with the app, and the server that it sends to."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.port = free_port()

@@ -82,7 +82,6 @@ def test_demo_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 
 async def sent(receiver: Receiver, path: str, body: bytes, digest: str = "") -> int:
-    """Return the status of the answer to a file that is sent."""
     transport = httpx.ASGITransport(app=receiver.app())
     async with httpx.AsyncClient(transport=transport, base_url="http://receiver") as client:
         head = {"x-content-sha256": digest or hashlib.sha256(body).hexdigest()}

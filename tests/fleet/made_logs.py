@@ -19,7 +19,6 @@ BEGAN_NS: Final = 1_700_000_000 * SECOND
 
 
 def enqueued(lsn: int, payload: bytes = b"payload", queue: str = "mail", key: bytes = b"") -> bytes:
-    """Return an ENQUEUED record of task ``send``."""
     route = queue.encode() + b"send"
     options = codec.option(Option.KEY, key) if key else b""
     tail = codec.enqueue_tail(5, 1, 3, len(queue), 4, route, options)
@@ -35,8 +34,6 @@ def succeeded(job: int, token: int, lsn: int, attempt: int = 1) -> bytes:
 
 
 class Place(NamedTuple):
-    """The place of a frame."""
-
     path: Path
     segment: int
     offset: int
@@ -87,7 +84,6 @@ class MadeLog:
         self._begin()
 
     def child(self, path: Path, log_id: uuid.UUID | None = None) -> MadeLog:
-        """Return the log that goes on in a copy of this one's directory."""
         shutil.copytree(self.path, path)
         made = copy(self)
         made.path, made.log_id, made.frames = path, log_id or uuid.uuid4(), []
@@ -97,7 +93,6 @@ class MadeLog:
         return made
 
     def replace(self, other: MadeLog) -> MadeLog:
-        """Put another log into this one's directory, as a restore does; return it."""
         shutil.rmtree(self.path)
         other.path.rename(self.path)
         other.path, other.file = self.path, self.path / "log" / other.file.name

@@ -26,8 +26,6 @@ ADVICE: Final = "call multiprocessing.freeze_support() first"
 
 
 class Ran(NamedTuple):
-    """The end of a program: its lines, its errors, and the number of its processes."""
-
     lines: list[str]
     errors: str
     copies: int

@@ -36,8 +36,6 @@ _URL: Final = "http://localhost"
 
 
 class Direct(Http):
-    """Carries requests to a server that listens nowhere."""
-
     def __init__(self, server: Server) -> None:
         super().__init__("http://hub")
         self._transport = httpx.ASGITransport(server.app)
@@ -112,7 +110,6 @@ class Place:
             await line.close()
 
     def copies(self) -> dict[str, bytes]:
-        """Return the segments of the device's newest copy."""
         if not any((self.hub / "devices" / DEVICE).glob("*/taskq.json")):
             return {}
         return {file.name: file.read_bytes() for file in (self.copy / "log").glob("*.log")}
@@ -174,8 +171,6 @@ def served(what: uvicorn.Server | ASGIApp) -> Iterator[str]:
 
 @contextlib.contextmanager
 def running(port: int, *command: str | Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Have a program run for the block, once it listens at a port."""
-
     def is_there() -> bool:
         with socket.socket() as sock:
             return sock.connect_ex(("127.0.0.1", port)) == 0

@@ -35,8 +35,6 @@ START: Final = Replica.START
 
 
 class Line:
-    """A device with a sealed segment and a tail, and a hub that has nothing of it yet."""
-
     def __init__(self) -> None:
         self.simulation = simulation = Simulation(0)
         self.process = simulation._device()

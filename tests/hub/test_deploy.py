@@ -44,7 +44,6 @@ def _program(name: str) -> str:
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """Return files of a certificate for localhost and its key."""
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
     words += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
@@ -164,8 +163,6 @@ _PAGE: Final = b"<html><head><title>413 Request Entity Too Large</title></head><
 
 
 class Narrow(Direct):
-    """A line with a proxy that limits the size of a request."""
-
     def __init__(self, place: Place, most: int) -> None:
         super().__init__(place.server)
         self.most, self.refused, self.largest = most, 0, 0

@@ -26,7 +26,6 @@ _SMALL: Final = 64 * 1024
 
 
 async def _work(place: Place, jobs: int = 60, **limits: object) -> None:
-    """Put jobs and finish them, so that all of it may go; then let it go."""
     async with TaskLog.open(place.log, segment_bytes=_SMALL, **limits) as log:  # type: ignore[arg-type]
         for _ in range(jobs):
             await log.put(bytes(4_000))

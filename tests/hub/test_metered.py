@@ -39,8 +39,6 @@ def _at(counter: BadLine) -> str:
 
 
 class Network:
-    """Output of nmcli."""
-
     def __init__(self, folder: Path) -> None:
         self._program = folder / "nmcli"
 
@@ -51,7 +49,6 @@ class Network:
 
 @pytest.fixture
 def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Network:
-    """Return a metered probe that looks each time."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
@@ -62,8 +59,6 @@ def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Network:
 
 
 class Device:
-    """A device with a line to its hub, and a clock of its own."""
-
     def __init__(
         self, place: Place, url: str, seconds: float = 1_000 * _DAY, **settings: Any
     ) -> None:
@@ -89,7 +84,6 @@ async def _thirty_days(place: Place) -> None:
 
 
 def _is_prefix(place: Place) -> bool:
-    """Return whether the copy is the log's beginning: in order, and without a hole."""
     ours, theirs = place.segments(), place.copies()
     names = sorted(theirs)
     return names == sorted(ours)[: len(names)] and all(

@@ -42,8 +42,6 @@ from tests.machine.crashable import CrashableDisk
 
 
 class Ahead:
-    """Two hours later."""
-
     def wall_ns(self) -> int:
         return time.time_ns() + 7_200 * SECOND_NS
 

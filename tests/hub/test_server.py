@@ -304,8 +304,6 @@ def _requests(
 
 
 class _Fuzz:
-    """Odd requests of a device."""
-
     def __init__(self, place: Place, seed: int) -> None:
         self.place, self.chance = place, random.Random(seed)
 

@@ -345,8 +345,6 @@ async def test_a_question_waits_its_time_and_only_in_a_session(place: Place, url
 
 
 class _Deaf:
-    """A line over which nobody answers well."""
-
     hub = HubSettings()
 
     def __init__(self, status: int) -> None:

@@ -28,8 +28,6 @@ _HEADERS: Final = frozenset({
 
 
 class Recorder:
-    """An app that notes each request and its answer."""
-
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self.session: list[dict[str, Any]] = []
@@ -61,7 +59,6 @@ class Recorder:
 
 
 def run_device(node: str, log: Path, url: str, token: str, *words: str) -> None:
-    """Let the second device send a log."""
     command = [node, str(DEVICE), str(log), url, token, *words]
     subprocess.run(command, check=True, env={"CLOCK_NS": CLOCK_NS}, stdout=subprocess.DEVNULL)
 
@@ -89,7 +86,6 @@ async def _record(folder: Path, node: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Record them."""
     node = shutil.which("node")
     assert node is not None
     with tempfile.TemporaryDirectory() as folder:

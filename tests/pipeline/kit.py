@@ -74,14 +74,12 @@ def put(lake: store.Lake, name: str, rows: pa.Table, batch: int | None = None) -
 
 
 def fill(path: Path, rows: Iterable[dict[str, Any]]) -> store.Lake:
-    """Return a lake that has these rows of ``jobs`` alone."""
     lake = store.Lake.open(path, create=True)
     put(lake, "jobs", pa.Table.from_pylist(list(rows), batches.SCHEMAS["jobs"]))
     return lake
 
 
 def run_here(journals: Path, lake: Path | str, **options: Any) -> Summary:
-    """Run the pipeline without Spark."""
     with no_spark():
         return run(None, journals, lake, **options)
 
@@ -93,7 +91,6 @@ def run(spark: SparkSession | None, journals: Path, lake: Path | str, **options:
 
 
 def table_rows(lake: Path | str, *names: str) -> dict[str, list[str]]:
-    """Return the rows of tables, by default of all, in an order of their own."""
     opened = store.Lake.open(lake)
     made = {}
     for name in names or opened.tables():
@@ -167,7 +164,6 @@ def _column(records: pa.Table, field: pa.Field) -> Any:
 
 
 def fold_here(lake: store.Lake) -> None:
-    """Fold the last batch of records without Spark: its steps run in this process."""
     with no_spark(), lake.writer() as writer:
         batches.fold_batch(mock.Mock(), writer)
 
@@ -285,7 +281,6 @@ def attempt(number: int, /, **shown: Any) -> dict[str, Any]:
 
 
 def tried(outcome: str, owner: int, reason: str | None = None, **shown: Any) -> dict[str, Any]:
-    """Return an attempt within a row of ``jobs``."""
     plain = {"number": 1, "owner": f"{owner:016x}", "started_ns": NOON, "ended_ns": NOON + SECOND}
     return plain | {"outcome": outcome, "reason": reason} | shown
 
@@ -414,8 +409,6 @@ def of_directory(directory: Path) -> JobLog:
 
 
 class FoldedRows(NamedTuple):
-    """Results of the fold, in plain values."""
-
     jobs: list[Row]
     attempts: pa.Table
 

@@ -69,7 +69,6 @@ def _read(records: Iterable[Row]) -> Iterable[Row]:
 
 
 def jobs_of(records: Rows, lineage: Lineage) -> tuple[Rows, Rows]:
-    """Return the rows of jobs and attempts."""
     jobs: Rows = []
     attempts: Rows = []
     for log in _logs(records, lineage):

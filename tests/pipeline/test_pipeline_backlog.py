@@ -74,8 +74,6 @@ SEEN: contextvars.ContextVar[int] = contextvars.ContextVar("seen", default=0)
 
 
 def ways() -> dict[str, Callable[..., Any]]:  # noqa: C901 - one after the other
-    """Return a function for each way in which a job ends."""
-
     def add(a: int, b: int) -> int:
         return a + b
 

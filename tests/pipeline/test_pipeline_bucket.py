@@ -48,7 +48,6 @@ def endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def store(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> S3Store:
-    """Return an empty store that the environment names."""
     names = {
         "ENDPOINT_URL": endpoint, "ACCESS_KEY_ID": "k", "SECRET_ACCESS_KEY": "s",
         "REGION": "us-east-1", "ALLOW_HTTP": "true",

@@ -59,7 +59,6 @@ def without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fake_java(home: Path) -> Path:
-    """Return a program that notes its arguments."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(

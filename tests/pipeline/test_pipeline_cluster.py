@@ -62,8 +62,6 @@ def double(number: int) -> list[str]:
 
 
 class Cluster:
-    """A master, and the directories of its workers."""
-
     def __init__(self, folder: Path, port: int) -> None:
         self.master = f"spark://127.0.0.1:{port}"
         self.homes = [folder / "worker-1", folder / "worker-2"]
@@ -126,7 +124,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def run(home: Path, *arguments: str) -> str:
-    """Run a program of ours in the driver's directory, and hand back what it printed."""
     done = run_python(*arguments, cwd=home, timeout=600)
     assert done.returncode == 0, done.stderr[-4_000:]
     return done.stdout

@@ -32,7 +32,6 @@ CARD = "card-4929-1111-2222"
 
 
 async def worked(path: Path) -> list[str]:
-    """Enqueue jobs with a secret in payload, key, header and result, in every state."""
     async with TaskLog.open(path, durability="os", upkeep=False) as log:
         ids = await log.put_many(
             [
@@ -85,7 +84,6 @@ async def goes_on(path: Path, **options: Any) -> None:
 
 
 async def purged(path: Path, job_ids: list[str]) -> None:
-    """Let these jobs go from their log, as ``erase`` says."""
     async with TaskLog.open(path, durability="os", upkeep=False, segment_bytes=65_536) as log:
         for job_id in job_ids:
             with contextlib.suppress(TaskqError):

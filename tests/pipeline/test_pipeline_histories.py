@@ -92,7 +92,6 @@ class Fleet:
         return child
 
     def _work(self, made: MadeLog, jobs: dict[int, Held]) -> None:
-        """Let a job be claimed, or end its attempt in one of many ways."""
         chance, lsn = self.chance, made.next_lsn
         job = chance.choice(sorted(jobs))
         attempt, claim = jobs[job]
@@ -151,7 +150,6 @@ class Fleet:
             self.made.append(self.live[at])
 
     def records(self) -> dict[tuple[str, int], dict[str, Any]]:
-        """Return all records that there ever were, by log and lsn."""
         written = {place: data for made in self.made for place, data in made.written.items()}
         parents = {made.log_id: tuple(Parent(*each) for each in made.parents) for made in self.made}
         rows: dict[tuple[str, int], dict[str, Any]] = {}
@@ -245,7 +243,6 @@ def test_each_spark_table_is_a_plain_fold(tmp_path: Path, seed: int, spark: Spar
 
 
 def compacted(fleet: Path, made: MadeLog) -> None:
-    """Let segments go that were read, as compaction does."""
     made.rotate()
     made.enqueue(1)
     first = min((made.path / "log").iterdir())

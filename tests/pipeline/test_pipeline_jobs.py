@@ -32,7 +32,6 @@ CARRIED_MAX: Final = 20
 
 
 def _mixed(seed: int, acts: int) -> Mix:
-    """Return the log of several processes that compact it, before anybody read it."""
     mix = Mix(seed, CONFIGS[seed % len(CONFIGS)], locked=False)
     for _ in range(acts):
         mix.act()

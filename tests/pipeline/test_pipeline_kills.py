@@ -39,7 +39,6 @@ SCRIPT = Path(__file__).with_name("scripts") / "struck.py"
 def running(
     root: Path, *program: str, words: tuple[str, ...] = ()
 ) -> Iterator[subprocess.Popen[str]]:
-    """Yield a run with its Java and executors, in a session of its own."""
     command = [sys.executable, *(program or ("-m", "taskq")), "pipeline", "run", "--json", *words]
     command += ["--master", "local[2]", "--max-bytes", str(MAX_BYTES)]
     command += ["--journals", str(root / "hub"), "--lake", str(root / "lake")]
@@ -69,7 +68,6 @@ def is_java(pid: int) -> bool:
 
 
 def batches(process: subprocess.Popen[str], count: int) -> bool:
-    """Wait for some batches of a run; return whether there are that many."""
     assert process.stdout is not None
     while count and (line := process.stdout.readline()):
         count -= json.loads(line)["event"] == "batch"
@@ -117,7 +115,6 @@ def ended(process: subprocess.Popen[str], root: Path) -> bool:
 
 
 def positions(root: Path) -> dict[str, int]:
-    """Return the first lsn of each log that was not read yet."""
     lake = Lake.open(root / "lake", create=True)
     rows = positions_of(lake).to_pylist()
     return {row["log_id"]: json.loads(row["position"])["lsn"] for row in rows}

@@ -287,7 +287,6 @@ def test_one_device_never_stops_the_run_of_the_fleet(
 
 
 def cut_off(root: Path) -> MadeLog:
-    """Return a log that was read once and then lost its second segment."""
     edge = MadeLog(root / "edge")
     edge.enqueue(3)
     assert pipeline(root.parent).exit_code == 0
@@ -316,7 +315,6 @@ NAMED = 6
 
 
 async def lived(path: Path, sizes: list[int], names: int = 0) -> None:
-    """Enqueue jobs of these payloads, and large ones."""
     async with TaskLog.open(path, durability="os", upkeep=False) as log:
         await log.put_many([Put(payload=bytes([n]) * size) for n, size in enumerate(sizes)])
         for _ in range(names):

@@ -20,7 +20,6 @@ from tests.pipeline.kit import batches_of, lsns, read_batch, rows_read, source, 
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> dict[str, MadeLog]:
-    """Three devices: one segment, three segments, and no record at all."""
     logs = {name: MadeLog(tmp_path / name) for name in ("a", "b", "c")}
     for _ in range(4):
         logs["a"].enqueue(3)

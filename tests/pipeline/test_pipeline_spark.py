@@ -208,7 +208,6 @@ def app(tmp_path: Path) -> TaskQ:
 
 
 async def work_off(app: TaskQ, **changes: Any) -> None:
-    """Run a worker on the session that is there, until nothing is left to run."""
     given: dict[str, Any] = {
         "target": TARGET, "concurrency": 8, "queues": None, "burst": True, "drain_timeout": 10.0,
         "on_event": None,

@@ -18,7 +18,6 @@ SECONDS = 20
 
 @pytest.fixture
 async def data(tmp_path: Path) -> Path:
-    """Return a log with jobs that succeeded, died and wait."""
     app = TaskQ(tmp_path / "data")
 
     @app.task(name="half", retry=retry.fixed(2, delay=0))

@@ -76,7 +76,6 @@ def mounted(place: Path, *commands: list[str]) -> Iterator[Path]:
 
 
 def memory_disk(place: Path, size: int) -> contextlib.AbstractContextManager[Path]:
-    """Mount a file system of ``size`` bytes that lies in memory."""
     return mounted(place, ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)])
 
 
@@ -127,10 +126,6 @@ class Child:
         self._lines.put(None)
 
     def line(self, seconds: float = STEP_SECONDS) -> str:
-        """Return the next line; fails if the output ends, or after ``seconds`` without any work.
-
-        On a busy machine a process may work for long before it has something to say.
-        """
         before = self._work()
         while True:
             try:
@@ -180,7 +175,6 @@ class Child:
         self.process.stdin.flush()
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal; on Windows, where SIGTERM is a kill, ask for the end in its place."""
         if os.name == "nt" and number == signal.SIGTERM and system.ask_to_stop(self.pid):
             return
         self.process.send_signal(number)
@@ -197,7 +191,6 @@ class Child:
         return text.rpartition(") ")[2][:1]
 
     def stop(self) -> None:
-        """SIGSTOP, and wait until every thread of it stands still."""
         self.send(signal.SIGSTOP)
         eventually(lambda: self.state() == "T")
 
@@ -260,7 +253,6 @@ def open_here(path: Path, durability: Durability = Durability.OS, **options: flo
 
 
 def put(store: Store, body: bytes, priority: int = 5) -> int:
-    """Enqueue a new job and wait until it is acknowledged."""
     lsn = store.thread_port.enqueue(EnqueueSpec(priority=priority), body).result()
     assert isinstance(lsn, int)
     return lsn

@@ -305,7 +305,6 @@ async def _put(log: Path, count: int, large: int = 0, *, compacts: bool = False)
 
 
 def _started(what: Callable[..., None], *given: Any) -> int:
-    """Run something in a process of its own, a copy of this one; returns its number."""
     sys.stdout.flush()
     seed = random.random()
     child = os.fork()
@@ -324,7 +323,6 @@ def _started(what: Callable[..., None], *given: Any) -> int:
 
 
 def _ended(child: int) -> int:
-    """Wait until a process is over; returns its exit code, or -9."""
     if not _is_over(child, _STEP_SECONDS):
         os.kill(child, signal.SIGABRT)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -341,8 +339,6 @@ def _is_over(child: int, seconds: float = 0.0) -> bool:
 
 
 class _Run:
-    """The sessions of one hub and one device."""
-
     def __init__(self, folder: Path, listening: socket.socket) -> None:
         self.folder = folder
         self._listening = listening
@@ -476,7 +472,6 @@ def content_of(log: Path, copy: Path) -> bytes:
 
 
 def run(folder: Path, sessions: int) -> str:
-    """Return what happened."""
     for name in _LATE:
         importlib.import_module(name)
     asyncio.run(_prepared(folder))

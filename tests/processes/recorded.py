@@ -26,8 +26,6 @@ ANSWERS: Final = PATH + ".answers"
 
 
 class Call(NamedTuple):
-    """One call that succeeded; paths as in ``PATH``, relative to any directory."""
-
     operation: str
     path: str
     offset: int

@@ -35,7 +35,6 @@ PLACES = {
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """Yield a directory that every user may pass through."""
     path = Path(tempfile.mkdtemp())
     path.chmod(0o755)
     yield path

@@ -31,8 +31,6 @@ BORN = {"enqueued", "delayed", "held"}
 
 
 class Chaos:
-    """Processes that come and go, and their answers."""
-
     def __init__(self, path: Path, durability: Durability, seed: int, keep_bytes: int = 0) -> None:
         self.path = path
         self.options = durability, keep_bytes
@@ -232,7 +230,6 @@ def test_kills_amid_upkeep_lose_nothing(tmp_path: Path, seed: int, rounds: int) 
 
 
 def ingest(directory: Path, lines: int, seed: int) -> int:
-    """Ingest a file by programs that are killed after a while each; returns how many were."""
     chance, kills, most = random.Random(seed), 0, 20.0
     source, path = directory / "lines.txt", directory / "log"
     source.write_text("".join(f"line {number}\n" for number in range(lines)))

@@ -165,7 +165,6 @@ async def run_with_kills(path: Path, seed: int, most: int) -> int:
 
 
 def _size(path: Path) -> int:
-    """Return how many bytes the log has."""
     return sum(segment.stat().st_size for segment in (path / "log" / "log").glob("*.log"))
 
 

@@ -45,7 +45,6 @@ class Role(Child):
             self.is_done = self.is_done or word == "done"
 
     def end(self) -> None:
-        """Kill it in the midst of its work."""
         eventually(lambda: self.has_begun or self.process.poll() is not None, STEP_SECONDS * 10)
         assert self.process.poll() is None
         self.kill()

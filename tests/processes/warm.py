@@ -81,7 +81,6 @@ class Program:
         return self.returncode
 
     def poll(self) -> int | None:
-        """Return the exit code; None while it runs."""
         try:
             return self.wait(0)
         except subprocess.TimeoutExpired:

@@ -27,7 +27,6 @@ ELSEWHERE: Final = frozenset({
 
 
 def found(where: click.Group, before: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield the names of the commands that take the directory of a log."""
     context = click.Context(main)
     for name in where.list_commands(context):
         command = where.get_command(context, name)

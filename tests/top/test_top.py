@@ -63,8 +63,6 @@ def text_of(picture: Picture, screen: Screen, width: int, height: int = LINES) -
 
 
 class Terminal:
-    """A pseudo terminal with a program on it, and the screen that it has drawn."""
-
     def __init__(self, columns: int, *words: object) -> None:
         self.screen = pyte.Screen(columns, LINES)
         self._stream = pyte.ByteStream(self.screen)

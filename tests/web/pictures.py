@@ -31,7 +31,6 @@ TOP_COLUMNS: Final = 110
 
 
 def save(name: str, png: bytes) -> None:
-    """Write a picture with few colours, which such pages have anyway."""
     FOLDER.mkdir(exist_ok=True)
     few = (
         Image.open(BytesIO(png))

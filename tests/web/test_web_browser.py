@@ -49,8 +49,6 @@ WAIT_MS: Final = 100_000
 
 
 class Visit:
-    """A logged-in browser, and the lines of its console."""
-
     context: Any
     page: Any
 
@@ -84,7 +82,6 @@ class Visit:
 
 @contextlib.asynccontextmanager
 async def visited(chromium: Any, path: Path, *more: str) -> AsyncIterator[Visit]:
-    """Yield the visit of a page that ``taskq web`` serves meanwhile."""
     with Child(sys.executable, "-m", "taskq", "web", path, *more) as child:
         visit = Visit(chromium, await anyio.to_thread.run_sync(child.line))
         await visit.enter()
@@ -119,7 +116,6 @@ async def chromium() -> AsyncIterator[Any]:
 
 @pytest.fixture
 async def app(tmp_path: Path) -> AsyncIterator[TaskQ]:
-    """Yield a worker that sends no mail before there is a file ``mail_is_up``."""
     app = TaskQ(tmp_path / "data", durability="os")
 
     @app.task(name="mail.send", queue="mail", retry=1)
@@ -312,7 +308,6 @@ SCREENS: Final = os.environ.get("TASKQ_SCREENS", "")
 
 
 async def each(visit: Visit, scheme: str, paths: dict[str, str], of: str = "") -> None:
-    """Look at screens, wide and narrow, by day or by night."""
     for width, height in ((1_440, 900), (390, 844)):
         page = await visit.other(color_scheme=scheme, viewport={"width": width, "height": height})
         for name, path in paths.items():

@@ -142,7 +142,6 @@ _NAMED: Final = {f"/api/schedules/{{name}}/{verb}": "hourly" for verb in ("pause
 async def roles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[Path, Callable[..., httpx.AsyncClient], list[Route]]]:
-    """Yield a log, clients by the name of their token, and the routes of its page."""
     routes: list[Route] = []
 
     def noting(**how: Any) -> Starlette:
@@ -166,7 +165,6 @@ async def roles(
 
 
 async def acts_of(client: httpx.AsyncClient, routes: list[Route], job: str) -> dict[str, str]:
-    """Return each act by its name, with its address for a job."""
     document = (await client.get("/api/openapi.json")).json()["paths"]
     paths = {
         path: methods["post"]["operationId"]
@@ -420,7 +418,6 @@ REFUSED: Final[dict[tuple[Callable[..., Any], bool], list[Asked]]] = {
 
 
 def is_closed(answer: httpx.Response) -> bool:
-    """Return whether an answer forbids scripts, frames and guesses."""
     policy = answer.headers["content-security-policy"]
     forbidden = "default-src 'none'; script-src 'self'; style-src 'self'"
     others = {
@@ -642,8 +639,6 @@ WORKER: Final = Path(__file__).parents[2] / "examples" / "js_worker" / "worker.m
 
 
 class Site:
-    """``taskq web`` with leave to act, as a program finds it."""
-
     def __init__(self, folder: Path) -> None:
         self.path = folder / "data"
         with TaskQ(self.path, durability="os"):
@@ -767,7 +762,6 @@ HALVES = {
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[tuple[str, int]]:
-    """Yield a page that is served as ``taskq web`` serves it."""
     app = TaskQ(tmp_path / "data", durability="os")
     app.stats_sync()
     app.close_sync()

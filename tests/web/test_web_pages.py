@@ -53,7 +53,6 @@ class Elements(HTMLParser):
 
 
 def forms(page: str) -> list[dict[str, str]]:
-    """Return what each form that changes something would send, with where to under ``action``."""
     seen = []
     whole = r'<form method="post" action="([^"]+)">(.*?)</form>'
     for action, inside in re.findall(whole, page, re.DOTALL):
@@ -296,7 +295,6 @@ async def test_a_wrong_address_shows_an_error_page(data: Path, path: str) -> Non
 
 
 async def _compact(path: Path) -> None:
-    """Let jobs end that fill more than a segment, and remove it."""
     async with TaskLog.open(
         path, durability="os", segment_bytes=SEGMENT_BYTES_MIN, upkeep=False
     ) as log:

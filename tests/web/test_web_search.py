@@ -186,7 +186,6 @@ async def test_a_bulk_cancel_counts_cancelled_jobs_and_stop_requests(tmp_path: P
 
 @pytest.fixture
 async def log(tmp_path: Path) -> Path:
-    """Three dead letters of one task, two successes of another, and a job that nobody knows."""
     app = TaskQ(tmp_path, durability="os")
 
     @app.task(name="mail.send", queue="mail", retry=1)

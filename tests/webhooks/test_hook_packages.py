@@ -16,7 +16,6 @@ from tests.programs import run_python
 
 
 def sentry_events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Return the events that the SDK sends from now on, to nobody."""
     sdk = pytest.importorskip("sentry_sdk")
     events: list[dict[str, Any]] = []
 

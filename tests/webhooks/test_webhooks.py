@@ -27,8 +27,6 @@ URL = "https://example.invalid/hook"
 
 
 class Receiver:
-    """Answers on demand, and keeps the posted bodies."""
-
     def __init__(self, *answers: httpx.Response) -> None:
         self.answers = list(answers)
         self.posted: list[httpx.Request] = []
@@ -117,8 +115,6 @@ async def test_a_message_is_sent_as_often_as_its_receiver_asks_with_one_id(
 
 
 class Endless(httpx.AsyncByteStream):
-    """A body that never ends: of many bytes, or of none."""
-
     def __init__(self, piece: bytes) -> None:
         self._piece = piece
 

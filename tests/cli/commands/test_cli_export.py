@@ -81,7 +81,6 @@ def test_parquet_holds_the_same_jobs(sample: Sample, tmp_path: Path) -> None:
 
 
 def _records(sample: Sample, tmp_path: Path, *options: str) -> list[dict[str, Any]]:
-    """Return the rows that ``taskq export --records`` writes as Parquet."""
     target = tmp_path / "records"
     wanted = ("--records", "--format", "parquet", "-o", target)
     result = taskq("export", "-d", sample.path, *wanted, *options)
@@ -155,7 +154,6 @@ def ask(*words: object, code: int = 0) -> Result:
 
 @pytest.fixture
 async def ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Ids of jobs in ``data``, over several segments, of which compaction took the first."""
     monkeypatch.chdir(tmp_path)
     app = TaskQ("data", segment_bytes=64 * 1024)
 
@@ -450,7 +448,6 @@ _KIB = 1024
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a closed log of six segments."""
     path = tmp_path_factory.mktemp("whole") / "data"
     with TaskLog.open(path, segment_bytes=64 * _KIB) as log:
         while len(list((path / "log").glob("*.log"))) < 6:
@@ -461,7 +458,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def queue(whole: Path, tmp_path: Path) -> Path:
-    """Return a copy of it that is taken for the log itself, not for an older copy."""
     path = shutil.copytree(whole, tmp_path / "queue", ignore=shutil.ignore_patterns("*.pipe"))
     same_log(path)
     return path

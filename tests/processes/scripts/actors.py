@@ -43,7 +43,6 @@ def opened(path: str, durability: str = "os", **options: Any) -> Store:
 
 
 def ago(body: str) -> int:
-    """Return the age of a body that is a moment, in nanoseconds."""
     return time.monotonic_ns() - int(body) if body.isdecimal() else 0
 
 
@@ -51,8 +50,6 @@ def ago(body: str) -> int:
 
 
 class Session:
-    """A process's requests to the log."""
-
     def __init__(self, store: Store) -> None:
         self.port = store.thread_port
         self.held: list[Delivery] = []
@@ -135,7 +132,6 @@ def produce_many(path: str, durability: str, name: str, count: str) -> None:
 
 
 def ingest_file(path: str, source: str, milliseconds: str) -> None:
-    """Ingest the lines of a file, each as a job of bytes, and die after a while; 0: at its end."""
     with TaskLog.open(path) as log, open(source, "rb") as file:  # noqa: PTH123 - tells its place
         strike("time", int(milliseconds))
         done = log.position_sync("lines")
@@ -254,7 +250,6 @@ async def _follow_log(path: str, reader: str, durability: str, seconds: str) -> 
 
 
 def owners(path: str) -> None:
-    """Print the live owners of a log."""
     for view in LogReader.open(path).owners():
         tell(f"{view.owner} {view.alive}")
 

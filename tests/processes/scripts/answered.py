@@ -21,7 +21,6 @@ def lsn_of(job_id: str) -> str:
 
 
 async def put(log: TaskLog, note: int, seed: int, rounds: int) -> None:
-    """Small payloads, several at once, and now and then a large one."""
     chance = random.Random(seed)
     for number in range(rounds):
         size = 1_100_000 if number % 20 == seed else chance.randrange(2_000)

@@ -58,7 +58,6 @@ def start_child(how: str) -> None:
 
 
 async def serve() -> None:
-    """Run jobs on an event loop."""
     async with app.worker(concurrency=2):
         jobs = await asyncio.gather(*(work.enqueue(number) for number in range(20)))
         results = await asyncio.gather(*(job.result(timeout=20) for job in jobs))

@@ -26,8 +26,6 @@ _moment = ""
 
 
 class Pool:
-    """Something that one process opens once."""
-
     def __init__(self) -> None:
         self.pid = os.getpid()
 
@@ -48,7 +46,6 @@ async def quick(number: int) -> int:
 
 @app.task(retry=1)
 def send(needed: str) -> int:
-    """Fail until a file is there."""
     if not Path(needed).exists():
         raise ConnectionError("the mail server is away")
     return os.getpid()
@@ -93,7 +90,6 @@ async def waits_for(path: str) -> int:
 
 @app.task
 async def blocks() -> None:
-    """Keeps its loop from turning."""
     tell("running", os.getpid(), current_job().attempt)
     threading.Event().wait()
 
