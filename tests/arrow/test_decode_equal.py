@@ -138,17 +138,15 @@ _extras = st.builds(
     key=st.none() | st.binary(min_size=1, max_size=9), window_ns=st.integers(0, 2**40),
     headers=st.dictionaries(_texts, _texts, max_size=3), keep_ns=st.integers(0, 5),
 )  # fmt: skip
-_packed = st.sampled_from(
-    [
-        (b"plain", 0),
-        (b"\xff\x00", 0),
-        compress(b"\xff" * 6_000, "zlib"),
-        compress(b"{}" * 900, "zlib"),
-        compress(b"[]" * 900, "zstd"),
-        (b"no zlib at all", int(Flag.ZLIB)),
-        (b"\xff" * 12, int(Flag.ZSTD)),
-    ]
-)
+_packed = st.sampled_from([
+    (b"plain", 0),
+    (b"\xff\x00", 0),
+    compress(b"\xff" * 6_000, "zlib"),
+    compress(b"{}" * 900, "zlib"),
+    compress(b"[]" * 900, "zstd"),
+    (b"no zlib at all", int(Flag.ZLIB)),
+    (b"\xff" * 12, int(Flag.ZSTD)),
+])  # fmt: skip
 
 
 @st.composite

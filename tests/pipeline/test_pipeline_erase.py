@@ -33,15 +33,13 @@ CARD = "card-4929-1111-2222"
 
 async def worked(path: Path) -> list[str]:
     async with TaskLog.open(path, durability="os", upkeep=False) as log:
-        ids = await log.put_many(
-            [
-                Put(
-                    payload=f"{CARD} {number}".encode(), key=f"{CARD}-{number}".encode(),
-                    headers={"who": CARD}, attempts=1, priority=9 - number,
-                )
-                for number in range(4)
-            ]
-        )  # fmt: skip
+        ids = await log.put_many([
+            Put(
+                payload=f"{CARD} {number}".encode(), key=f"{CARD}-{number}".encode(),
+                headers={"who": CARD}, attempts=1, priority=9 - number,
+            )
+            for number in range(4)
+        ])  # fmt: skip
         ids += await log.put_many([Put(payload=b"plain", key=b"plain")])
         for number, delivery in enumerate(await log.claim(3)):
             if number:

@@ -23,14 +23,12 @@ from tests.cli.helpers import taskq
 from tests.pipeline.kit import NOON, SECOND, fill, job, live, put, run_here
 
 DAYS = (date(2026, 5, 1), date(2026, 5, 2))
-SCHEMA = pa.schema(
-    [
-        ("job", pa.int64()),
-        ("headers", pa.map_(pa.string(), pa.string())),
-        ("date", pa.date32()),
-        ("is_over", pa.bool_()),
-    ]
-)
+SCHEMA = pa.schema([
+    ("job", pa.int64()),
+    ("headers", pa.map_(pa.string(), pa.string())),
+    ("date", pa.date32()),
+    ("is_over", pa.bool_()),
+])  # fmt: skip
 
 
 def write(
