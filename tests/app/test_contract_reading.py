@@ -1,9 +1,7 @@
 """The contract of all front ends: the log read and replayed, its state, opening and closing."""
 
-import asyncio
 import os
-from collections.abc import AsyncGenerator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, Final
 
@@ -11,7 +9,6 @@ import pytest
 
 from taskq import State, errors
 from taskq.core.model import HEADERS_BYTES_MAX
-from taskq.core.why import Why
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq.reading.replay import REPLAY_HEADER
 from tests.app.conftest import Front, without
@@ -19,37 +16,11 @@ from tests.reading.test_stream_readers import lsns as lsns_of
 
 #: Why shards are left out.
 ONE_LOG: Final = "it is asked of one log: each of app.logs()"
-of_one_log: Final = without("shards", because=ONE_LOG)
+pytestmark = without("shards", because=ONE_LOG)
 
 # -- the state -------------------------------------------------------------------------------------
 
 
-async def test_counts_are_of_all_queues_and_print_as_a_table(front: Front) -> None:
-    await front.put_many(front.job(queue="mail"), front.job(queue="mail", delay="1h"))
-    await front.put(queue="q", attempts=1)
-    await front.fail_all()
-    await front.put(queue="q")
-    stats = await front.ask("stats")
-    counts = {it.queue: (it.scheduled, it.ready, it.dead) for it in stats.queues}
-    assert counts["q"] == (0, 1, 1)
-    assert counts["mail"][0] == 1
-    first, *rest = str(stats).splitlines()
-    assert first.split()[:3] == ["queue", "scheduled", "ready"]
-    assert sorted(line.split()[0] for line in rest) == ["mail", "q"]
-
-
-async def test_counts_of_a_past_moment_are_as_they_were(front: Front) -> None:
-    await front.put()
-    moment = datetime.now(UTC)
-    front.clock.advance(1)
-    await front.put()
-    stats = await front.ask("stats", moment)
-    assert sum(queue.ready for queue in stats.queues) == 1
-    with pytest.raises(errors.UsageError, match="is still to come"):
-        await front.ask("stats", moment + timedelta(hours=1))
-
-
-@of_one_log
 async def test_the_next_jobs_are_shown_in_the_order_of_their_claims(front: Front) -> None:
     for number in range(6):
         await front.put(str(number), priority=number % 3)
@@ -62,37 +33,6 @@ async def test_the_next_jobs_are_shown_in_the_order_of_their_claims(front: Front
     assert await front.ask("peek", queue="other") == []
 
 
-async def test_the_reason_why_a_job_does_not_run_is_one_of_a_list(front: Front) -> None:
-    job = await front.put()
-    assert (await front.ask("why", job)).code is Why.NO_WORKER
-    await front.claim()
-    codes = [Why.RUNNING, Why.NEXT, Why.BEHIND_OLDER]
-    jobs = [job, *[await front.put() for _ in range(2)]]
-    assert [(await front.ask("why", it)).code for it in jobs] == codes
-    await front.put_many(*[front.job(priority=9)] * 2)
-    reason = await front.ask("why", jobs[2])
-    assert (reason.code, reason.ahead) == (Why.BEHIND_PRIORITY, 3)
-    assert reason.text == "2 jobs of higher priority and 1 older job are before it"
-
-
-async def test_a_closed_front_end_says_so_until_it_is_opened_again(front: Front) -> None:
-    job = await front.put()
-    for _ in range(2):
-        await front.ask("close")
-    for use in (front.put(), front.state(job), front.ask("stats")):
-        with pytest.raises(errors.LogClosed, match="closed"):
-            await use
-    async with front.holder:
-        assert await front.state(job) is State.READY
-
-
-@without("shards", because="each opener of shards makes holders of its own")
-async def test_an_exclusive_log_shuts_other_openers_out(front: Front) -> None:
-    async with await front.again(exclusive=True):
-        with pytest.raises(errors.UsageError, match="with other options"):
-            await Front(front.kind, front.path).__aenter__()
-
-
 # -- compaction ------------------------------------------------------------------------------------
 
 
@@ -102,7 +42,6 @@ async def fill(front: Front) -> None:
         await front.settle(delivery, "ack")
 
 
-@of_one_log
 async def test_compaction_plans_then_removes_and_keeps_what_is_not_over(front: Front) -> None:
     job = await front.put("kept", delay="1h", headers={"a": "b"}, key="k")
     await fill(front)
@@ -113,7 +52,6 @@ async def test_compaction_plans_then_removes_and_keeps_what_is_not_over(front: F
     assert (view.payload, view.headers, view.key) == (front.payload("kept"), {"a": "b"}, b"k")
 
 
-@of_one_log
 async def test_compaction_keeps_what_a_named_reader_has_not_read(front: Front) -> None:
     await front.ask("seek", "billing", "start")
     await fill(front)
@@ -131,7 +69,9 @@ async def test_compaction_keeps_what_a_named_reader_has_not_read(front: Front) -
 
 async def ended(front: Front) -> dict[str, str]:
     jobs = {
-        "won": await front.put("1", priority=9, queue="mail", headers={"a": "b"}, key="k"),
+        "won": await front.put(
+            "1", priority=9, queue="mail", headers={"a": "b"}, key="k", keep="1h"
+        ),
         "dead": await front.put("2", priority=8, attempts=1),
         "gone": await front.put("3", delay="1h"),
     }
@@ -143,7 +83,6 @@ async def ended(front: Front) -> dict[str, str]:
     return jobs
 
 
-@of_one_log
 async def test_a_replayed_job_is_a_new_one_like_the_old(front: Front) -> None:
     jobs = await ended(front)
     report = await front.ask("replay", state="succeeded")
@@ -156,9 +95,11 @@ async def test_a_replayed_job_is_a_new_one_like_the_old(front: Front) -> None:
     assert new.headers == {"a": "b", REPLAY_HEADER: job.job_id}
     assert (new.state, new.key, new.result) == (State.READY, None, None)
     assert (old.state, old.key, old.result) == (State.SUCCEEDED, b"k", b'"done"')
+    await front.end_all("ack", b'"again"')
+    await front.compact_all()
+    assert (await front.view(job.new_id)).result == b'"again"'
 
 
-@of_one_log
 async def test_only_jobs_that_are_over_are_replayed_the_oldest_first(front: Front) -> None:
     jobs = await ended(front)
     planned = await front.ask("replay", dry_run=True)
@@ -171,18 +112,6 @@ async def test_only_jobs_that_are_over_are_replayed_the_oldest_first(front: Fron
         await front.ask("replay")
 
 
-@of_one_log
-async def test_a_replayed_job_is_kept_as_long_as_the_old_one(front: Front) -> None:
-    await front.put(keep="1h")
-    await front.end_all()
-    (job,) = (await front.ask("replay", queue="default")).jobs
-    await front.end_all("ack", b'"done"')
-    await front.compact_all()
-    assert (await front.view(job.new_id)).result == b'"done"'
-    assert await front.state(job.job_id) is State.SUCCEEDED
-
-
-@of_one_log
 async def test_a_job_that_cannot_be_replayed_keeps_no_other_from_it(front: Front) -> None:
     room = HEADERS_BYTES_MAX - 4 - len("x") - 10
     jobs = [await front.put(headers=headers) for headers in ({}, {"x": "y" * room}, {})]
@@ -202,7 +131,6 @@ async def lsns(front: Front, count: int | None = None, **choice: Any) -> list[in
     return await lsns_of(front.holder.stream(reader="billing", follow=False, **choice), count)
 
 
-@of_one_log
 async def test_a_record_has_all_that_the_log_knows(front: Front) -> None:
     jobs = await ended(front)
     seen = {(record.kind, record.job_id): record for record in await front.records()}
@@ -218,7 +146,6 @@ async def test_a_record_has_all_that_the_log_knows(front: Front) -> None:
     assert seen["enqueued", jobs["gone"]].due_ns > born.time_ns
 
 
-@of_one_log
 async def test_a_stream_begins_at_any_time_or_lsn(front: Front) -> None:
     for _ in range(12):
         await front.put_many(*[front.job("y" * 2_000)] * 5)
@@ -233,7 +160,6 @@ async def test_a_stream_begins_at_any_time_or_lsn(front: Front) -> None:
         await front.records(from_lsn=62)
 
 
-@of_one_log
 async def test_a_stream_has_the_kinds_queues_and_tasks_that_it_was_asked_for(front: Front) -> None:
     jobs = await front.put_many(*[front.job(queue=f"q{number % 2}") for number in range(6)])
     await front.end_all()
@@ -249,26 +175,6 @@ async def test_a_stream_has_the_kinds_queues_and_tasks_that_it_was_asked_for(fro
     assert [item.job_id for item in result] == jobs[1::2]
 
 
-@of_one_log
-async def test_a_stream_goes_on_as_the_log_is_written(front: Front) -> None:
-    seen: list[str] = []
-
-    async def follow() -> AsyncGenerator[None, None]:
-        async for record in front.holder.stream(kinds=["enqueued"]):
-            seen.append(record.job_id)
-            yield
-
-    stream = follow()
-    jobs = []
-    for _ in range(5):
-        waiting = asyncio.ensure_future(anext(stream))
-        jobs.append(await front.put())
-        await waiting
-    assert seen == jobs
-    await stream.aclose()
-
-
-@of_one_log
 async def test_a_stream_has_jobs_that_compaction_wrote_again(front: Front) -> None:
     dead = await front.put("1", attempts=1, headers={"n": "1"}, queue="mail")
     await front.fail_all()
@@ -287,7 +193,6 @@ async def test_a_stream_has_jobs_that_compaction_wrote_again(front: Front) -> No
 # -- named readers ---------------------------------------------------------------------------------
 
 
-@of_one_log
 async def test_a_named_reader_gets_each_record_until_it_is_handled(front: Front) -> None:
     await front.put_many(*[front.job()] * 5)
     async for record in front.holder.stream(reader="billing"):
@@ -298,9 +203,13 @@ async def test_a_named_reader_gets_each_record_until_it_is_handled(front: Front)
     assert await lsns(front) == []
     (view,) = await front.ask("readers")
     assert (view.name, view.lsn, view.alive, view.problem) == ("billing", 6, False, "")
+    await front.ask("forget_reader", "billing")
+    assert await front.ask("readers") == []
+    with pytest.raises(errors.UsageError, match="has no reader 'billing'; it has none"):
+        await front.ask("forget_reader", "billing")
+    assert await lsns(front, 1) == [1]
 
 
-@of_one_log
 async def test_a_reader_lags_by_what_it_has_not_read_and_its_filter_lets_pass(front: Front) -> None:
     await front.put_many(*[front.job()] * 50)
     await lsns(front, 10)
@@ -313,7 +222,6 @@ async def test_a_reader_lags_by_what_it_has_not_read_and_its_filter_lets_pass(fr
     assert view.lag_bytes < lag_bytes / 10  # a sync may have left its mark meanwhile
 
 
-@of_one_log
 async def test_a_second_reader_of_a_name_is_refused_by_the_pid_of_the_first(front: Front) -> None:
     await front.put_many(*[front.job()] * 3)
     async with front.holder.stream(reader="billing") as first:
@@ -327,7 +235,6 @@ async def test_a_second_reader_of_a_name_is_refused_by_the_pid_of_the_first(fron
     assert [view.alive for view in await front.ask("readers")] == [False]
 
 
-@of_one_log
 async def test_a_reader_is_moved_anywhere(front: Front) -> None:
     for _ in range(6):
         await front.put_many(*[front.job("x" * 4_000)] * 5)
@@ -344,18 +251,6 @@ async def test_a_reader_is_moved_anywhere(front: Front) -> None:
     assert await front.ask("seek", "billing", time=datetime.now(UTC)) == 31
 
 
-@of_one_log
-async def test_a_forgotten_reader_begins_anew(front: Front) -> None:
-    await front.put_many(*[front.job()] * 3)
-    await lsns(front, 2)
-    await front.ask("forget_reader", "billing")
-    assert await front.ask("readers") == []
-    with pytest.raises(errors.UsageError, match="has no reader 'billing'; it has none"):
-        await front.ask("forget_reader", "billing")
-    assert await lsns(front) == [1, 2, 3]
-
-
-@of_one_log
 async def test_a_reader_that_lags_beyond_the_policy_is_passed_by(front: Front) -> None:
     async with await front.again(reader_lag_bytes=SEGMENT_BYTES_MIN) as few:
         await few.ask("seek", "billing", "start")
