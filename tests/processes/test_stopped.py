@@ -300,32 +300,6 @@ def test_close_answers_everything(tmp_path: Path) -> None:
     assert len(of_kind(log_records(tmp_path), Kind.ENQUEUED)) == 1_001
 
 
-def test_requests_during_a_close_are_all_answered(tmp_path: Path) -> None:
-    """Threads that hammer the log while it closes get a job or LogClosed, never silence."""
-    for number in range(20):
-        store = open_here(tmp_path / str(number))
-        port = store.thread_port
-        answers: list[object] = []
-        started = threading.Barrier(5)
-
-        def hammer() -> None:
-            started.wait()  # noqa: B023 - joined before the next round
-            try:
-                while True:
-                    answers.append(port.enqueue(SPEC, b"x").result())  # noqa: B023
-            except LogClosed as error:
-                answers.append(error)  # noqa: B023
-
-        threads = [threading.Thread(target=hammer) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        started.wait()
-        store.close()
-        for thread in threads:
-            ended(thread)
-        assert sum(isinstance(answer, LogClosed) for answer in answers) == 4
-
-
 def test_room_is_no_trap_at_the_end(tmp_path: Path) -> None:
     store = open_here(tmp_path)
     port = store.thread_port
