@@ -491,10 +491,10 @@ class Journal:
         return LogGone(self.path, what)
 
     def _check_lock_file(self) -> None:
-        """Two that lock different files would both write.
+        """Check that the lock's file is the open one; with two files two processes could write.
 
         Raises:
-            LogGone: the next to come would lock another file than this process.
+            LogGone: the next process would lock another file than this one.
         """
         if self.gone:
             raise LogGone(self.path, self.gone)

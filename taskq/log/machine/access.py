@@ -1,4 +1,4 @@
-"""Rights of a data directory: private or shared, and its files."""
+"""Permissions of a data directory, private or shared, and of its files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _user, _group, _ROOT = system.user, system.group, system.ROOT
 
 
 def read_file(path: str | Path, size_max: int) -> bytes:
-    """Read a file up to ``size_max`` bytes, however large it is.
+    """Read a file up to ``size_max`` bytes.
 
     Raises:
         OSError: the system refuses, or it is no regular file.
@@ -32,7 +32,7 @@ def read_file(path: str | Path, size_max: int) -> bytes:
 
 
 def replace_file(path: Path, temporary: Path, data: bytes) -> None:
-    """Put a file in place of another in one step; it is not synced.
+    """Replace a file in one step, without a sync.
 
     Raises:
         OSError: the system refuses.
@@ -43,14 +43,14 @@ def replace_file(path: Path, temporary: Path, data: bytes) -> None:
     system.rename(temporary, path)
 
 
-#: Files of which a log has one before all others: writers pass the turnstile first.
+#: Files that a log has before all others: writers pass the turnstile first.
 _MARKS: Final = ("turnstile.lock", "write.lock", "taskq.json")
 _SEGMENTS: Final = "log"
 _BESIDE: Final = ("lost+found", "taskq.toml")
 _NAMED_MAX: Final = 3
 _GROUP, _OTHERS = 0o070, 0o007
 _WRITE_ALL: Final = 0o022
-#: Files of a data directory: their readers could stop writers or read payloads.
+#: Names in a data directory. Readers of the files could stop writers or read payloads.
 _DIRECTORIES: Final = ("log", "owners", "snapshot", "readers", "torn", "uploads")
 _INNER: Final = (
     *_DIRECTORIES,
@@ -63,17 +63,17 @@ _INNER: Final = (
 
 
 def enter(path: str, mode: Mode | None) -> os.stat_result:
-    """Make the data directory of a log that is to be opened, or see that this process may use it.
+    """Make the data directory of a log to open, or check that this process may use it.
 
     Args:
         path: the directory, without symbolic links.
-        mode: who may use a log that is made here; None: this user, or the group of a directory that
-            is there and shared. For a log that is there already it must be what that is.
+        mode: users of a new log; None: this user, or the group of an existing shared directory. An
+            existing log must have this mode.
 
     Raises:
-        UsageError: the log is there, and shared with others than ``mode`` says.
-        LogError: it cannot be made, is another user's, has a link as a directory in it, or no log
-            but other files.
+        UsageError: an existing log has more users than ``mode``.
+        LogError: the directory cannot be made, is another user's, has a link as a subdirectory, or
+            has other files and no log.
     """
     directory = Path(path)
     try:
@@ -94,7 +94,7 @@ def enter(path: str, mode: Mode | None) -> os.stat_result:
         raise errors.LogError(denied(path, error)) from error
     except OSError as error:
         raise errors.refusal(path, error) from error
-    # A file system that nobody may write to is none of the user's doing.
+    # A read-only file system is not a matter of permissions.
     needed = os.R_OK | os.X_OK | (0 if system.is_read_only(directory) else os.W_OK)
     if not os.access(directory, needed):
         raise errors.LogError(denied(path))
@@ -109,7 +109,7 @@ def enter(path: str, mode: Mode | None) -> os.stat_result:
 
 
 def _is_left_open(status: os.stat_result) -> bool:
-    """Return whether another user made the directory, who then rules what others put there."""
+    """Return whether another user made the directory, and so controls the files in it."""
     if status.st_uid in (geteuid(), _ROOT) or is_shared(status.st_mode):
         return False
     # Root may open users' directories; a directory open to all may be a trap.
@@ -117,10 +117,10 @@ def _is_left_open(status: os.stat_result) -> bool:
 
 
 def read_private(file: Path, limit: int) -> str:
-    """Return the text of a file that holds a secret, up to a number of characters.
+    """Return the text of a file with a secret, up to a number of characters.
 
     Raises:
-        UsageError: it is another user's, who could have put anything there, or no regular file.
+        UsageError: the file is another user's, who could have written anything, or not regular.
         OSError: it cannot be read.
     """
     # Opening a pipe would block.
@@ -137,7 +137,7 @@ def read_private(file: Path, limit: int) -> str:
 
 
 def refuse_links(path: str) -> None:
-    """See that the directories inside of a log are none of another place.
+    """Check that no directory inside a log is a link to another place.
 
     Raises:
         LogError: one is a symbolic link.
@@ -151,16 +151,16 @@ def refuse_links(path: str) -> None:
 
 
 def refuse_foreign(directory: Path) -> None:
-    """Write nothing among files that are no log's: somebody named the wrong directory.
+    """Refuse a directory with other files and no log, since its name is probably wrong.
 
-    Hidden files, settings and what a file system keeps may be in a new log's directory. An empty
-    folder of segments may be there before the lock file, of one whose making was interrupted.
+    Hidden files, settings and a file system's own entries may be in a new log's directory. An
+    interrupted creation may leave an empty folder of segments without a lock file.
     """
-    names = set(os.listdir(directory))  # noqa: PTH208 - names are all that is wanted
+    names = set(os.listdir(directory))  # noqa: PTH208 - only names are needed
     others = sorted(name for name in names - {*_INNER, *_BESIDE} if not name.startswith("."))
     if _SEGMENTS in names and os.listdir(directory / _SEGMENTS):  # noqa: PTH208 - likewise
         others = sorted({*others, _SEGMENTS})
-    # Looked for last: another process may be making the log at this very moment.
+    # Checked last: another process may be making the log right now.
     if others and not any((directory / name).exists() for name in _MARKS):
         raise errors.LogError(
             f"{directory} is no task log, and has other files in it: "
@@ -170,7 +170,7 @@ def refuse_foreign(directory: Path) -> None:
 
 
 def denied(path: str, error: OSError | None = None) -> str:
-    """Say why this process cannot use a directory, or what is in it, and what to do."""
+    """Return why this process cannot use a directory or its files, and what to do."""
     reason = f" ({error.strerror})" if error is not None else ""
     seen = Path(path)
     while not os.access(seen, os.F_OK) and seen != seen.parent:
@@ -186,10 +186,10 @@ def denied(path: str, error: OSError | None = None) -> str:
 
 
 def exposures(path: str) -> list[str]:
-    """List exposures of a log to others than its user or sharing group.
+    """Return the exposures of a log to users other than its user or sharing group.
 
-    Each is one sentence, which ends in the command that puts it right. Modes that people set are
-    reported and kept.
+    Each is one sentence that ends in the command to fix it. Modes set by people are reported and
+    kept.
     """
     try:
         status = os.stat(path)  # noqa: PTH116 - text, maybe no UTF-8
@@ -199,7 +199,7 @@ def exposures(path: str) -> list[str]:
 
 
 def whose(path: str) -> str:
-    """Describe the users of a log: its user, or the group that shares it."""
+    """Describe the users of a log: one user, or the group that shares it."""
     status = os.stat(path)  # noqa: PTH116 - text, maybe no UTF-8
     return f"group {_group(status)}" if is_shared(status.st_mode) else _user(status.st_uid)
 

@@ -1,4 +1,4 @@
-"""The real disk and the real clock; what is called under the lock keeps the GIL (``system``)."""
+"""The real disk and clock; calls under the writer lock keep the GIL (``system``)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import socket
 import time
 
-# The same as in hashlib, which would load OpenSSL: 4 MiB.
+# The same function as in hashlib, without loading OpenSSL (4 MiB).
 from _blake2 import blake2b
 from pathlib import Path
 from typing import ClassVar, Final
@@ -22,9 +22,9 @@ _MINUTE_NS: Final = 60 * 10**9
 
 
 class LocalDisk(system.Pace):
-    """The files of this machine. One instance serves one thread, at a pace of its own."""
+    """The files of this machine. Each instance serves one thread, with a pace of its own."""
 
-    # As ``Disk`` has them; each is asked for every batch, and a call less is worth it.
+    # As in ``Disk``. Each is called for every batch, so one call less matters.
     size: Final = system.size
     write: Final = system.write_at
     try_lock: Final = system.try_flock
@@ -37,7 +37,7 @@ class LocalDisk(system.Pace):
         self.status: Final = system.StatusReader(self).status
 
     def open(self, path: str, *, create: bool = False, write: bool = True) -> int:
-        """A descriptor that no child inherits; a forked one may read on with those for reading."""
+        """Return a descriptor that no child inherits; a forked child may keep read-only ones."""
         if not write:
             return access.open_file(path)
         return forks.open_unshared(
@@ -45,7 +45,7 @@ class LocalDisk(system.Pace):
         )
 
     def close(self, descriptor: int) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         forks.close_unshared(descriptor)
 
     def truncate(self, descriptor: int, size: int) -> None:
@@ -53,12 +53,12 @@ class LocalDisk(system.Pace):
         os.ftruncate(descriptor, size)
 
     def allocate(self, descriptor: int, size: int) -> None:
-        """Set bytes aside; where the system has no call for that, by writing them."""
+        """Allocate bytes; without a system call for that, by writing them."""
         if system.allocate(descriptor, size):
             return
         offset = os.fstat(descriptor).st_size
         while offset < size:
-            # Noise, since a file system that compresses would set nothing aside for zeros.
+            # Random bytes, since a compressing file system would allocate nothing for zeros.
             noise = os.urandom(min(_NOISE_BYTES, size - offset))
             offset += system.pwrite(descriptor, noise, offset)
 
@@ -89,26 +89,26 @@ class LocalDisk(system.Pace):
             NotADirectoryError: something else has its name.
         """
         try:
-            return sorted(os.listdir(system.named(path)))  # noqa: PTH208 - names are all that is wanted
+            return sorted(os.listdir(system.named(path)))  # noqa: PTH208 - only names are needed
         except FileNotFoundError:
             return []
         except NotADirectoryError:
             if os.path.lexists(path):
                 raise
-            return []  # something else has the name of a directory above it
+            return []  # a directory above it is something else
 
     def identity(self, descriptor: int) -> tuple[int, int]:
-        """(device, inode) of an open file."""
+        """Return (device, inode) of an open file."""
         status = self.status(descriptor)
-        assert status is not None  # an open file has no name that could be gone
+        assert status is not None  # an open file cannot be missing
         return status[:2]
 
     def born_ns(self, descriptor: int) -> int:
-        """Return when an open file was made; 0 where neither system nor file system says."""
+        """Return the creation time of an open file; 0 if system or file system lacks it."""
         return system.born_ns(descriptor)
 
     def modified_ns(self, path: str) -> int | None:
-        """Return when a file was last written; None when it is missing."""
+        """Return the time of a file's last write; None if it is missing."""
         try:
             return os.stat(system.named(path)).st_mtime_ns  # noqa: PTH116 - no object for a path that is text
         except FileNotFoundError:
@@ -131,17 +131,17 @@ class LocalDisk(system.Pace):
         system.lock(descriptor)
 
     def boot_id(self) -> int:
-        """A number of this boot of this machine; a guess where the system has none."""
+        """Return a number of this boot of this machine; a guess if the system has none."""
         return _boot()
 
     def has_living_owners(self, path: str) -> bool:
-        """Return whether a process of this machine has the log open, so since this boot."""
-        from taskq.log.machine import peers  # noqa: PLC0415 - few are asked
+        """Return whether a process of this machine has the log open, since this boot."""
+        from taskq.log.machine import peers  # noqa: PLC0415 - rarely needed
 
         return peers.has_neighbours(Path(path) / "owners")
 
     def was_restored(self, descriptor: int) -> bool:
-        """Return whether a tool that copies wrote the file last, as its times show."""
+        """Return whether a copying tool wrote the file last, according to its times."""
         return system.was_restored(descriptor)
 
 
@@ -152,16 +152,16 @@ def _boot() -> int:
 
 
 def _boot_minute() -> bytes:
-    """Return boot time by subtraction, to the minute: the clocks are not read at one instant.
+    """Return the boot time by subtraction, to the minute, since the clocks are read one by one.
 
-    It holds through sleep, and changes when the clock is set: ``has_living_owners`` is for that.
+    It counts sleep and changes when the clock is set, so ``has_living_owners`` is used as well.
     """
     minute = (SystemClock.wall_ns() - SystemClock.steady_ns()) // _MINUTE_NS
     return f"{minute}{socket.gethostname()}".encode()
 
 
 class PatientDisk(LocalDisk):
-    """The same for threads that hold no lock: while a large file is written, others compute."""
+    """A disk for threads without a lock: other threads run while it writes a large file."""
 
     def write(  # type: ignore[misc]
         self, descriptor: int, data: bytes, offset: int

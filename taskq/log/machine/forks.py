@@ -1,4 +1,4 @@
-"""First steps of a forked child: close inherited files and forget them."""
+"""First steps of a forked child: close and forget inherited files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final, ParamSpec
 
 P = ParamSpec("P")
 
-#: What a write to a pipe fails with whose reader went away; a system without forks has another.
+#: Error of a write to a pipe without a reader; systems without forks have another.
 READER_GONE: Final = frozenset({errno.EPIPE if hasattr(os, "fork") else errno.EINVAL})
 
 _actions: list[Callable[[], object]] = []
@@ -20,13 +20,13 @@ _guard = threading.RLock()
 
 
 def on_fork(action: Callable[[], object]) -> None:
-    """Run ``action`` in every forked child, for as long as this process lives."""
+    """Run ``action`` in every forked child of this process."""
     _actions.append(action)
 
 
-# A lock that lives on in a child outlives its owner; a storage thread does not exist in a child at
-# all. So files that are written or locked are opened and closed here, where a fork waits for them:
-# the child knows each of them, whatever other threads did when it was made.
+# A lock inherited by a child outlives its owner, and a child has no storage thread. So files that
+# are written or locked are opened and closed here, where a fork waits for them. The child then
+# knows all of them, in spite of other threads during the fork.
 def open_unshared(opener: Callable[P, int], *args: P.args, **kwargs: P.kwargs) -> int:
     with _guard:
         descriptor = opener(*args, **kwargs)
@@ -35,7 +35,7 @@ def open_unshared(opener: Callable[P, int], *args: P.args, **kwargs: P.kwargs) -
 
 
 def close_unshared(descriptor: int) -> None:
-    """Close what ``open_unshared`` gave, or any other descriptor.
+    """Close a descriptor, of ``open_unshared`` or any other.
 
     An error of close is ignored: durable data was synced before.
     """
@@ -71,16 +71,16 @@ if hasattr(os, "register_at_fork"):  # some systems have no fork
     os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
 
 
-# The descriptors 0 to 2 of a process that was started without some of them (``>&-``, a service).
+# Descriptors 0 to 2 of a process that was started without some of them (``>&-``, a service).
 #
-# The next files that it opens get these numbers: a segment of the log would be what libraries write
-# their complaints to, and a child process would print into the channel that its jobs come by.
+# The next files that it opens get these numbers. Libraries would then write their messages into a
+# segment of the log, and a child process would print into its channel for jobs.
 
 _STANDARD: Final = (0, 1, 2)
 
 
 def fill_standard() -> None:
-    """Point closed standard streams to nowhere, here and in child processes."""
+    """Open /dev/null for closed standard streams, here and in child processes."""
     for number in _STANDARD:
         try:
             os.fstat(number)

@@ -1,4 +1,4 @@
-"""Count what the engine of one process did, in plain numbers."""
+"""Counters of the engine of one process, as plain numbers."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Final
 
 from taskq.core import model, views
 
-#: An fsync that takes longer is counted as slow, and logged.
+#: Duration above which an fsync counts as slow, and is logged.
 SLOW_SYNC_NS: Final = model.SECOND_NS
-#: Values have a bucket each up to twice this; every doubling above has this many buckets.
+#: Values up to twice this have a bucket each; every doubling above has this many buckets.
 _PER_OCTAVE: Final = 4
 _MANTISSA_BITS: Final = 3
-#: Up to 2^40, which in nanoseconds is 18 minutes; what is larger is counted in the last bucket.
+#: Buckets up to 2^40, 18 minutes in nanoseconds; larger numbers go into the last bucket.
 _BUCKETS: Final = (40 - _MANTISSA_BITS) * _PER_OCTAVE + 2 * _PER_OCTAVE
 
 
 class Histogram:
-    """Count whole numbers, in buckets that are at most a quarter wide.
+    """Counts of whole numbers in buckets, each at most a quarter wide.
 
     Attributes:
-        record: notes a number; one below 0 (a clock that fell) counts as 0.
+        record: adds a number; a negative number (a clock that fell) counts as 0.
     """
 
     __slots__ = ("_buckets", "_count", "_guard", "_largest", "_noted", "_total", "record")
@@ -30,7 +30,7 @@ class Histogram:
         self._buckets = [0] * _BUCKETS
         self._count = self._total = self._largest = 0
         self._noted: list[int] = []
-        #: only the counting thread takes from there
+        #: only the counting thread takes numbers out
         self._guard = threading.Lock()
         self.record: Callable[[int], None] = self._noted.append
 
@@ -57,7 +57,7 @@ class Histogram:
 
     def _count_in(self, value: int) -> None:
         value = max(value, 0)
-        # The number's highest three bits, and how far they are up: a bucket without a search.
+        # The number's highest three bits and their position: a bucket without a search.
         shift = value.bit_length() - _MANTISSA_BITS
         index = shift * _PER_OCTAVE + (value >> shift) if shift > 0 else value
         self._buckets[index if index < _BUCKETS else _BUCKETS - 1] += 1
@@ -68,7 +68,7 @@ class Histogram:
     def quantile(self, share: float) -> float:
         """Return a quantile: about ``share`` of all numbers are at most it; 0 without numbers.
 
-        The nearest rank, at the middle of its bucket: at most an eighth beside the true one.
+        It is the nearest rank, in the middle of its bucket: off by at most an eighth.
         """
         rank = share * self.count
         seen = 0
@@ -91,7 +91,7 @@ class Histogram:
         )
 
     def buckets(self) -> tuple[tuple[int, int], ...]:
-        """(largest number of the bucket, how many) of each that is not empty, in order."""
+        """Return (largest number of a bucket, count) of each bucket that is not empty, in order."""
         self.settle()
         return tuple(
             (_bounds(index)[1] - 1, count) for index, count in enumerate(self._buckets) if count
@@ -105,18 +105,18 @@ def _bounds(index: int) -> tuple[int, int]:
 
 
 class Meters:
-    """The counters of one process's hold on a log; its storage thread writes them.
+    """Counters of one process's use of a log; its storage thread writes them.
 
-    Nothing here is done for every job: a batch, an fsync or a wait for the lock is one ``record``,
-    which only notes the number. They are counted when somebody asks, and once a second.
+    They cost nothing per job: a batch, an fsync or a wait for the lock is one ``record``, which
+    only notes the number. Numbers are counted on demand, and once a second.
 
     Attributes:
         sizes: records of each frame that this process appended.
-        appended_bytes: bytes that it appended to segments, with frame headers and carries.
-        payload_bytes: of the jobs that it enqueued.
-        upkeep_bytes: what upkeep wrote into other files: indexes, snapshots.
-        syncs: nanoseconds of each fsync of a segment; slow_syncs: those of over a second.
-        open_ns: what opening took, the wait for the lock excluded.
+        appended_bytes: bytes appended to segments, with frame headers and carried jobs.
+        payload_bytes: payload bytes of the jobs that it enqueued.
+        upkeep_bytes: bytes that upkeep wrote into other files: indexes, snapshots.
+        syncs: nanoseconds of each fsync of a segment; slow_syncs: number of fsyncs over a second.
+        open_ns: duration of opening, without the wait for the lock.
     """
 
     __slots__ = (

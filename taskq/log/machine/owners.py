@@ -1,4 +1,4 @@
-"""Files of a process for its peers: its workers' queues (``owners/<owner>.serves``), progress."""
+"""Files of a process for its peers: claims of its workers (``owners/<owner>.serves``), progress."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from taskq.log.machine.system import system
 
 
 def limits_told(limits: Mapping[str, rates.Limit] | None) -> dict[str, list[object]]:
-    """A limit by the name of its task: scope, concurrency, count and nanoseconds of the rate."""
+    """Return limits by task: scope, concurrency, count and nanoseconds of the rate."""
     return {
         task: [
             limit.scope,
@@ -49,12 +49,12 @@ _BYTES_MAX: Final = 1024 * 1024
 
 
 def publish(directory: Path, owner: int, servings: Iterable[views.Serving]) -> None:
-    """Write what an owner's workers claim; remove it without workers.
+    """Write the claims of an owner's workers; remove the file without workers.
 
-    Raises nothing: if the disk refuses it, only the answers of ``why`` are poorer.
+    Raises nothing: if the disk refuses, only the answers of ``why`` are less complete.
 
-    It only explains to people why a job does not run: the file is written when workers start or
-    stop or keep jobs back, is not synced, and counts only while its owner lives.
+    The file only explains to people why a job does not run. It is written when workers start, stop
+    or hold jobs back, is not synced, and counts only while its owner lives.
     """
     document = [
         {
@@ -93,7 +93,7 @@ def _read(path: Path, bytes_max: int = _BYTES_MAX) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """The reason why nothing moves in a process.
+    """Standstill of a process, with its reason.
 
     Attributes:
         text: what stands still, and where.
@@ -107,16 +107,16 @@ class Stall:
 
 
 def publish_stall(directory: Path, owner: int, stall: Stall | None) -> None:
-    """Write why nothing moves in an owner's process, or remove the file; raises nothing.
+    """Write the standstill of an owner's process, or remove the file; raises nothing.
 
-    Not on the storage thread, which may be what stands still.
+    Do not call it on the storage thread, which may be at a standstill.
     """
     document = [] if stall is None else [stall.text, stall.since_ns, stall.is_engine]
     _put(directory, owner, peers.STALL, document, "a standstill")
 
 
 def read_stall(directory: Path, owner: int) -> Stall | None:
-    """Return why nothing moves in an owner's process; None if it does, or is not known."""
+    """Return the standstill of an owner's process; None without one, or if unknown."""
     match _read(directory / f"{owner:016x}{peers.STALL}"):
         case [str(text), int(since_ns), bool(is_engine)]:
             return Stall(text, since_ns, is_engine)
@@ -124,9 +124,9 @@ def read_stall(directory: Path, owner: int) -> Stall | None:
 
 
 def read_servings(directory: Path, owner: int) -> tuple[views.Serving, ...]:
-    """Return what an owner's workers claim, as far as known; empty without workers.
+    """Return the claims of an owner's workers, as far as known; empty without workers.
 
-    The first one holds all jobs back while nothing moves in the process.
+    During a standstill the first one holds all jobs back.
     """
     servings, stall = _read_servings(directory, owner), read_stall(directory, owner)
     if stall is None or not servings:
@@ -190,7 +190,7 @@ def _names(value: object) -> frozenset[str] | None:
 
 
 def owner_views(directory: Path, running: Mapping[int, int]) -> list[views.OwnerView]:
-    """Return every owner with a file here or a job in hand, the oldest first."""
+    """Return every owner with a file here or a running job, the oldest first."""
     owners = {*peers.known_owners(directory), *running}
     views = [owner_view(directory, owner, running.get(owner, 0)) for owner in owners]
     return sorted(views, key=lambda view: (view.started_ns, view.owner))
@@ -206,11 +206,11 @@ def owner_view(directory: Path, owner: int, running: int = 0) -> views.OwnerView
 
 
 def ask_to_stop(directory: Path, view: views.OwnerView) -> bool:
-    """Ask a worker's process, or its guard, to end after its jobs; False if nobody is there.
+    """Ask a worker's process, or its guard, to end after its jobs; False if it is gone.
 
-    A container may share the log and the host's name, and count its processes anew: only a process
-    that has the owner's file open is the one that is meant, or its parent. The number in the file
-    may be an older one's, or anything that another user of the log wrote there.
+    A container may share the log and the host's name, and have pids of its own. So only a process
+    with the owner's file open, or its parent, is asked. The pid in the file may be outdated, or
+    anything that another user of the log wrote there.
     """
     path = directory / f"{view.owner:016x}.lock"
     target = next((serving.stops for serving in view.serves if serving.stops), 0)
@@ -243,18 +243,18 @@ def _number(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
-#: Jobs of one process whose progress is kept: the latest reporters.
+#: Jobs of one process whose progress is kept, the latest first.
 JOBS_MAX: Final = 4_096
-#: Least time between two writes of the file.
+#: Shortest time between two writes of the file.
 PAUSE_SECONDS: Final = 0.1
-#: The writer's thread ends after this time without reports.
+#: Time without reports after which the writer's thread ends.
 _IDLE_SECONDS: Final = 2.0
 _BOARD_BYTES_MAX: Final = 8 * 1024 * 1024
 _FIELDS: Final = 5
 
 
 class ProgressBoard:
-    """Collect the progress of one process's jobs, and write it on a thread.
+    """Progress of one process's jobs, written by a thread.
 
     The first report is written at once, the last at most ``PAUSE_SECONDS`` later.
     """
@@ -263,13 +263,13 @@ class ProgressBoard:
         self._path = directory / f"{owner:016x}{peers.PROGRESS}"
         self._guard = threading.Condition()
         self._ended = threading.Event()
-        #: (job, token) -> its runner, and its last report
+        #: (job, token) -> the job's runner, and its last report
         self._told: dict[tuple[int, int], tuple[weakref.ref[Any], views.ProgressView]] = {}
         self._has_news = False
         self._thread: threading.Thread | None = None
 
     def tell(self, runner: object, job: int, token: int, view: views.ProgressView) -> None:
-        """Note what a job told, until ``runner`` is gone. From any thread; returns at once."""
+        """Keep a job's report until ``runner`` is gone. Any thread may call; returns at once."""
         with self._guard:
             if self._ended.is_set():
                 return
@@ -283,14 +283,14 @@ class ProgressBoard:
                 thread = threading.Thread(target=self._run, name="taskq-progress", daemon=True)
                 try:
                     thread.start()
-                except RuntimeError:  # the system has none left; the next report asks again
+                except RuntimeError:  # no further thread is available; the next report tries again
                     return
                 self._thread = thread
             self._has_news = True
             self._guard.notify()
 
     def close(self) -> None:
-        """Stop writing; the owner removes the file. Legal twice."""
+        """Stop writing; the owner removes the file. May be called twice."""
         with self._guard:
             self._ended.set()
             self._guard.notify()
@@ -314,7 +314,7 @@ class ProgressBoard:
                 self._has_news = False
                 self._forget_gone()
                 rows = [[*key, *view] for key, (_, view) in self._told.items()]
-            # Readers see the last report that the disk took.
+            # Readers see the last report that the disk accepted.
             with contextlib.suppress(OSError):
                 self._write(rows)
             self._ended.wait(PAUSE_SECONDS)

@@ -1,14 +1,13 @@
-"""The processes that share a directory: which live, which sleep, and how to wake them.
+"""Processes that share a directory: detect living ones, and wake sleeping ones.
 
-An owner is one open of the log by one process. It holds a POSIX record lock on a file of its own
-for as long as it lives: unlike flock, that lock does not live on in forked children (a killed
-worker was kept "alive" by the pool processes of one of its tasks). The kernel drops such a lock
-when its process closes *any* descriptor of the file, so the file is opened once, by its owner
-alone, locked before it gets its name, and owners of one process know each other by a table
-instead.
+An owner is one open of the log by one process. It holds a POSIX record lock on its own file while
+it lives. Unlike flock, such a lock is not inherited by forked children. (With flock, the pool
+processes of a task kept a killed worker "alive".) The kernel drops a record lock when its process
+closes *any* descriptor of the file. So only the owner opens the file, once, and locks it before
+renaming it into place. Owners of one process find each other in a table.
 
 A sleeping owner sets a byte on a board (``owners/board``) and waits at a named pipe; writers write
-only to the pipes of those asleep. Measured: 64 µs at the median, against 8 ms and more CPU by
+only to the pipes of sleeping owners. Measured: 64 µs at the median, against 8 ms and more CPU by
 polling.
 """
 
@@ -37,19 +36,19 @@ _SLOT: Final = struct.Struct("<QB7x")
 _SLOTS_MAX: Final = 4_096
 _SLOTS_USUAL: Final = 64
 _MADE: Final = os.O_RDWR | os.O_CREAT
-#: Other owners' bells that are kept.
+#: Bells of other owners that are kept open.
 _BELLS_MAX: Final = 64
-#: How often an owner wakes by itself if it could not publish that it sleeps.
+#: Interval of an owner's own wake-ups if it could not publish its sleep.
 _UNHEARD_SECONDS: Final = 0.1
 _POKES_MAX: Final = 3
 
-#: Owners that live in this process, with their lock files' descriptors: F_GETLK does not show a
-#: process its own locks, and opening such a file a second time would end them.
+#: Owners in this process, with their lock files' descriptors: F_GETLK does not show a process its
+#: own locks, and opening such a file a second time would end them.
 _local: dict[int, int] = {}
 forks.on_fork(_local.clear)
 _DESCRIPTION_BYTES_MAX: Final = 4_096
-#: Ends of the names of an owner's files: what its workers claim, how far its running jobs are, why
-#: nothing moves there, and each while it is written.
+#: Suffixes of an owner's files: claims of its workers, progress of its jobs, a standstill; and of
+#: each file while it is written.
 SERVES, PROGRESS, STALL, NEW = ".serves", ".progress", ".stall", "-new"
 _TOLD: Final = (SERVES, PROGRESS, STALL)
 _SUFFIXES: Final = (".lock", ".pipe", *_TOLD, *(suffix + NEW for suffix in _TOLD))
@@ -63,25 +62,25 @@ def _program() -> str:
 
 
 class LocalPeers:
-    """The owners of one directory, seen from one of them. The caller holds the writer lock here.
+    """The owners of one directory, as seen by one of them. The caller holds the writer lock here.
 
-    Once made, it raises nothing: what the disk refuses costs a wake-up, or a dead owner's file
-    stays until the next one comes.
+    After creation it raises nothing: an error of the disk costs a wake-up, or leaves a dead owner's
+    file to the next process.
     """
 
     def __init__(self, path: str, name: str, pace: system.Pace | None = None) -> None:
         self._path = Path(path) / "owners"
         make_directory(self._path)
         self._forget_dead()
-        #: how many others had the log open when this owner last looked for sleepers
+        #: number of other owners with the log open, at the last look for sleepers
         self.others: int = 0
         self._seen = b""
         self._bells: dict[int, system.Bell] = {}
-        #: owners that could not be woken, which are dead for good; at most as many as have slots
+        #: owners that could not be woken, and so are dead; at most as many as there are slots
         self._gone: set[int] = set()
         self._closed = False
-        #: a poke from another thread must not write to the number of a closed pipe; reentrant, as
-        #: a signal handler may poke in the middle of its thread's poke
+        #: a poke from another thread must not write to the number of a closed pipe; reentrant, as a
+        #: signal handler may poke during its own thread's poke
         self._pipe_guard = threading.RLock()
         self.owner: int = int.from_bytes(os.urandom(8), "little") or 1
         self.description: bytes = json.dumps(
@@ -97,7 +96,7 @@ class LocalPeers:
         self._bell: system.Bell | None = None
         self._pace = pace or system.Pace()
         self._small = system.Reader(_SLOT.size * _SLOTS_USUAL, self._pace)
-        #: the others were not told that this owner sleeps, and will not wake it
+        #: other processes do not know that this owner sleeps, and will not wake it
         self._is_unheard = False
         try:
             self._lock = self._open_lock()
@@ -105,20 +104,20 @@ class LocalPeers:
             self._board = forks.open_unshared(open_file, self._path / "board", _MADE)
             self._slot = self._take_slot()
         except BaseException:
-            self.close()  # else an owner would live on that nobody is
+            self.close()  # otherwise an owner without a process would live on
             raise
 
     def alive(self, owner: int) -> bool:
         return owner_alive(self._path, owner)
 
     def is_known(self) -> bool:
-        """Return whether the file that this owner holds locked is where the others look for it."""
+        """Return whether the locked file of this owner is still at its path."""
         try:
             status = (self._path / f"{self.owner:016x}.lock").stat()
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:
-            return True  # who cannot be asked says nothing
+            return True  # an unreadable status proves nothing
         return system.is_same(status, os.fstat(self._lock))
 
     def forget(self, owner: int) -> None:
@@ -126,10 +125,10 @@ class LocalPeers:
             _remove(self._path / f"{owner:016x}{suffix}")
 
     def _forget_dead(self) -> None:
-        """Tidy up after the killed: an owner whose file is gone counts as dead, too."""
+        """Remove files of killed owners; an owner without a file is dead, too."""
         for path in self._path.glob("*.tmp"):
             _remove(path)
-        # A process killed while it left, or came, has a pipe and no lock file.
+        # A process killed while leaving or coming may have a pipe and no lock file.
         for owner in {*known_owners(self._path), *known_owners(self._path, system.Bell.SUFFIX)}:
             if not self.alive(owner):
                 self.forget(owner)
@@ -140,8 +139,8 @@ class LocalPeers:
             if len(board) == self._small.size_max:
                 board = system.pread(self._board, _SLOT.size * _SLOTS_MAX, 0)
         except OSError:
-            return  # sleepers look by themselves before long
-        if len(board) % _SLOT.size:  # somebody cut it
+            return  # sleepers check by themselves before long
+        if len(board) % _SLOT.size:  # the board was cut
             board = board[: -(len(board) % _SLOT.size)]
         if board != self._seen:
             self._seen = board
@@ -152,18 +151,18 @@ class LocalPeers:
             if not wanted & interest or owner == self.owner or owner in self._gone:
                 continue
             if not self._ring(owner):
-                # Its byte on the board stays: by now it may belong to a new owner, asleep.
+                # Its byte on the board stays: the slot may belong to a new, sleeping owner by now.
                 if len(self._gone) >= _SLOTS_MAX:
                     self._gone.clear()
                 self._gone.add(owner)
 
     def announce(self, interest: int) -> None:
-        """Publish what this owner is about to wait for.
+        """Publish the events that this owner will wait for.
 
-        A file system that never writes in place refuses even that when it is full.
+        A file system that never writes in place may refuse even that when it is full.
         """
         try:
-            # All of the slot, should somebody have cut the board meanwhile.
+            # The whole slot, in case the board was cut meanwhile.
             slot = _SLOT.pack(self.owner, interest)
             system.write_at(self._pace, self._board, slot, self._slot * _SLOT.size)
         except OSError as error:
@@ -177,30 +176,30 @@ class LocalPeers:
             self._is_unheard = False
 
     def sleep(self, interest: int, timeout_seconds: float | None) -> bool:
-        """Block until poked or woken; False: out of time."""
+        """Block until poked or woken; return False after the timeout."""
         if interest and self._is_unheard:
             limit = _UNHEARD_SECONDS
             timeout_seconds = limit if timeout_seconds is None else min(timeout_seconds, limit)
         timeout = None if timeout_seconds is None else max(timeout_seconds * 1_000, 0)
-        assert self._bell is not None  # or it is no owner
+        assert self._bell is not None  # every owner has a bell
         return self._bell.wait(timeout)
 
     def poke(self) -> None:
         with self._pipe_guard:
-            # A full disk may refuse the pipe its new time, with the byte in it: a second byte does
-            # no harm, and a lost one would leave the sender waiting for ever.
+            # A full disk may refuse to set the pipe's time after taking the byte. A second byte
+            # does no harm, and without a byte the sender would wait for ever.
             bells = () if self._closed or self._bell is None else (self._bell,) * _POKES_MAX
             for bell in bells:
                 try:
                     bell.ring()
-                except BlockingIOError:  # full: it is awake already
+                except BlockingIOError:  # full: the owner is awake already
                     return
                 except OSError:
                     continue
                 return
 
     def close(self) -> None:
-        """Leave. The lock goes last, since with it this owner dies."""
+        """Leave. The lock is released last, since the owner is dead without it."""
         with self._pipe_guard:
             if self._closed:
                 return
@@ -244,7 +243,7 @@ class LocalPeers:
         return slot
 
     def _ring(self, owner: int) -> bool:
-        """Ring an owner's bell; False when nobody is there to hear it."""
+        """Ring an owner's bell; return False if the owner is gone."""
         bell = self._bells.get(owner)
         try:
             if bell is None:
@@ -257,7 +256,7 @@ class LocalPeers:
             return True
         except OSError as error:
             if error.errno not in (errno.ENXIO, errno.EPIPE, errno.ENOENT):
-                return True  # no descriptor to be had, perhaps: it looks by itself before long
+                return True  # perhaps no free descriptor: the owner checks by itself before long
             if self._bells.pop(owner, None) is not None and bell is not None:
                 bell.close()
             return False
@@ -276,7 +275,7 @@ def known_owners(directory: Path, suffix: str = ".lock") -> list[int]:
 
 
 def owner_alive(directory: Path, owner: int) -> bool:
-    """Return whether an owner's process still lives, asked without taking its lock."""
+    """Return whether an owner's process still lives, without taking its lock."""
     if owner in _local:
         return True
     try:
@@ -284,7 +283,7 @@ def owner_alive(directory: Path, owner: int) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
-        return True  # who cannot be asked may live
+        return True  # unknown, so it may live
     try:
         return system.is_owned(descriptor)
     except OSError:
@@ -294,7 +293,7 @@ def owner_alive(directory: Path, owner: int) -> bool:
 
 
 def has_neighbours(directory: Path) -> bool:
-    """Return whether an owner lives whose process runs on this machine."""
+    """Return whether a living owner's process runs on this machine."""
     host = socket.gethostname()
     for owner in known_owners(directory):
         if owner_alive(directory, owner):
@@ -305,16 +304,16 @@ def has_neighbours(directory: Path) -> bool:
 
 
 def describe_owner(directory: Path, owner: int) -> bytes:
-    """Return an owner's description of itself, from JSON; empty if its file is gone."""
+    """Return an owner's description of itself as JSON; empty if its file is gone."""
     try:
         if owner in _local:
             return system.pread(_local[owner], _DESCRIPTION_BYTES_MAX, 0)
         return read_file(directory / f"{owner:016x}.lock", _DESCRIPTION_BYTES_MAX)
-    except (OSError, KeyError):  # it left while we looked
+    except (OSError, KeyError):  # it left meanwhile
         return b""
 
 
 def _now_ns() -> int:
-    import time  # noqa: PLC0415 - the only clock reading here, for people to read
+    import time  # noqa: PLC0415 - the only clock reading here, shown to people
 
     return time.time_ns()

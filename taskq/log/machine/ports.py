@@ -1,6 +1,6 @@
 """The log's ports to the system: a disk, a clock and peers. Tests pass simulated ones.
 
-Every path is absolute. Errors are ``OSError`` as the operating system gives them.
+Every path is absolute. Errors are ``OSError`` of the operating system.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from typing import Protocol
 
 
 class NotAFile(OSError):
-    """Something else stands where a file, a pipe or a directory is looked for."""
+    """Something else is at the path of a file, a pipe or a directory."""
 
 
 class Disk(Protocol):
-    """Files, as narrow as the log needs them."""
+    """Files, with only the calls that the log needs."""
 
     def open(self, path: str, *, create: bool = False, write: bool = True) -> int:
         """Return a descriptor that no child inherits; ``create`` makes a missing file."""
 
     def close(self, descriptor: int) -> None:
-        """Give the descriptor back; raises nothing, since what was to be kept was synced."""
+        """Close the descriptor; raises nothing, since durable data was synced before."""
 
     def size(self, descriptor: int) -> int:
-        """Return bytes in the file."""
+        """Return the size of the file."""
 
     def read(self, descriptor: int, count: int, offset: int) -> bytes:
-        """At most ``count`` bytes from ``offset``; fewer at the end of the file."""
+        """Return at most ``count`` bytes from ``offset``; fewer at the end of the file."""
 
     def write(self, descriptor: int, data: bytes, offset: int) -> int:
-        """Write at ``offset``; returns the bytes written, which may be fewer than given."""
+        """Write at ``offset``; return the bytes written, which may be fewer than given."""
 
     def truncate(self, descriptor: int, size: int) -> None:
         """Cut the file to ``size`` bytes."""
 
     def allocate(self, descriptor: int, size: int) -> None:
-        """Make the file at least ``size`` bytes long, and the disk set all of them aside for it."""
+        """Make the file at least ``size`` bytes long, and allocate all of them on the disk."""
 
     def sync(self, descriptor: int) -> None:
         """Return once the file's data survives a power loss (fdatasync; F_FULLFSYNC on macOS)."""
@@ -45,10 +45,10 @@ class Disk(Protocol):
         """Return once the directory's entries survive a power loss."""
 
     def rename(self, source: str, target: str, *, waits: bool = True) -> None:
-        """Replace ``target`` in one step; wait a second for programs that hold the file there."""
+        """Replace ``target`` in one step; ``waits`` up to a second for programs that hold it."""
 
     def link(self, source: str, target: str) -> None:
-        """Give a file a second name, of the same device, that is free."""
+        """Give a file a second, free name on the same device."""
 
     def remove(self, path: str) -> None:
         """Remove a file; a missing one is no error."""
@@ -60,22 +60,22 @@ class Disk(Protocol):
         """Return sorted names in a directory; empty for a missing one."""
 
     def identity(self, descriptor: int) -> tuple[int, int]:
-        """(device, inode) of an open file, so that it can name itself: a copy is another one."""
+        """Return (device, inode) of an open file, by which a copy of the file is recognised."""
 
     def born_ns(self, descriptor: int) -> int:
-        """Return when the file was made, which no tool restores; 0 if the system does not say."""
+        """Return the file's creation time, which no tool restores; 0 if the system lacks it."""
 
     def status(self, path: str) -> tuple[int, int, int] | None:
         """Return (device, inode, size) of a file; None if it is missing."""
 
     def modified_ns(self, path: str) -> int | None:
-        """Return when a file was last written, in nanoseconds; None: it is missing."""
+        """Return the time of a file's last write in nanoseconds; None if it is missing."""
 
     def free_bytes(self, path: str) -> int:
         """Return bytes that this process may still write there."""
 
     def total_bytes(self, path: str) -> int:
-        """Return bytes that the file system holds when it is full."""
+        """Return the capacity of the file system in bytes."""
 
     def files(self, path: str) -> tuple[int, int] | None:
         """Return (files that may still be made, most files); None without a limit."""
@@ -84,63 +84,63 @@ class Disk(Protocol):
         """Take the exclusive lock of the open file, without waiting."""
 
     def lock(self, descriptor: int) -> None:
-        """Take it, waiting in line."""
+        """Take the lock, waiting in line."""
 
     def unlock(self, descriptor: int) -> None:
-        """Give it back."""
+        """Release the lock."""
 
     def boot_id(self) -> int:
         """Return a 64-bit number of this boot of this machine; a guess if the system has none."""
 
     def has_living_owners(self, path: str) -> bool:
-        """Return whether a process of this machine has the log open, so since this boot."""
+        """Return whether a process of this machine has the log open, since this boot."""
 
     def was_restored(self, descriptor: int) -> bool:
-        """Return whether a tool that copies wrote the file last, as far as its times show."""
+        """Return whether a copying tool wrote the file last, according to its times."""
 
 
 class Clock(Protocol):
-    """The two times a log needs."""
+    """The two clocks of a log."""
 
     def wall_ns(self) -> int:
-        """Return nanoseconds since 1970, as people set them: it may step."""
+        """Return nanoseconds since 1970. People set this clock, so it may step."""
 
     def steady_ns(self) -> int:
-        """Nanoseconds of a clock that never steps and counts suspended time, where there is one."""
+        """Return nanoseconds of a clock that never steps and counts suspended time if possible."""
 
 
 class Peers(Protocol):
-    """The processes that share a directory: which live, which sleep, and how to wake them.
+    """Processes that share a directory: detect living ones, and wake sleeping ones.
 
-    It raises nothing: an unreachable process counts as alive, and sleepers look by themselves,
-    so a lost wake-up costs only time.
+    It raises nothing. An unreachable process counts as alive, and sleepers check by themselves, so
+    a lost wake-up costs only time.
     """
 
     @property
     def owner(self) -> int:
-        """This process's owner number, never 0 and never used again."""
+        """Owner number of this process, never 0 and never reused."""
 
     def alive(self, owner: int) -> bool: ...
     def is_known(self) -> bool: ...
     def forget(self, owner: int) -> None:
-        """Remove a dead owner's files, once none of its claims is left."""
+        """Remove a dead owner's files, after the last of its claims."""
 
     def wake(self, interest: int) -> None: ...
     def sleep(self, interest: int, timeout_seconds: float | None) -> bool:
-        """Block until poked or woken by a peer; False: out of time."""
+        """Block until poked or woken by a peer; return False after the timeout."""
 
     def announce(self, interest: int) -> None:
-        """Publish what this owner is about to wait for; 0 when it is awake again."""
+        """Publish the events that this owner will wait for; 0 when it is awake again."""
 
     def poke(self) -> None:
-        """Wake this owner's own ``sleep``, from any thread."""
+        """Wake this owner's own ``sleep``; any thread may call it."""
 
     def close(self) -> None:
-        """Leave: the owner is dead from here on. Legal twice."""
+        """Leave: the owner is dead afterwards. May be called twice."""
 
 
-#: Interest bits: a job may have become ready; a job was settled; anything was appended; somebody
-#: wants a running job cancelled, or steers workers.
+#: Interest bits: a job may have become ready; a job was settled; a record was appended; a cancel of
+#: a running job or a change for workers was requested.
 INTEREST_READY = 1
 INTEREST_OUTCOME = 2
 INTEREST_GROWTH = 4
@@ -169,14 +169,14 @@ def write_file(disk: Disk, path: str, data: bytes) -> None:
 
 
 def replace_file(disk: Disk, path: str, data: bytes) -> None:
-    """Put a file in the place of another, or of none, in one step, durably."""
+    """Replace or make a file in one step, durably."""
     write_file(disk, f"{path}.tmp", data)
     disk.rename(f"{path}.tmp", path)
     disk.sync_directory(path.rpartition("/")[0])
 
 
 def write_all(disk: Disk, descriptor: int, data: bytes, offset: int) -> None:
-    """Write everything, however short the single writes are.
+    """Write all bytes, by several writes if needed.
 
     Raises:
         OSError: the disk refused; a part may have been written.

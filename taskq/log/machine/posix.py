@@ -1,6 +1,6 @@
-"""Linux and macOS: every call of the system that the log makes; ``windows`` has the same names.
+"""Linux and macOS: every system call of the log; ``windows`` has the same names.
 
-Calls under the writer lock keep the GIL, where giving it up costs far more than the call.
+Calls under the writer lock keep the GIL if releasing it costs far more than the call.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ T = TypeVar("T")
 
 _OFFSET: Final = ctypes.c_int64
 _SEEK_END: Final = 2
-#: A call that keeps the GIL for longer stops all threads of the program for too long; and for how
-#: long the calls after it give the GIL up. File systems write out what is new every few seconds.
+#: Duration of a call that keeps the GIL, above which it stops the program's threads for too long;
+#: and time for which later calls then release it. File systems write out new data every few
+#: seconds.
 SLOW_SECONDS: Final = 0.005
 PATIENT_SECONDS: Final = 10.0
-#: Switches between threads that may come between the end of a call and the GIL.
+#: Switches between threads that may happen between the end of a call and the GIL.
 _SWITCHES: Final = 3
-#: More than this is written without the GIL: a batch may have 34 MiB.
+#: Larger writes release the GIL: a batch may have 34 MiB.
 _LARGE_WRITE: Final = 512 * 1024
-#: Errors of F_FULLFSYNC on macOS on a file system without it.
+#: Errors of F_FULLFSYNC on macOS if the file system lacks it.
 _NO_FULL_SYNC: Final = frozenset({errno.ENOTSUP, errno.ENOTTY, errno.EINVAL})
 _AT_FDCWD: Final = -100
 _AT_EMPTY_PATH: Final = 0x1000
-#: Errors of ``posix_fallocate`` on a file system without it.
+#: Errors of ``posix_fallocate`` if the file system lacks it.
 _NO_ALLOCATE: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV})
-#: Of statx(2): the flag for the time of birth, size of its structure, and where in it that stands.
+#: statx(2): flag of the birth time, size of the structure, and layout up to the birth time.
 _STATX_BTIME: Final = 0x800
 _BIRTH_BYTES: Final = 256
 _BIRTH: Final = struct.Struct("<I76xqI")
@@ -60,26 +61,26 @@ _NOT_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESTALE})
 _U64_MAX: Final = 2**64 - 1
 #: STATX_INO and STATX_SIZE.
 _STATX_WANTED: Final = 0x300
-#: Inode, size, and the device's two numbers in a ``struct statx``, the same on every machine.
+#: Inode, size, and both device numbers in a ``struct statx``, the same on every machine.
 _STATX: Final = struct.Struct("<32xQQ88xII112x")
 
 
-#: The same few paths are looked up for every batch.
+#: Every batch looks up the same few paths.
 _encoded: Final = functools.lru_cache(16)(os.fsencode)
 
 
 def _load() -> Any:
-    """Return the C library, if its calls do as Python's do.
+    """Return the C library, if its calls agree with Python's.
 
-    A thread that gives the GIL up for a microsecond's call waits for it afterwards: up to a switch
-    interval (5 ms) while another thread computes. Measured beside one CPU-bound thread: the writer
+    A thread that releases the GIL for a microsecond's call waits for it afterwards: up to a switch
+    interval (5 ms) while another thread computes. Measured with one CPU-bound thread: the writer
     lock was held 10 ms with plain calls and 13 µs with these. And a sender that pokes the storage
-    thread with a plain ``os.write`` hands it the GIL after its first request, which makes a batch
-    of one.
+    thread with a plain ``os.write`` hands it the GIL after the first request, so batches have one
+    request.
 
-    They go through ``ctypes.PyDLL``; where that is not to be had, plain ``os`` calls do the same.
-    So they do behind a call that took long (``Pace``): on a slow disk a call that keeps the GIL
-    would stop every thread of the program, again and again.
+    The calls go through ``ctypes.PyDLL``, or else through plain ``os`` calls. Plain calls are also
+    used after a slow call (``Pace``): on a slow disk a call that keeps the GIL would stop every
+    thread of the program, again and again.
     """
     try:
         library = ctypes.PyDLL(None, use_errno=True)
@@ -105,13 +106,13 @@ def _load() -> Any:
 
 
 def _agrees(library: Any) -> bool:
-    """Try whether it works as Python does: with a wrong offset it destroys logs.
+    """Check that a call works like Python's: with a wrong offset it would destroy logs.
 
     Raises:
-        OSError: no file can be made for the trial.
+        OSError: no file can be made for the check.
     """
     if sys.platform != "linux":
-        return True  # others have no such files, and offsets of 64 bits everywhere
+        return True  # other systems lack such files, and always have offsets of 64 bits
     descriptor, part = os.memfd_create("taskq"), b"xy"
     buffer = ctypes.create_string_buffer(len(part))
     try:
@@ -131,13 +132,13 @@ _library: Final = _load()
 
 
 def _load_statx() -> Any:
-    """Return the call that looks a path up, where there is one and the system allows it."""
+    """Return the call that looks up a path, if the system has and allows it."""
     try:
         call = ctypes.PyDLL(None, use_errno=True).statx
     except (OSError, AttributeError):
         return None
-    # It is called for every batch, and declared arguments cost it a third of the time. Small
-    # numbers, bytes and buffers are passed as they must be without that.
+    # It is called for every batch, and declared argument types would add a third to its time. Small
+    # numbers, bytes and buffers are passed correctly without them.
     buffer = ctypes.create_string_buffer(_STATX.size)
     return call if call(_AT_FDCWD, b"/", 0, _STATX_WANTED, buffer) == 0 else None
 
@@ -152,23 +153,23 @@ def _error() -> OSError:
 
 
 class Pace:
-    """The pace of one log's calls: they keep the GIL while all are quick.
+    """Pace of one log's calls: they keep the GIL while all calls are fast.
 
     Attributes:
-        patient_until: after a slow call all calls give the GIL up until then; 0: no slow call.
+        patient_until: time until which all calls release the GIL after a slow one; 0: none.
     """
 
     def __init__(self) -> None:
         self.patient_until: float = 0.0
 
     def be_patient(self) -> None:
-        """A call was slow: the next ones give the GIL up."""
+        """Release the GIL in later calls, after a slow one."""
         self.patient_until = perf_counter() + PATIENT_SECONDS
 
     def patiently(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Do it without the GIL, and see whether the log is quick again.
+        """Make a call without the GIL, and check whether calls are fast again.
 
-        The time that it takes to get the GIL back beside threads that compute is not the disk's.
+        The time to get the GIL back from computing threads does not count as the disk's.
         """
         began = perf_counter()
         try:
@@ -182,7 +183,7 @@ class Pace:
 
 
 def read_at(descriptor: int, count: int, offset: int) -> bytes:
-    """Return bytes of the file; fewer than asked for only at its end."""
+    """Return bytes of the file; fewer than ``count`` only at its end."""
     parts: list[bytes] = []
     while count:
         part = os.pread(descriptor, count, offset)
@@ -203,9 +204,9 @@ class Reader:
         self._buffer: Any = ctypes.create_string_buffer(size_max)
 
     def read(self, descriptor: int, count: int, offset: int) -> bytes:
-        """At most ``count`` bytes; fewer only at the end of the file."""
+        """Return at most ``count`` bytes; fewer only at the end of the file."""
         pace = self._pace
-        if count > self.size_max:  # copying more would hold up the other threads
+        if count > self.size_max:  # copying more would hold up other threads
             return read_at(descriptor, count, offset)
         if pace.patient_until or _library is None:
             return pace.patiently(os.pread, descriptor, count, offset)
@@ -220,7 +221,7 @@ class Reader:
 
 
 class StatusReader:
-    """Looks files up, by a path or a descriptor: for one thread."""
+    """Looks up files by path or descriptor, for one thread."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
@@ -257,10 +258,10 @@ class StatusReader:
 
 
 def write_at(pace: Pace, descriptor: int, data: bytes, offset: int) -> int:
-    """Return what ``os.pwrite`` returns."""
+    """Write at ``offset`` like ``os.pwrite``."""
     if pace.patient_until or _library is None:
         return pace.patiently(os.pwrite, descriptor, data, offset)
-    if len(data) > _LARGE_WRITE:  # to copy it takes long, however quick the disk is
+    if len(data) > _LARGE_WRITE:  # copying takes long even on a fast disk
         return os.pwrite(descriptor, data, offset)
     began = perf_counter()
     done: int = _library.pwrite(descriptor, data, len(data), offset)
@@ -272,7 +273,7 @@ def write_at(pace: Pace, descriptor: int, data: bytes, offset: int) -> int:
 
 
 def size(pace: Pace, descriptor: int) -> int:
-    """Return bytes in a file."""
+    """Return the size of a file."""
     if pace.patient_until or _library is None:
         return pace.patiently(os.fstat, descriptor).st_size
     began = perf_counter()
@@ -285,7 +286,7 @@ def size(pace: Pace, descriptor: int) -> int:
 
 
 def try_flock(pace: Pace, descriptor: int) -> bool:
-    """Take an exclusive flock if nobody has it."""
+    """Take an exclusive flock if it is free."""
     if pace.patient_until or _library is None:
         try:
             pace.patiently(fcntl.flock, descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -305,7 +306,7 @@ def try_flock(pace: Pace, descriptor: int) -> bool:
 
 
 def unflock(pace: Pace, descriptor: int) -> None:
-    """Give a flock back."""
+    """Release a flock."""
     if pace.patient_until or _library is None:
         pace.patiently(fcntl.flock, descriptor, fcntl.LOCK_UN)
         return
@@ -318,7 +319,7 @@ def unflock(pace: Pace, descriptor: int) -> None:
 
 
 def sync(pace: Pace, descriptor: int) -> None:
-    """Write a file to the platter, without the GIL.
+    """Write a file to stable storage, without the GIL.
 
     macOS's fsync stops at the drive's cache, F_FULLFSYNC does not.
     """
@@ -329,7 +330,7 @@ def sync(pace: Pace, descriptor: int) -> None:
         except OSError as error:
             if error.errno not in _NO_FULL_SYNC:
                 raise
-            os.fsync(descriptor)  # on a network's disk
+            os.fsync(descriptor)  # on a network disk
     else:
         os.fdatasync(descriptor)
 
@@ -342,13 +343,13 @@ link: Final = os.link
 
 
 def rename(source: str | Path, target: str | Path, *, waits: bool = True) -> None:
-    """Replace ``target`` in one step; no other program is in the way."""
+    """Replace ``target`` in one step; other programs never prevent it here."""
     del waits
     os.replace(source, target)  # noqa: PTH105 - text, maybe no UTF-8
 
 
 def preadv(descriptor: int, view: memoryview, offset: int) -> int:
-    """Fill the view from the file; returns the bytes read."""
+    """Fill the view from the file; return the bytes read."""
     return os.preadv(descriptor, [view], offset)
 
 
@@ -358,15 +359,15 @@ def lock(descriptor: int) -> None:
 
 
 def lock_owner(descriptor: int) -> None:
-    """Take the lock that shows that an owner lives; it ends with its process, forked or not."""
+    """Take the lock of a living owner; it ends with its process, even after forks."""
     fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_owned(descriptor: int) -> bool:
-    """Ask whether another process holds the record lock that owners have, by sharing it.
+    """Return whether another process holds an owner's record lock, by trying to share it.
 
-    Owners lock a file before it gets its name, so that nobody is kept from one; F_GETLK, which
-    would only ask, takes a struct of another layout on each system.
+    Owners lock a file before it gets its name, so this test never keeps an owner out. F_GETLK tests
+    without locking, but its struct has another layout on each system.
     """
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -376,9 +377,9 @@ def is_owned(descriptor: int) -> bool:
 
 
 def remove(path: str | Path) -> None:
-    """Remove a file if it is there."""
+    """Remove a file if it exists."""
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)  # noqa: PTH108 - text, mostly
+        os.unlink(path)  # noqa: PTH108 - usually text
 
 
 def sync_directory(path: str) -> None:
@@ -391,7 +392,7 @@ def sync_directory(path: str) -> None:
 
 
 def allocate(descriptor: int, size: int) -> bool:
-    """Set bytes aside; False if the system has no call for that."""
+    """Allocate bytes; False if the system has no call for that."""
     if not hasattr(os, "posix_fallocate"):
         return False
     try:
@@ -404,22 +405,22 @@ def allocate(descriptor: int, size: int) -> bool:
 
 
 def room(path: str | Path) -> tuple[int, int, tuple[int, int] | None]:
-    """Return bytes free and in all, and (free, most) files or None without a limit."""
+    """Return (bytes free, bytes in all, (files free, most files) or None without a limit)."""
     facts = os.statvfs(path)
     files = (facts.f_favail, facts.f_files) if facts.f_files else None
     return facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize, files
 
 
 def is_read_only(path: str | Path) -> bool:
-    """Return whether nobody may write to that file system."""
+    """Return whether the file system is mounted read-only."""
     return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
 def born_ns(descriptor: int) -> int:
-    """Return when an open file was made; 0 where neither system nor file system says."""
+    """Return the creation time of an open file; 0 if system or file system lacks it."""
     if sys.platform == "darwin":
         return int(os.fstat(descriptor).st_birthtime * 10**9)
-    # An older C library has no such function.
+    # Older C libraries lack this function.
     facts, statx = ctypes.create_string_buffer(_BIRTH_BYTES), getattr(_libc(), "statx", None)
     if statx is None or statx(descriptor, b"", _AT_EMPTY_PATH, _STATX_BTIME, facts):
         return 0
@@ -428,12 +429,12 @@ def born_ns(descriptor: int) -> int:
 
 
 def was_restored(descriptor: int) -> bool:
-    """A write sets both times alike; ``cp -a``, rsync and tar restore the first."""
+    """Compare the file's times: a write sets both alike; ``cp -a``, rsync and tar restore one."""
     facts = os.fstat(descriptor)
     return facts.st_mtime_ns != facts.st_ctime_ns
 
 
-#: since boot, suspended time included (so macOS counts anyway): waking up is no step of it
+#: since boot with suspended time (which macOS always counts), so waking up is no step of it
 steady_ns: Final = functools.partial(
     time.clock_gettime_ns, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 )
@@ -445,16 +446,16 @@ def _libc() -> ctypes.CDLL:
 
 
 def boot_mark() -> bytes:
-    """Return the system's name of this boot; empty where it has none."""
+    """Return the system's name for this boot; empty if it has none."""
     try:
-        # The kernel's number alone: containers of one machine share it.
+        # The kernel's number alone, which containers of one machine share.
         return Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:
         return boot_session()
 
 
 def boot_session() -> bytes:
-    """Return macOS's name of this boot; empty where the system has none."""
+    """Return macOS's name for this boot; empty if the system has none."""
     size = ctypes.c_size_t(_SESSION_BYTES)
     name = ctypes.create_string_buffer(_SESSION_BYTES)
     try:
@@ -466,13 +467,13 @@ def boot_session() -> bytes:
     return b"" if failed else name.raw[: size.value]
 
 
-# Pipes that do not block: nobody ever waits for these.
+# Non-blocking pipes: no thread ever waits at them.
 
 _drained: Final = ctypes.create_string_buffer(4_096)
 
 
 def drain(descriptor: int) -> None:
-    """Take what is in a pipe that does not block, up to 4 KiB; what it was is lost."""
+    """Discard up to 4 KiB from a non-blocking pipe."""
     if _library is not None:
         _library.read(descriptor, _drained, len(_drained))  # an error means that it is empty
         return
@@ -481,7 +482,7 @@ def drain(descriptor: int) -> None:
 
 
 def write(descriptor: int, data: bytes) -> int:
-    """Return what ``os.write`` returns."""
+    """Write like ``os.write``."""
     if _library is None:
         return os.write(descriptor, data)
     done: int = _library.write(descriptor, data, len(data))
@@ -491,18 +492,18 @@ def write(descriptor: int, data: bytes) -> int:
 
 
 class Bell:
-    """A named pipe that an owner sleeps at, and that others wake it by.
+    """A named pipe at which an owner sleeps, and by which other processes wake it.
 
     Raises:
-        OSError: it cannot be made; or, for another owner's, nobody is there to read it.
+        OSError: it cannot be made; or another owner's pipe has no reader.
     """
 
-    #: the end of the name of its file
+    #: suffix of its file
     SUFFIX: Final = ".pipe"
 
     def __init__(self, folder: Path, owner: int, *, make: bool = False) -> None:
         path = folder / f"{owner:016x}{self.SUFFIX}"
-        # Its maker has it open for writing too: it never reports its end when a waker closes it.
+        # Its maker opens it for writing, too: so it reports no end when a waker closes it.
         self.pipe: int = (
             forks.open_unshared(make_pipe, path)
             if make
@@ -513,11 +514,11 @@ class Bell:
             self._poll.register(self.pipe, select.POLLIN)
 
     def ring(self) -> None:
-        """Wake its owner; raises ``BlockingIOError`` if that is awake already."""
+        """Wake its owner; raises ``BlockingIOError`` if the owner is awake already."""
         poke(self.pipe)
 
     def wait(self, milliseconds: float | None) -> bool:
-        """Sleep until it rings; False: out of time."""
+        """Sleep until it rings; return False after the timeout."""
         if not self._poll.poll(milliseconds):
             return False
         drain(self.pipe)
@@ -528,10 +529,10 @@ class Bell:
 
 
 def make_channel() -> tuple[int, int]:
-    """Return both ends of a pipe that does not block, for an event loop.
+    """Return both ends of a non-blocking pipe, for an event loop.
 
     Raises:
-        NotImplementedError: loops read no pipes on this system.
+        NotImplementedError: event loops cannot read pipes on this system.
     """
     ends = os.pipe()
     for end in ends:
@@ -545,25 +546,25 @@ def poke(channel: int) -> None:
 
 
 def block_broken_pipe() -> None:
-    """Keep this thread from SIGPIPE."""
+    """Block SIGPIPE in this thread."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
 
 
 def lives(pid: int) -> bool:
-    """Return whether there is such a process."""
+    """Return whether the process exists."""
     if pid <= 0:  # 0 and below are groups
         return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # of another user
+    except OSError:  # another user's process
         return True
     return True
 
 
 def has_open(pid: int, path: Path) -> bool:
-    """Return whether a process has a file open; True where the system does not show that."""
+    """Return whether a process has a file open; True if the system does not show that."""
     files = Path(f"/proc/{pid}/fd")
     try:
         opened = [*files.iterdir()]
@@ -574,18 +575,18 @@ def has_open(pid: int, path: Path) -> bool:
     except OSError:  # its log was closed meanwhile
         return False
     for file in opened:
-        with contextlib.suppress(OSError):  # closed since
+        with contextlib.suppress(OSError):  # closed meanwhile
             if os.path.samestat(file.stat(), status):
                 return True
     return False
 
 
 def is_parent(parent: int, pid: int) -> bool:
-    """Return whether a process is the parent of another one; False if that is not known."""
+    """Return whether a process is the parent of another one; False if unknown."""
     try:
         number = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1]
     except (OSError, IndexError):
-        import subprocess  # noqa: PLC0415 - only where there is no /proc
+        import subprocess  # noqa: PLC0415 - only without /proc
 
         command = ("ps", "-o", "ppid=", "-p", str(pid))
         try:
@@ -596,22 +597,22 @@ def is_parent(parent: int, pid: int) -> bool:
 
 
 def end_with_us(process: object) -> None:
-    """Leave it to the child to see that its parent is gone."""
+    """Do nothing: the child itself notices the end of its parent."""
     del process
 
 
 def watch_stop(action: Callable[[], object]) -> Callable[[], None]:
-    """Leave it to signals to stop this process; nothing has to end."""
+    """Do nothing: signals stop this process."""
     del action
     return lambda: None
 
 
 def leave_console() -> None:
-    """Leave it to process groups to keep what a terminal sends from children."""
+    """Do nothing: process groups keep a terminal's signals from children."""
 
 
 def ask_to_stop(pid: int) -> bool:
-    """Ask a process to end after what it does; False if it is not there."""
+    """Ask a process to end after its present work; False if it does not exist."""
     try:
         os.kill(pid, signal.SIGTERM)
     except OSError:
@@ -620,35 +621,35 @@ def ask_to_stop(pid: int) -> bool:
 
 
 def on_battery() -> bool | None:
-    """Leave it to the caller to read what the kernel shows of its supplies."""
+    """Return None: the caller reads the kernel's list of power supplies."""
     return None
 
 
 def memory_bytes() -> int:
-    """Return the resident memory of this process; its peak where /proc is missing."""
+    """Return the resident memory of this process, or its peak without /proc."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, ValueError, IndexError):
-        import resource  # noqa: PLC0415 - few systems have to ask it
+        import resource  # noqa: PLC0415 - rarely needed
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1_024
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-# Files and directories of a log, and whose they are.
+# Files and directories of a log, and their owners.
 
-#: The user who may do everything.
+#: The user with all permissions.
 ROOT: Final = 0
-#: Whether files have modes that keep other users out.
+#: True if modes of files keep other users out.
 HAS_MODES: Final = True
-#: Opening a pipe that nobody writes to would wait for ever; files do not mind.
+#: Without it, opening a pipe without a writer would wait for ever; it has no effect on files.
 NONBLOCK: Final = os.O_NONBLOCK
 _FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_PRIVATE, _FILE_SHARED = 0o600, 0o660
 _DIRECTORY_PRIVATE, DIRECTORY_SHARED = 0o700, 0o2770
-#: Mode of new parent directories of a log: others may pass through them.
+#: Mode of a log's new parent directories: other users may pass through them.
 _DIRECTORY_ABOVE: Final = 0o755
 _SYMLINK: Final = "it is a symbolic link, and nothing inside a task log may be one"
 
@@ -659,12 +660,12 @@ def named(path: str | Path) -> str:
 
 
 def resolved(path: str | Path) -> str:
-    """Return the path with its links followed."""
+    """Return the path with symbolic links resolved."""
     return os.path.realpath(path)
 
 
 def open_file(path: str | Path, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file that no executed child inherits; with ``O_CREAT`` a missing one is made.
+    """Open a regular file that no executed child inherits; ``O_CREAT`` makes a missing one.
 
     Raises:
         NotAFile: it is a symbolic link, a pipe, a device or a directory.
@@ -687,14 +688,14 @@ def open_pipe(path: str | Path, flags: int) -> int:
     """Open a named pipe without waiting for its other end.
 
     Raises:
-        OSError: the system refuses, nobody is there to read it, or it is no pipe.
+        OSError: the system refuses, the pipe has no reader, or it is no pipe.
     """
     return _opened(str(path), flags, stat.S_ISFIFO)
 
 
 def make_pipe(path: str | Path) -> int:
     with _directory_of(str(path)) as (directory, name):
-        # Nobody knows of it yet, so nobody misses the mode that the umask takes from it.
+        # No process knows the pipe yet, so the umask does no harm.
         os.mkfifo(path, _FILE_PRIVATE)
         descriptor = _opened(str(path), os.O_RDWR, stat.S_ISFIFO, name, directory)
         _give(descriptor, os.fstat(directory), _FILE_PRIVATE, _FILE_SHARED)
@@ -702,12 +703,12 @@ def make_pipe(path: str | Path) -> int:
 
 
 def make_directory(path: str | Path) -> None:
-    """Make a directory, open to whom the one that it is in is open to; one may be there already.
+    """Make a directory for the users of its parent directory; it may exist.
 
-    Directories on the way that are missing are made, too.
+    Missing parents are made, too.
 
     Raises:
-        OSError: the system refuses, or something else has the name, be it a link to a directory.
+        OSError: the system refuses, or the path is something else, even a link to a directory.
     """
     path = Path(path)
     if not path.parent.exists():
@@ -729,7 +730,7 @@ def make_directory(path: str | Path) -> None:
 
 
 def make_private(path: Path) -> bool:
-    """Make a data directory for this user alone; False if it is there already.
+    """Make a data directory for this user alone; False if it exists.
 
     Raises:
         OSError: the system refuses.
@@ -739,7 +740,7 @@ def make_private(path: Path) -> bool:
         path.mkdir(_DIRECTORY_PRIVATE)
     except FileExistsError:
         return False
-    # Set-group-ID comes with the directory above, and means nothing while the group has no access.
+    # Set-group-ID comes from the parent directory, and has no effect without access for the group.
     _set_mode(path, path.stat(), _DIRECTORY_PRIVATE)
     return True
 
@@ -769,7 +770,7 @@ def _open_directory(path: str, name: str | None = None, directory: int | None = 
     try:
         return os.open(name or path, _DIRECTORY, dir_fd=directory)
     except OSError as error:
-        # Systems differ in the error for a link.
+        # Systems report a link with different errors.
         if error.errno in {errno.ENOTDIR, errno.ELOOP} and os.path.islink(path):  # noqa: PTH114 - text, maybe no UTF-8
             raise NotAFile(errno.ELOOP, _SYMLINK, path) from None
         raise
@@ -813,11 +814,11 @@ def _made(path: str, flags: int, name: str, directory: int) -> int:
 
 
 def _give(descriptor: int, directory: os.stat_result, private: int, shared: int) -> None:
-    """Let what was just made belong to whom its directory belongs, and give it its mode."""
+    """Give a new file the owner and group of its directory, and its mode."""
     facts = os.fstat(descriptor)
     wanted = (directory.st_uid, directory.st_gid)
     if os.geteuid() == ROOT != directory.st_uid and (facts.st_uid, facts.st_gid) != wanted:
-        # If root has no rights, as in some containers and networks, the owner stays.
+        # If root has no rights, as in some containers and network file systems, the owner stays.
         with contextlib.suppress(OSError):
             os.fchown(descriptor, *wanted)
     mode = shared if is_shared(directory.st_mode) else private
@@ -826,8 +827,8 @@ def _give(descriptor: int, directory: os.stat_result, private: int, shared: int)
 
 def _set_mode(file: int | Path, facts: os.stat_result, mode: int) -> None:
     now = stat.S_IMODE(facts.st_mode)
-    # Linux lets a directory have the bit of the one above. Who is no member of the group would
-    # lose it by asking, so what is right already is left alone.
+    # On Linux a directory may inherit the bit of its parent. A user outside the group would lose it
+    # with a chmod, so a correct mode is left alone.
     if now != (wanted := mode | now & stat.S_ISGID):
         # Some file systems have no modes: opening the log reports the effect.
         with contextlib.suppress(PermissionError):

@@ -1,4 +1,4 @@
-"""Chooses the system's calls: here, and nowhere else in the log, systems are told apart."""
+"""Chooses the calls of this system: the log's only branch on the operating system."""
 
 import sys
 

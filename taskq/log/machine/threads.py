@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: As many as asyncio's own has.
+#: The size of asyncio's own executor.
 _THREADS_MAX: Final = min(32, (os.cpu_count() or 1) + 4)
 _pools: list[ThreadPoolExecutor] = []
 
 
-# The threads are our own, as a program may fill its loop's executor. A worker whose task keeps all
-# threads of asyncio's default executor busy must end all the same.
+# The threads are the log's own, since a program may fill its loop's executor. A worker must end
+# even if its task keeps all threads of asyncio's default executor busy.
 def pool() -> ThreadPoolExecutor:
     if not _pools:
-        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - few need it at once
+        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - rarely needed at once
 
         _pools.append(ThreadPoolExecutor(_THREADS_MAX, "taskq-aside"))
     return _pools[0]
 
 
 async def on_thread(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    import asyncio  # noqa: PLC0415 - a program without a loop does not wait for it
+    import asyncio  # noqa: PLC0415 - programs without a loop do not load it
 
     call = partial(copy_context().run, _outcome, partial(work, *args, **kwargs))
     try:
@@ -51,7 +51,7 @@ async def on_thread(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> 
     except RuntimeError:
         if threading.main_thread().is_alive():
             raise
-        # The interpreter ends, and starts no thread any more.
+        # The interpreter ends, and starts no more threads.
         value, error = _outcome(partial(work, *args, **kwargs))
     else:
         value, error = await outcome
@@ -64,33 +64,33 @@ async def on_thread(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 def _outcome(work: Callable[[], R]) -> tuple[R | None, BaseException | None]:
-    # A future cannot hold a StopIteration: its waiter would wait for ever.
+    # A future cannot hold a StopIteration: its caller would wait for ever.
     try:
         return work(), None
-    except BaseException as error:  # noqa: BLE001 - the waiter's, not the thread's
+    except BaseException as error:  # noqa: BLE001 - for the caller, not for the thread
         return None, error
 
 
 class Pending(Generic[R]):
-    """An answer that one thread waits for and another gives, which never waits to give it.
+    """An answer from one thread to another; answering never blocks.
 
-    Giving takes no lock that a waiting thread may hold. One of ``concurrent.futures`` has a
-    condition: a signal handler that comes while its thread holds that, and waits for something
-    else of the thread that answers, would wait for ever.
+    Answering takes no lock that a waiting thread may hold. A future of ``concurrent.futures`` has a
+    condition. A signal handler may run while its thread holds that, and wait for the answering
+    thread: a deadlock.
     """
 
     __slots__ = ("_error", "_first", "_is_cancelled", "_is_done", "_value", "_wait")
 
-    #: nobody is called; see ``runs.answer``
+    #: no callbacks; see ``enqueue.answer``
     _callbacks: Final = ()
 
     def __init__(self) -> None:
         self._value: Any = None
         self._error: BaseException | None = None
         self._is_done = self._is_cancelled = False
-        #: taken by the thread that decides the outcome, and never given back
+        #: taken by the thread that decides the outcome, and never released
         self._first = allocate_lock()
-        #: held until it is answered
+        #: held until the answer
         self._wait = allocate_lock()
         self._wait.acquire()
 
@@ -107,22 +107,22 @@ class Pending(Generic[R]):
         return self._is_cancelled
 
     def set_result(self, value: R) -> None:
-        """Answer it.
+        """Set the answer.
 
         Raises:
-            InvalidStateError: it is answered, or was given up.
+            InvalidStateError: it has an answer, or was cancelled.
         """
         self._answer(value, None)
 
     def set_exception(self, error: BaseException) -> None:
-        """Answer it with an error; raises as ``set_result``."""
+        """Set an error as the answer; raises as ``set_result``."""
         self._answer(None, error)
 
     def result(self, timeout: float | None = None) -> R:
-        """Return the answer, or raise the error, once it is there.
+        """Wait for the answer and return it, or raise its error.
 
         Raises:
-            TimeoutError: no answer came within the time.
+            TimeoutError: no answer came within ``timeout``.
         """
         self._wait_for(timeout)
         if self._error is not None:
@@ -131,7 +131,7 @@ class Pending(Generic[R]):
         return value
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the error, once it is answered; raises as ``result`` does if it takes too long."""
+        """Wait for the answer and return its error; raises as ``result`` after the timeout."""
         self._wait_for(timeout)
         if self._is_cancelled and self._error is not None:
             raise self._error
@@ -146,7 +146,7 @@ class Pending(Generic[R]):
 
     def _answer(self, value: Any, error: BaseException | None) -> None:
         if not self._first.acquire(blocking=False):
-            from concurrent.futures import InvalidStateError  # noqa: PLC0415 - seldom raised
+            from concurrent.futures import InvalidStateError  # noqa: PLC0415 - rarely raised
 
             raise InvalidStateError
         self._end(value, error)
@@ -157,7 +157,7 @@ class Pending(Generic[R]):
 
 
 def _cancelled() -> BaseException:
-    from concurrent.futures import CancelledError  # noqa: PLC0415 - seldom made
+    from concurrent.futures import CancelledError  # noqa: PLC0415 - rarely made
 
     return CancelledError()
 
@@ -166,19 +166,19 @@ def _cancelled() -> BaseException:
 on_fork(_pools.clear)
 
 
-#: Reports that wait at most; what comes beyond that is counted, and left out.
+#: Most waiting reports; further ones are counted and dropped.
 REPORTS_MAX: Final = 1_000
-#: How long a log that closes waits for its last reports to be out.
+#: Longest wait of a closing log for its last reports.
 DRAIN_SECONDS: Final = 1.0
-#: Threads that are within the engine now: they have, or are about to take, what others wait for.
+#: Threads within the engine: they have, or will take, locks that other threads wait for.
 inside: Final[set[int]] = set()
 
 
 def refuse_inside(path: str) -> None:
-    """Refuse to wait for the engine from within it.
+    """Refuse to wait for the engine on a thread within it.
 
     Raises:
-        UsageError: this thread is a storage thread, or in the midst of a commit.
+        UsageError: this thread is a storage thread, or in the middle of a commit.
     """
     if get_ident() in inside:
         raise UsageError(
@@ -188,7 +188,7 @@ def refuse_inside(path: str) -> None:
 
 
 class Aside:
-    """Makes calls on a thread of its own, which is there while there are some."""
+    """Makes calls on a thread of its own, which exists only while there are calls."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -198,7 +198,7 @@ class Aside:
         self._ident = 0
 
     def put(self, call: Callable[[], object]) -> None:
-        """Have it made soon; at most ``REPORTS_MAX`` wait."""
+        """Queue a call; at most ``REPORTS_MAX`` may wait."""
         if len(self._calls) >= REPORTS_MAX:
             self.dropped += 1
             return
@@ -206,12 +206,12 @@ class Aside:
         self._begin()
 
     def _begin(self) -> None:
-        # A later call finds the turn free, or its holder looks once more.
+        # A later call finds the turn free, or the turn's holder checks once more.
         while self._calls and self._turn.acquire(blocking=False):
             try:
-                # The start of a ``threading.Thread`` waits, and takes a lock of others.
+                # Starting a ``threading.Thread`` waits, and takes a lock of other code.
                 _thread.start_new_thread(self._work, ())
-            except RuntimeError:  # no thread is to be had, or the interpreter ends: with the next
+            except RuntimeError:  # no free thread, or the interpreter ends: with the next
                 self._turn.release()
             return
 
@@ -231,7 +231,7 @@ class Aside:
                 del call
 
     def drain(self, seconds: float = DRAIN_SECONDS) -> None:
-        """Wait until all calls are made, but not for ever, as one may wait for this thread."""
+        """Wait until all calls are made, up to a limit, since a call may wait for this thread."""
         if get_ident() == self._ident or get_ident() in inside:
             return
         until = time.monotonic() + seconds
@@ -244,19 +244,19 @@ class Aside:
                 self._turn.release()
 
     def forget(self) -> None:
-        """In a forked child: the calls, and the thread, are the parent's."""
+        """Drop the parent's calls and thread in a forked child."""
         self._calls.clear()
         self._turn = _thread.allocate_lock()
         self._ident = 0
 
 
-#: For log lines, and for calls that are not ours: a handler that waits must not hold up the others.
+#: Threads for log lines, and for calls of other code: a slow log handler must not delay these.
 reports: Final = Aside("taskq-reports")
 errands: Final = Aside("taskq-errands")
 
 
 class Reporter:
-    """A logger for code that may run within the engine; elsewhere it logs at once."""
+    """Logger for code that may run within the engine; elsewhere it logs at once."""
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)

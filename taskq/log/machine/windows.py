@@ -1,8 +1,8 @@
-"""Windows: every call of the system that the log makes; ``posix`` has the same names.
+"""Windows: every system call of the log; ``posix`` has the same names.
 
-Files are opened with share-delete, so that an open file can be renamed and removed; a lock is on a
+Files are opened with share-delete, so that an open file can be renamed and removed. Locks are on a
 byte far after any data, since locks on data keep readers out. Virus scanners and backup programs
-hold files for moments: what they refuse is tried again.
+hold files for moments, so refused calls are retried.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class _Overlapped(ctypes.Structure):
-    """Place of a read, a write or a lock."""
+    """Offset of a read, a write or a lock."""
 
     _fields_ = (
         ("internal", ctypes.c_void_p),
@@ -49,7 +49,7 @@ def _function(name: str, result: Any, *arguments: Any, library: Any = None) -> A
     return call
 
 
-# Other systems can import this module, too, to check and test what needs no Windows.
+# Other systems can import this module, too, to check and test code without Windows calls.
 _IS_HERE: Final = sys.platform == "win32"
 _library: Final[Any] = getattr(ctypes, "WinDLL", lambda *_, **__: None)
 _kernel: Final = _library("kernel32", use_last_error=True)
@@ -71,7 +71,7 @@ _lock_file: Final = _function("LockFileEx", _BOOL, _HANDLE, _DWORD, _DWORD, _DWO
 _unlock_file: Final = _function("UnlockFileEx", _BOOL, _HANDLE, _DWORD, _DWORD, _DWORD, _PLACE)
 _create_event: Final = _function("CreateEventW", _HANDLE, _BYTES, _BOOL, _BOOL, _TEXT)
 _open_event: Final = _function("OpenEventW", _HANDLE, _DWORD, _BOOL, _TEXT)
-# It takes no time, and giving up the GIL for it would.
+# The call takes no time, unlike a release of the GIL.
 _quick: Final = _IS_HERE and ctypes.PyDLL("kernel32", use_last_error=True)
 _set_event: Final = _function("SetEvent", _BOOL, _HANDLE, library=_quick)
 _wait_for: Final = _function("WaitForSingleObject", _DWORD, _HANDLE, _DWORD)
@@ -91,20 +91,20 @@ _INFINITE: Final = 0xFFFFFFFF
 _SYNCHRONIZE, _EVENT_MODIFY = 0x100000, 2
 _NOT_FOUND, _NO_PATH, _DENIED, _SHARING, _LOCKED = 2, 3, 5, 32, 33
 _END_OF_FILE, _NOT_LOCKED = 38, 158
-#: What another program that holds a file for a moment causes; the tries, and the first pause, as
-#: long as SQLite's: each is longer than the one before by as much.
+#: Errors while another program holds a file; tries, and first pause, as in SQLite: each pause is
+#: longer than the one before by the first.
 _BUSY: Final = frozenset({_DENIED, _SHARING, _LOCKED})
 _TRIES, _PAUSE_SECONDS = 10, 0.025
-#: What a path of any length begins with, and from where on a path gets it: the names below a log's
-#: directory are shorter than what is left of Windows' 260.
+#: Prefixes of paths of any length, and length from which paths get them: names below a log's
+#: directory fit into the rest of Windows' 260.
 _ANY_LENGTH, _ON_A_SERVER, _LONG = "\\\\?\\", "\\\\?\\UNC\\", 150
-#: The longest path of all, which Python refuses by itself with a ``ValueError``; Windows' code.
+#: Longest path, for which Python itself raises ``ValueError``; Windows' error code for it.
 _PATH_MAX, _TOO_LONG = 32_767, 206
-#: No file is as long.
+#: After the end of every file.
 _LOCK_PLACE: Final = 1 << 62
 _U64_MAX: Final = 2**64 - 1
-#: SystemTimeOfDayInformation: of its six numbers, the start of the system and what setting the
-#: clock has added to that; and where Windows shows every process the number of the boot.
+#: SystemTimeOfDayInformation, whose six numbers include the start of the system and the sum of
+#: later settings of the clock; and the address of the boot number in every process.
 _FACTS: Final = 3
 _BOOT_NUMBER_PLACE: Final = 0x7FFE02C4
 
@@ -123,7 +123,7 @@ def _failed(path: object = None) -> OSError:
 
 
 def _tried(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Call, again and again while another program holds the file."""
+    """Call, and retry while another program holds the file."""
     for number in range(1, _TRIES):
         try:
             return call(*args, **options)
@@ -138,17 +138,17 @@ def _tried(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
 
 
 def named(path: str | Path) -> str:
-    """Return a path as every call of Windows takes it, however long it is.
+    """Return a path in a form that every call of Windows accepts, at any length.
 
     Raises:
-        LogError: not even Windows has paths of that length.
+        LogError: the path is too long even for Windows.
     """
     path = str(path)
     if len(path) > _PATH_MAX - len(_ON_A_SERVER):
         error = OSError(errno.ENAMETOOLONG, "the path is too long", path, _TOO_LONG)
         raise errors.refusal(path, error) from None
     if path.startswith(_ANY_LENGTH):
-        return _ANY_LENGTH + ntpath.normpath(path[4:])  # which Windows does for others alone
+        return _ANY_LENGTH + ntpath.normpath(path[4:])  # which Windows skips for such paths
     whole = path if ntpath.isabs(path) else ntpath.abspath(path)
     if len(whole) < _LONG:
         return path
@@ -157,7 +157,7 @@ def named(path: str | Path) -> str:
 
 
 def resolved(path: str | Path) -> str:
-    """Return the path with its links followed, where the system says what they lead to."""
+    """Return the path with links resolved, if the system reports their targets."""
     path = named(path)
     try:
         return named(os.path.realpath(path))
@@ -166,7 +166,7 @@ def resolved(path: str | Path) -> str:
 
 
 def open_file(path: str | Path, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file that no child inherits; with ``O_CREAT`` a missing one is made.
+    """Open a regular file that no child inherits; ``O_CREAT`` makes a missing one.
 
     Raises:
         NotAFile: it is a link or a directory.
@@ -204,7 +204,7 @@ def pread(descriptor: int, count: int, offset: int) -> bytes:
 
 
 def preadv(descriptor: int, view: memoryview, offset: int) -> int:
-    """Fill the view from the file; returns the bytes read."""
+    """Fill the view from the file; return the bytes read."""
     buffer = (ctypes.c_char * len(view)).from_buffer(view)
     return _tried(_read, descriptor, buffer, len(view), offset)
 
@@ -219,7 +219,7 @@ def _read(descriptor: int, buffer: Any, count: int, offset: int) -> int:
 
 
 def pwrite(descriptor: int, data: bytes, offset: int) -> int:
-    """Write at ``offset``; returns the bytes written."""
+    """Write at ``offset``; return the bytes written."""
     return _tried(_write, descriptor, bytes(data), offset)
 
 
@@ -236,7 +236,7 @@ def _place(offset: int) -> Any:
 
 
 class Pace:
-    """As on other systems; here all calls give the GIL up."""
+    """Like ``posix.Pace``; here all calls release the GIL."""
 
 
 class Reader:
@@ -249,7 +249,7 @@ class Reader:
 
 
 class StatusReader:
-    """Looks files up, by a path or a descriptor."""
+    """Looks up files by path or descriptor."""
 
     def __init__(self, pace: Pace) -> None:
         del pace
@@ -264,19 +264,19 @@ class StatusReader:
 
 
 def write_at(pace: Pace, descriptor: int, data: bytes, offset: int) -> int:
-    """Return what ``pwrite`` returns."""
+    """Write like ``pwrite``."""
     del pace
     return pwrite(descriptor, data, offset)
 
 
 def size(pace: Pace, descriptor: int) -> int:
-    """Return bytes in a file."""
+    """Return the size of a file."""
     del pace
     return os.fstat(descriptor).st_size
 
 
 def sync(pace: Pace, descriptor: int) -> None:
-    """Write a file to the platter, also after it was opened for reading."""
+    """Write a file to stable storage, even if it was opened for reading."""
     del pace
     handle = msvcrt.get_osfhandle(descriptor)
     if _flush_file(handle):
@@ -294,20 +294,20 @@ def sync(pace: Pace, descriptor: int) -> None:
 
 
 def sync_directory(path: str) -> None:
-    """Make the directory's entries durable, where this user may."""
+    """Make the directory's entries durable, if this user may do that."""
     handle = _tried(_open, named(path), _READ | _WRITE, _OPEN_EXISTING, _BACKUP_SEMANTICS)
-    _flush_file(handle)  # NTFS has them in its journal, and some users may not ask for more
+    _flush_file(handle)  # entries are in NTFS's journal, and some users may not flush
     _close_handle(handle)
 
 
 def allocate(descriptor: int, size: int) -> bool:
-    """Leave it to the caller to set bytes aside."""
+    """Return False: the caller allocates by writing."""
     del descriptor, size
     return False
 
 
 def rename(source: str | Path, target: str | Path, *, waits: bool = True) -> None:
-    """Replace ``target`` in one step; with ``waits`` for other programs that hold the file."""
+    """Replace ``target`` in one step; ``waits`` for other programs that hold the file."""
     source, target = named(source), named(target)
     if waits:
         _tried(os.replace, source, target)
@@ -321,38 +321,38 @@ def link(source: str, target: str) -> None:
 
 
 def remove(path: str | Path) -> None:
-    """Remove a file if it is there."""
+    """Remove a file if it exists."""
     with contextlib.suppress(FileNotFoundError):
         _tried(os.unlink, named(path))
 
 
 def room(path: str | Path) -> tuple[int, int, tuple[int, int] | None]:
-    """Return bytes free and in all; files have no limit."""
+    """Return (bytes free, bytes in all, None), since files have no limit."""
     path = named(path)
     usage = shutil.disk_usage(path if os.path.isdir(path) else os.path.dirname(path))  # noqa: PTH112, PTH120 - as above
     return usage.free, usage.total, None
 
 
 def is_read_only(path: str | Path) -> bool:
-    """A disk that nobody may write to shows at the first write."""
+    """Return False: the first write shows whether a disk is read-only."""
     del path
     return False
 
 
 def born_ns(descriptor: int) -> int:
-    """Tools restore the time of creation: it proves nothing."""
+    """Return 0: tools restore the creation time, so it proves nothing."""
     del descriptor
     return 0
 
 
 def was_restored(descriptor: int) -> bool:
-    """A file's times do not show who wrote it."""
+    """Return False: a file's times do not show its writer."""
     del descriptor
     return False
 
 
 def is_same(this: os.stat_result, that: os.stat_result) -> bool:
-    """Compare files of one directory."""
+    """Return whether two files of one directory are the same."""
     return this.st_ino == that.st_ino
 
 
@@ -374,13 +374,13 @@ def lock(descriptor: int) -> None:
 
 
 def try_flock(pace: Pace, descriptor: int) -> bool:
-    """Take the exclusive lock if nobody has it."""
+    """Take the exclusive lock if it is free."""
     del pace
     return _lock(descriptor, _LOCK_EXCLUSIVE | _LOCK_AT_ONCE)
 
 
 def unflock(pace: Pace, descriptor: int) -> None:
-    """Give the lock back."""
+    """Release the lock."""
     del pace
     ok = _unlock_file(msvcrt.get_osfhandle(descriptor), 0, 1, 0, _place(_LOCK_PLACE))
     if not ok and _last_error() != _NOT_LOCKED:
@@ -388,13 +388,13 @@ def unflock(pace: Pace, descriptor: int) -> None:
 
 
 def lock_owner(descriptor: int) -> None:
-    """Take the lock that shows that an owner lives; it ends with its process."""
+    """Take the lock of a living owner; it ends with its process."""
     if not _lock(descriptor, _LOCK_EXCLUSIVE | _LOCK_AT_ONCE):
         raise BlockingIOError(errno.EWOULDBLOCK, "another process has it")
 
 
 def is_owned(descriptor: int) -> bool:
-    """Ask whether another process holds the lock that owners have, by sharing it."""
+    """Return whether another process holds an owner's lock, by trying to share it."""
     return not _lock(descriptor, _LOCK_AT_ONCE)
 
 
@@ -402,13 +402,13 @@ def is_owned(descriptor: int) -> bool:
 
 
 class Bell:
-    """A named event that an owner sleeps at, and that others wake it by.
+    """A named event at which an owner sleeps, and by which other processes wake it.
 
     Raises:
-        OSError: nobody is there to hear it.
+        OSError: the owner is gone.
     """
 
-    #: of the files that name owners
+    #: suffix of the files that name owners
     SUFFIX: Final = ".lock"
 
     def __init__(self, folder: Path, owner: int, *, make: bool = False) -> None:
@@ -428,7 +428,7 @@ class Bell:
             raise _failed()
 
     def wait(self, milliseconds: float | None) -> bool:
-        """Sleep until it rings; False: out of time."""
+        """Sleep until it rings; return False after the timeout."""
         limit = _INFINITE if milliseconds is None else min(int(milliseconds), _INFINITE - 1)
         return bool(_wait_for(self.pipe, limit) == 0)
 
@@ -437,7 +437,7 @@ class Bell:
 
 
 def make_channel() -> tuple[int, int]:
-    """Loops read no pipes here.
+    """Raise: event loops cannot read pipes here.
 
     Raises:
         NotImplementedError: always.
@@ -446,18 +446,18 @@ def make_channel() -> tuple[int, int]:
 
 
 def poke(channel: int) -> None:
-    """There are no channels."""
+    """Do nothing: there are no channels."""
 
 
 def block_broken_pipe() -> None:
-    """There is no such signal."""
+    """Do nothing: Windows has no SIGPIPE."""
 
 
 def lives(pid: int) -> bool:
-    """Return whether there is such a process; ``os.kill`` would end it."""
+    """Return whether the process exists; ``os.kill`` would end it."""
     handle = _open_process(_SYNCHRONIZE, False, pid)
     if not handle:
-        return bool(_last_error() == _DENIED)  # of another user
+        return bool(_last_error() == _DENIED)  # another user's process
     try:
         return bool(_wait_for(handle, 0) != 0)
     finally:
@@ -465,19 +465,19 @@ def lives(pid: int) -> bool:
 
 
 def has_open(pid: int, path: Path) -> bool:
-    """Return True: the system does not show that, and containers have events of their own."""
+    """Return True: the system does not show that, and containers have their own events."""
     del pid, path
     return True
 
 
 def is_parent(parent: int, pid: int) -> bool:
-    """Return True: nobody is asked but a process that listens under its number."""
+    """Return True: only a process that listens under its pid is ever asked."""
     del parent, pid
     return True
 
 
 class _JobLimits(ctypes.Structure):
-    """The extended limits of a job object; of them one flag is set."""
+    """Extended limits of a job object; only one flag is set."""
 
     _fields_ = (
         ("times", ctypes.c_int64 * 2),
@@ -491,7 +491,7 @@ _KILL_ON_CLOSE, _EXTENDED_LIMITS, _LIMITS_BYTES = 0x2000, 9, 144
 
 @functools.cache
 def _job() -> int:
-    """Return the job object of this process's children, who end when its last handle does."""
+    """Return the job object of this process's children, which end when its last handle closes."""
     limits = _JobLimits(flags=_KILL_ON_CLOSE)
     job: int = _function("CreateJobObjectW", _HANDLE, _BYTES, _TEXT)(None, None)
     limit = _function("SetInformationJobObject", _BOOL, _HANDLE, ctypes.c_int, _BYTES, _DWORD)
@@ -501,17 +501,17 @@ def _job() -> int:
 
 
 def end_with_us(process: Any) -> None:
-    """End a child when this process ends, however that ends."""
+    """End a child when this process ends in any way."""
     assign = _function("AssignProcessToJobObject", _BOOL, _HANDLE, _HANDLE)
     if not assign(_job(), int(process._handle)) and process.poll() is None:
         raise _failed()
 
 
-#: SYSTEM_POWER_STATUS, which begins with the state of the line.
+#: SYSTEM_POWER_STATUS: its size, and states of the line in its first byte.
 _POWER_BYTES, _LINE_OFF, _LINE_ON = 12, 0, 1
-#: Ctrl-C and Ctrl-Break, which are signals, and that some user logs off, which services alone hear;
-#: the others: its window was closed, the machine shuts down. And for how long that waits, if the
-#: system has that patience.
+#: Console events: Ctrl-C and Ctrl-Break, which are signals; a log-off, which only services get. The
+#: others are a closed window and a shutdown, for which the handler waits this long, if the system
+#: allows it.
 _CONTROL_KEYS, _LOGS_OFF, _CLOSE_SECONDS = (0, 1), 5, 20.0
 _on_stop: Final[list[Callable[[], object]]] = []
 _is_below: Final = threading.Event()
@@ -528,7 +528,7 @@ def _leave(event: int) -> bool:
     return True
 
 
-# It stays, since the system may be amid a call when the last watch ends.
+# Kept for ever, since the system may be in a call when the last watch ends.
 _leaver: Final[Any] = getattr(ctypes, "WINFUNCTYPE", ctypes.CFUNCTYPE)(_BOOL, _DWORD)(_leave)
 
 
@@ -537,19 +537,19 @@ def _handle_console(is_handled: bool) -> None:
 
 
 def leave_console() -> None:
-    """Leave Ctrl-Break and the end of the console to the process that started this one.
+    """Leave Ctrl-Break and the end of the console to the parent process.
 
-    The console sends them to every process: a child would end at once, and a worker below a guard
-    would be asked twice, which cancels its jobs.
+    The console sends them to every process. A child would end at once, and a worker below a guard
+    would get two stop requests, which cancel its jobs.
     """
     _is_below.set()
     _handle_console(True)
 
 
 def watch_stop(action: Callable[[], object]) -> Callable[[], None]:
-    """Call ``action``, on a thread, each time that somebody asks this process to stop.
+    """Call ``action`` on a thread at each stop request for this process.
 
-    Returns a function that ends this; from then on nobody can ask.
+    Return a function that stops the watch and refuses further requests.
     """
     asked = _create_event(None, False, False, f"Global\\taskq-stop-{os.getpid()}")
     ended = _create_event(None, True, False, None)
@@ -574,7 +574,7 @@ def watch_stop(action: Callable[[], object]) -> Callable[[], None]:
 
 
 def ask_to_stop(pid: int) -> bool:
-    """Ask a process to end after what it does; False if it does not listen."""
+    """Ask a process to end after its present work; False if it does not listen."""
     event = _open_event(_EVENT_MODIFY, False, f"Global\\taskq-stop-{pid}")
     if not event:
         return False
@@ -584,7 +584,7 @@ def ask_to_stop(pid: int) -> bool:
 
 
 def on_battery() -> bool | None:
-    """Return whether the machine runs from its battery; None if the system does not know."""
+    """Return whether the machine runs on battery; None if unknown."""
     status = (ctypes.c_uint8 * _POWER_BYTES)()
     if not _function("GetSystemPowerStatus", _BOOL, _BYTES)(ctypes.byref(status)):
         return None
@@ -596,11 +596,11 @@ def memory_bytes() -> int:
     facts = (ctypes.c_size_t * 9)()
     ask = _function("K32GetProcessMemoryInfo", _BOOL, _HANDLE, _BYTES, _DWORD)
     ask(_HANDLE(-1), ctypes.byref(facts), ctypes.sizeof(facts))
-    return facts[2]  # two numbers of 32 bits stand before the peak and this
+    return facts[2]  # after two numbers of 32 bits and the peak
 
 
 def boot_mark() -> bytes:
-    """Return the system's number of this boot, and its start, which no set clock changes."""
+    """Return the system's number of this boot, and its start, which setting the clock keeps."""
     facts = (ctypes.c_uint64 * 6)()
     _library("ntdll").NtQuerySystemInformation(_FACTS, facts, ctypes.sizeof(facts), None)
     began = facts[0] - facts[4]
@@ -608,11 +608,11 @@ def boot_mark() -> bytes:
     return f"{os.environ.get('COMPUTERNAME', '')} {number} {began}".encode()
 
 
-# Rights: a folder of the user's profile keeps other users out; a mode says nothing.
+# Permissions: a folder in the user's profile keeps other users out; modes have no effect.
 
 
 def geteuid() -> int:
-    """Return the number that every file has for its owner."""
+    """Return the number that every file has as its owner."""
     return ROOT
 
 
@@ -623,19 +623,19 @@ def user(number: int) -> str:
 
 
 def group(status: os.stat_result) -> str:
-    """Say that files have no group, within a sentence about it."""
+    """Return words for a sentence about groups, which files do not have here."""
     del status
     return "(none on Windows: the permissions of the folder decide that)"
 
 
 def is_shared(mode: int) -> bool:
-    """Modes share nothing."""
+    """Return False: modes share nothing."""
     del mode
     return False
 
 
 def is_alone(status: os.stat_result) -> bool:
-    """Nobody else is in the group that files do not have."""
+    """Return True: files have no group."""
     del status
     return True
 
@@ -644,7 +644,7 @@ def make_directory(path: str | Path) -> None:
     """Make a directory and its parents; an existing one is no error.
 
     Raises:
-        OSError: the system refuses, or something else has the name, be it a link to a directory.
+        OSError: the system refuses, or the path is something else, even a link to a directory.
     """
     place = Path(named(path))
     if not make_private(place) and (place.is_symlink() or not place.is_dir()):
@@ -652,7 +652,7 @@ def make_directory(path: str | Path) -> None:
 
 
 def make_private(path: Path) -> bool:
-    """Make a data directory; False if it is there already.
+    """Make a data directory; False if it exists.
 
     Raises:
         OSError: the system refuses.
