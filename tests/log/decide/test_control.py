@@ -13,8 +13,7 @@ from taskq.core.records import Cause, Kind
 from taskq.log import requests
 from taskq.log.decide.settle import is_asked
 from taskq.log.machine.ports import INTEREST_OUTCOME, INTEREST_READY
-from taskq.log.read.jobs import JobFilter
-from taskq.log.read.selection import letters, waiting_page
+from taskq.log.read.selection import letters
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Op, Settlement
 from tests.log.world import Process, World, chord, edit, found, items_of
 
@@ -139,24 +138,6 @@ def test_a_request_wakes_the_sleepers_that_it_concerns_and_no_others(process: Pr
         process.committer.commit([(op, None, future, operand)])
         seen = process.committer.take_interest() & (INTEREST_READY | INTEREST_OUTCOME)
         assert seen == interest, op
-
-
-# -- queue control ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("limit", [1, 2, 5])
-def test_pages_together_find_every_waiting_job_once(limit: int, process: Process) -> None:
-    jobs = [process.enqueue(spec=SEND) for _ in range(9)]
-    process.catch_up()
-    seen: list[int] = []
-    start = 0
-    while True:
-        page = waiting_page(process.committer.sight, JobFilter(), start, jobs[8], limit)
-        seen += page.items
-        start = page.following
-        if not start:
-            break
-    assert seen == jobs[:8]
 
 
 # -- cancel running --------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Cause, Flag, Kind
 from taskq.log import requests
 from taskq.log.config import QueuePolicy
-from taskq.log.read.selection import DeadFilter, dead_page, letters
+from taskq.log.read.jobs import JobFilter
+from taskq.log.read.selection import DeadFilter, dead_page, letters, waiting_page
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Settlement
 from taskq.log.upkeep import retention as deadkeep
 from tests.log.world import PLAIN, SMALL, Process, World, keeping, tend
@@ -162,17 +163,24 @@ def test_a_requeue_respects_the_limit_of_keys() -> None:
 # -- finding them ---------------------------------------------------------------------------------
 
 
-def test_pages_together_find_every_letter_once(process: Process) -> None:
-    jobs = [dead_letter(process) for _ in range(7)]
-    numbers: list[int] = []
+@pytest.mark.parametrize("limit", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("page_of", "wanted"), [(waiting_page, JobFilter()), (dead_page, DeadFilter(error="no"))]
+)
+def test_pages_together_find_every_waiting_job_or_letter_once(
+    process: Process, page_of: Any, wanted: Any, limit: int
+) -> None:
+    jobs = [(dead_letter if page_of is dead_page else Process.enqueue)(process) for _ in range(9)]
+    process.catch_up()
+    seen: list[int] = []
     start = 0
     while True:
-        page = dead_page(process.committer.sight, DeadFilter(error="no"), start, jobs[6], 2)
-        numbers += page.items
+        page = page_of(process.committer.sight, wanted, start, jobs[8], limit)
+        seen += page.items
         start = page.following
         if not start:
             break
-    assert numbers == jobs[:6]
+    assert seen == jobs[:8]
 
 
 def test_large_letters_are_requeued_in_slices(process: Process) -> None:
@@ -277,21 +285,6 @@ def test_a_claim_gets_the_jobs_for_dead_letters_of_its_own_batch(world: World) -
         (Op.SETTLE_NOWAIT, None, None, ([died], print)),
     ])  # fmt: skip
     assert [taken.task for taken in claimed.result(0)] == ["tell"]
-
-
-def test_a_dead_letter_in_a_failed_batch_is_announced_once(world: World) -> None:
-    process = telling(world.process())
-    job = process.enqueue(spec=ONCE)
-    (delivery,) = process.claim()
-    died = Settlement(Kind.DEAD, delivery, b"no", cause=Cause.REJECTED)
-    nonsense: Future[Any] = Future()
-    process.commit([
-        (Op.SETTLE_NOWAIT, None, None, ([died], print)),
-        (Op.PURGE, None, nonsense, ["no number"]),
-    ])  # fmt: skip
-    process.sync()
-    assert isinstance(nonsense.exception(0), TaskqError)
-    assert told(world) == [b"%d" % job]
 
 
 def test_a_failing_dead_letter_hook_does_not_keep_it_out_of_the_log(

@@ -14,11 +14,11 @@ import pytest
 from anyio.abc import TaskStatus
 from click.testing import CliRunner
 
-from taskq import DeadLetter, Discard, JobHandle, State, TaskLog, TaskQ, durable
+from taskq import DeadLetter, JobHandle, State, TaskLog, TaskQ, durable
 from taskq.cli.main import main
 from taskq.core.records import Cause, Kind
 from taskq.engine import LogReader
-from taskq.errors import JobNotFound, TaskqError, UsageError
+from taskq.errors import JobFailed, JobNotFound, TaskqError, UsageError
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.journal.recovery import FAILED_FILE
 from taskq.log.requests import EnqueueSpec, Op, Settlement
@@ -315,43 +315,7 @@ def deadly(app: TaskQ) -> TaskQ:
     async def fail() -> None:
         raise ValueError("no good")
 
-    @app.task(name="discard", retry=3)
-    async def discard() -> None:
-        raise Discard("no such address")
-
-    @app.task(name="work")
-    async def work() -> int:
-        return 42
-
     return app
-
-
-async def end_of(app: TaskQ, *names: str) -> list[str]:
-    jobs = [await app.enqueue_by_name(name) for name in names]
-    await asyncio.gather(*(job.result(timeout=20) for job in jobs), return_exceptions=True)
-    return [job.id for job in jobs]
-
-
-async def test_on_dead_hooks_run_once_for_each_dead_letter_even_if_one_raises(
-    deadly: TaskQ, letters: list[DeadLetter], caplog: pytest.LogCaptureFixture
-) -> None:
-    @deadly.on_dead
-    def broken(letter: DeadLetter) -> None:
-        raise RuntimeError("the pager is broken")
-
-    deadly.on_dead(letters.append)
-    with caplog.at_level(logging.ERROR):
-        async with deadly, deadly.worker():
-            failed, discarded, _ = await end_of(deadly, "fail", "discard", "work")
-    assert [(letter.job_id, letter.cause, letter.attempt) for letter in letters] == [
-        (failed, "exhausted", 1),
-        (discarded, "rejected", 1),
-    ]
-    first = letters[0]
-    assert (first.queue, first.task, first.priority) == ("mail", "fail", 7)
-    assert first.reason.startswith("ValueError: no good")
-    assert first.settled_ns > 0
-    assert sum("the on_dead hook failed" in line for line in caplog.messages) == 2
 
 
 @pytest.mark.parametrize(
@@ -376,7 +340,8 @@ async def test_no_error_of_a_hook_stops_the_worker_or_fails_a_job(
 
     with caplog.at_level(logging.ERROR):
         async with deadly, deadly.worker(on_event=plain):
-            await end_of(deadly, "fail")
+            with pytest.raises(JobFailed):
+                await (await deadly.enqueue_by_name("fail")).result(timeout=20)
             assert await (await steps.enqueue()).result(timeout=20) == 1
     for name in ("on_dead", "on_step", "on_event"):
         assert f"the {name} hook failed" in caplog.text or f"an {name} hook failed" in caplog.text
@@ -388,6 +353,10 @@ async def test_the_letter_is_in_the_log_when_the_hook_is_called(deadly: TaskQ) -
 
     async def look(letter: DeadLetter) -> None:
         states.append(await deadly.job(letter.job_id).status())
+        assert (letter.queue, letter.task, letter.priority) == ("mail", "fail", 7)
+        assert (letter.cause, letter.attempt) == ("exhausted", 1)
+        assert letter.reason.startswith("ValueError: no good")
+        assert letter.settled_ns > 0
         for _ in range(50):
             await asyncio.sleep(0)
         await deadly.dead.purge(letter.job_id)
@@ -444,6 +413,8 @@ def test_on_dead_runs_once_for_a_failed_batch_and_never_for_a_failed_sync() -> N
         process.enqueue(spec=EnqueueSpec(attempts=1))
     (delivery,), (other,) = process.claim(), process.claim()
     calls = heard_by(process)
+    tell: Any = lambda _: [(EnqueueSpec(task="tell"), b"", None)]  # noqa: E731 - a hook of an app
+    process.committer.operations.deaths.write("app", tell)
     died = Settlement(Kind.DEAD, delivery, b"no", cause=Cause.REJECTED)
     nonsense: Future[Any] = Future()
     process.commit([
@@ -452,6 +423,8 @@ def test_on_dead_runs_once_for_a_failed_batch_and_never_for_a_failed_sync() -> N
     ])  # fmt: skip
     process.sync()
     assert isinstance(nonsense.exception(0), TaskqError)
+    told = [record for record in world.records() if record.type == Kind.ENQUEUED]
+    assert [record.task for record in told][2:] == ["tell"]
     world.machine.fail_next_syncs()
     with pytest.raises(TaskqError, match="fsync failed"):
         process.settle(other, Kind.DEAD, body=b"no")
@@ -530,18 +503,6 @@ def ask(*arguments: object) -> tuple[int, Any]:
     return result.exit_code, json.loads(result.stdout)
 
 
-async def test_all_is_well_while_a_worker_claims(app: TaskQ) -> None:
-    async with app, app.worker(concurrency=3):
-        while not found(app.data_dir)["worker"]:  # noqa: ASYNC110 - a file says so, soon
-            await asyncio.sleep(0)
-        code, answer = ask("-d", app.data_dir)
-        assert code == 0, answer
-        assert answer["ok"] is True
-        assert all(check["ok"] for check in answer["checks"])
-        details = {check["name"]: check["detail"] for check in answer["checks"]}
-        assert details["worker"] == "1 worker process, 3 jobs at a time"
-
-
 async def test_a_process_that_claims_nothing_is_live_and_nobody_is_neither(app: TaskQ) -> None:
     async with app:
         assert ask("-d", app.data_dir)[0] == 1
@@ -554,10 +515,16 @@ async def test_a_process_that_claims_nothing_is_live_and_nobody_is_neither(app: 
     assert checks == {**expected, "disk": True, "access": True}
 
 
-async def test_a_failed_write_a_full_disk_and_a_stopped_process_are_found(
+async def test_all_is_well_until_a_write_fails_a_disk_is_full_or_a_process_stopped(
     app: TaskQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with app, app.worker():
+    async with app, app.worker(concurrency=3):
+        while not found(app.data_dir)["worker"]:  # noqa: ASYNC110 - a file says so, soon
+            await asyncio.sleep(0)
+        code, answer = ask("-d", app.data_dir)
+        assert (code, answer["ok"], problems(app.data_dir)) == (0, True, {}), answer
+        details = {check["name"]: check["detail"] for check in answer["checks"]}
+        assert details["worker"] == "1 worker process, 3 jobs at a time"
         marker = app.data_dir / FAILED_FILE
         marker.write_text("{}")
         assert problems(app.data_dir)["writes"].startswith("An fsync failed")
