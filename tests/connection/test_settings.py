@@ -20,21 +20,6 @@ from tests.cli.helpers import taskq
 DAY = 86_400.0
 
 
-def test_the_nearer_place_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = ["pyproject", "toml", "dotenv", "env", "argument"]
-    (tmp_path / "pyproject.toml").write_text('[tool.taskq]\nname = "pyproject"\nlock_wait = "7s"\n')
-    seen = [TaskQ().name]
-    (tmp_path / "taskq.toml").write_text('name = "toml"\n')
-    seen.append(TaskQ().name)
-    (tmp_path / ".env").write_text("OTHER=1\nTASKQ_NAME=dotenv\n")
-    seen.append(TaskQ().name)
-    monkeypatch.setenv("TASKQ_NAME", "env")
-    seen.append(TaskQ().name)
-    seen.append(TaskQ(name="argument").name)
-    assert seen == places
-    assert TaskQ()._connection.config.lock_wait_seconds == 7
-
-
 def test_the_environment_holds_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, value in {
         "DATA_DIR": str(tmp_path / "d"), "DURABILITY": "interval", "INTERVAL": "20ms",
@@ -279,18 +264,27 @@ def test_no_file_of_the_working_directory_names_a_hub(name: str, tmp_path: Path)
     assert (app.name, app.settings.hub) == ("stranger", None)
 
 
-def test_the_logs_own_file_goes_before_the_working_directory_and_the_users_comes_last(
+def test_the_nearer_place_wins_the_users_file_comes_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     users, own = tmp_path / "config/taskq/taskq.toml", tmp_path / "taskq-data/taskq.toml"
-    near = tmp_path / "taskq.toml"
-    for file in (users, near, own):
+    near, project, dotenv = (tmp_path / name for name in ("taskq.toml", "pyproject.toml", ".env"))
+    for file, text in (
+        (users, 'name = "users"\nlock_wait = 7'), (project, '[tool.taskq]\nname = "project"'),
+        (near, 'name = "near"'), (dotenv, "OTHER=1\nTASKQ_NAME=dotenv"), (own, 'name = "own"'),
+    ):  # fmt: skip
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f'name = "{file.parent.name}"\nlock_wait = {len(file.parts)}\n')
-        assert TaskQ().name == file.parent.name
-    assert settings_files() == [own, near, users]
-    near.unlink()
+        file.write_text(text)
+        assert (name := TaskQ().name) in text
+    assert name == "own"
+    monkeypatch.setenv("TASKQ_NAME", "env")
+    assert [TaskQ().name, TaskQ(name="argument").name] == ["env", "argument"]
+    assert TaskQ()._connection.config.lock_wait_seconds == 7
+    monkeypatch.delenv("TASKQ_NAME")
+    assert settings_files() == [own, dotenv, near, project, users]
+    for file in (near, project, dotenv):
+        file.unlink()
     own.write_text('[hub]\nurl = "https://home"\n')
     users.write_text('name = "me"\n[hub]\ntoken_file = "token"\nmachine = "edge"\n')
     for app in (TaskQ(), TaskQ(tmp_path / "taskq-data")):

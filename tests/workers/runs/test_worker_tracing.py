@@ -161,46 +161,32 @@ async def test_each_span_has_what_asked_for_it_as_its_parent(app: TaskQ, traces:
 async def test_each_attempt_is_a_span_with_its_outcome_and_its_exception(
     app: TaskQ, traces: Traces
 ) -> None:
-    @app.task(name="fail", retry=retry.fixed(attempts=2, delay=0))
+    errors = iter([Snooze(0), OSError("down"), Discard("down")])
+
+    @app.task(name="fail", retry=retry.fixed(attempts=3, delay=0))
     async def fail() -> None:
-        raise OSError("down")
+        raise next(errors)
 
     later: list[trace.Span] = []
     async with app, app.worker(on_event=lambda _: later.append(trace.get_current_span())):
         job = await fail.enqueue()
         with pytest.raises(JobFailed):
             await job.result(timeout=20)
-    assert later == [trace.INVALID_SPAN] * 2
-    first, second = traces.named("process default")
-    assert parent_of(first) == parent_of(second) == id_of(traces.one("send default"))
+    assert later == [trace.INVALID_SPAN] * 3
+    snoozed, *failed = spans = traces.named("process default")
+    assert {parent_of(span) for span in spans} == {id_of(traces.one("send default"))}
     output = [
-        (row["taskq.attempt"], row["taskq.outcome"], row["error.type"])
-        for row in map(attributes_of, (first, second))
+        (row["taskq.attempt"], row["taskq.outcome"], row.get("error.type"))
+        for row in map(attributes_of, spans)
     ]
-    assert output == [(1, "retried", "OSError"), (2, "dead", "OSError")]
-    for span in (first, second):
+    kinds = [None, "OSError", "taskq.core.retry.Discard"]
+    assert output == list(zip((1, 1, 2), ("released", "retried", "dead"), kinds, strict=True))
+    assert (snoozed.status.status_code, len(snoozed.events)) == (trace.StatusCode.UNSET, 0)
+    for span, kind in zip(failed, kinds[1:], strict=True):
         assert span.status.status_code is trace.StatusCode.ERROR
-        assert span.status.description == "OSError: down"
+        assert span.status.description == f"{(kind or '').rpartition('.')[2]}: down"
         (event,) = span.events
         assert (event.name, (event.attributes or {})["exception.message"]) == ("exception", "down")
-
-
-async def test_a_snooze_is_no_error_and_a_discard_is(app: TaskQ, traces: Traces) -> None:
-    @app.task(name="wish")
-    async def wish() -> None:
-        raise Discard("no") if lines else Snooze(0)
-
-    lines: list[str] = []
-    async with app, app.worker(on_event=lambda event: lines.append(event.outcome)):
-        job = await wish.enqueue()
-        with pytest.raises(JobFailed):
-            await job.result(timeout=20)
-    first, second = traces.named("process default")
-    assert attributes_of(first)["taskq.outcome"] == "released"
-    assert (first.status.status_code, len(first.events)) == (trace.StatusCode.UNSET, 0)
-    assert attributes_of(second)["taskq.outcome"] == "dead"
-    assert second.status.status_code is trace.StatusCode.ERROR
-    assert lines[0] == "released"  # the user's own hook is called, too
 
 
 async def test_spans_and_baggage_of_a_sync_task_reach_its_thread(
