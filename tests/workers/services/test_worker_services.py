@@ -423,8 +423,8 @@ def test_on_dead_runs_once_for_a_failed_batch_and_never_for_a_failed_sync() -> N
     ])  # fmt: skip
     process.sync()
     assert isinstance(nonsense.exception(0), TaskqError)
-    told = [record for record in world.records() if record.type == Kind.ENQUEUED]
-    assert [record.task for record in told][2:] == ["tell"]
+    enqueued = [record for record in world.records() if record.type == Kind.ENQUEUED]
+    assert [record.task for record in enqueued][2:] == ["tell"]
     world.machine.fail_next_syncs()
     with pytest.raises(TaskqError, match="fsync failed"):
         process.settle(other, Kind.DEAD, body=b"no")
