@@ -31,11 +31,11 @@ class Around:
 
     Args:
         kind: "lifespan" or "middleware".
-        subject: name of its first argument in errors: "app" or "job".
+        subject: what its first argument is called in errors: "app" or "job".
         function: as the app's author wrote it.
 
     Raises:
-        UsageError: the function is no async generator function, or takes something unknown.
+        UsageError: the function is no async generator function, or has an unknown parameter.
     """
 
     def __init__(self, kind: str, subject: str, function: AroundFunction) -> None:
@@ -58,7 +58,7 @@ class Around:
         self._takes_subject = bool(self._signature.names)
 
     def resources(self, entered: Resources) -> dict[str, Any]:
-        """Return its injected arguments, by parameter.
+        """Return the function's injected arguments, by parameter.
 
         Raises:
             UsageError: no lifespan yielded one of them.
@@ -69,7 +69,7 @@ class Around:
         """Make the context manager, not entered yet.
 
         Raises:
-            UsageError: the function gives something else.
+            UsageError: the function returns something else.
         """
         manager = self._function(*((subject,) if self._takes_subject else ()), **resources)
         if not hasattr(manager, "__aenter__"):
@@ -99,21 +99,21 @@ class StepDone(NamedTuple):
 
 
 class Hooks:
-    """Holds an app's declarations: decorators write them, workers and plugins read them.
+    """An app's declarations: decorators write them, workers and plugins read them.
 
-    All views of an app share it, see ``taskq.app.logs``.
+    All views of an app share them, see ``taskq.app.logs``.
 
     Attributes:
-        tasks: by all of their names. Replaced as a whole, since workers on other threads read it.
+        tasks: tasks by all their names. Replaced as a whole: workers on other threads read it.
         renewed: listeners for a new task, or a new form of one.
         included: modules with tasks, which workers import.
         lifespans, middleware: the first is the outermost.
         deaths: functions for dead letters, each with its tasks; None for all tasks.
         steps: functions for finished steps.
-        breakers: by the names of their queues.
+        breakers: rules for queues, by queue name.
         schedules: tasks enqueued by the clock.
-        alerts: what is told of the log, by name.
-        services: makers of what runs beside each log of a worker, by name.
+        alerts: declared alerts, by name.
+        services: by name, makers of the services that a worker runs for each log.
     """
 
     def __init__(self, include: Iterable[str] = ()) -> None:
@@ -132,7 +132,7 @@ class Hooks:
 
     @property
     def shared(self) -> Hooks:
-        """Return what is the same object for all views of one app."""
+        """Return the object that all views of one app share."""
         return self
 
     def add_task(self, task: Task[..., Any]) -> None:
@@ -145,11 +145,11 @@ class Hooks:
         self.renewed.tell()
 
     def add_death_hook(self, hook: DeathCall, tasks: Iterable[str] | None) -> None:
-        """Call a function or a task with each new dead letter, and let running workers know.
+        """Call a function or a task with each new dead letter, and notify running workers.
 
         Args:
-            hook: what is called.
-            tasks: the names of the tasks whose letters it gets; None for all.
+            hook: the function or task.
+            tasks: names of the tasks whose dead letters it gets; None for all.
         """
         self.deaths.add((hook, None if tasks is None else frozenset(tasks)), origin_of(hook))
         self.renewed.tell()
@@ -168,7 +168,7 @@ class Hooks:
         self.steps.add(hook, origin_of(hook))
 
     def tell_step(self, done: StepDone) -> None:
-        """Call all hooks of steps; log what they raise."""
+        """Call all hooks of steps; log their errors."""
         import logging  # noqa: PLC0415 - few apps have such hooks
 
         for hook in self.steps:
@@ -176,24 +176,24 @@ class Hooks:
                 hook(done)
             except KeyboardInterrupt:
                 raise
-            except BaseException:  # a hook is somebody else's code
+            except BaseException:  # a hook is the user's code
                 logger = logging.getLogger("taskq")
                 logger.exception("an on_step hook failed on job %s; it goes on", done.job_id)
 
     def include(self, modules: Iterable[str]) -> None:
-        """Have workers import these modules, too.
+        """Make workers import these modules, too.
 
         Raises:
-            UsageError: a text is given in place of a list, or a name is no module's.
+            UsageError: a text is given in place of a list, or a name is no module name.
         """
         self.included += [name for name in checked_modules(modules) if name not in self.included]
 
     def load_checks(self) -> None:
-        """Import what calls of the tasks are checked with, so that no first call waits for it."""
+        """Import the validators of the tasks' calls, so that no first call waits for the import."""
         load_checks([task.signature for task in self.tasks.values()])
 
     def check_tasks(self) -> None:
-        """Refuse to run jobs whose arguments or results could not be read or written.
+        """Refuse tasks whose arguments or results could not be read or written.
 
         Raises:
             UsageError: with the problem of each such task.
@@ -208,10 +208,10 @@ class Hooks:
             raise UsageError("; ".join(problems))
 
     def add_breaker(self, rule: BreakerRule) -> None:
-        """Let a queue back off by this rule.
+        """Add the circuit breaker of a queue.
 
         Raises:
-            UsageError: it has another one already.
+            UsageError: the queue has another breaker already.
         """
         queue, origin = rule.queue, origin_here()
         known = self.breakers.get(queue, rule)

@@ -1,4 +1,4 @@
-"""One app over several logs: views of it, each over a log, and which of them a call goes to."""
+"""One app over several logs: a view of the app for each log, and the routing of calls to logs."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def _join(app: TaskQ, view: TaskQ, line: connection.Connection) -> TaskQ:
 
 @contextlib.contextmanager
 def elsewhere(app: TaskQ, path: str, config: config.LogConfig) -> Iterator[None]:
-    """Have an app use one log in another directory, however many it has, until the block is left.
+    """Make an app use one log in another directory, however many logs it has, inside the block.
 
     Raises:
-        UsageError: it is open.
+        UsageError: the app is open.
     """
     connection = app._connection
     before = connection.path, connection.config, connection.refusal, app._router
@@ -79,17 +79,17 @@ def own_log(app: TaskQ) -> TaskQ | None:
 
 
 class ByJob:
-    """Routes what a job enqueues into its own log, and all else into the app's."""
+    """Routes a job's enqueues into the job's own log, and all others into the app's log."""
 
     def __init__(self, app: TaskQ) -> None:
         self._app = app
 
     def logs(self) -> list[TaskQ]:
-        """Return the app itself; for code of a job or a hook, over the log of that."""
+        """Return the app itself; in code of a job or a hook, the app over that job's log."""
         return [self.here()]
 
     def here(self) -> TaskQ:
-        """Return the app over the log that a transaction is of, begun here and now."""
+        """Return the app over the log that a new transaction here writes to."""
         return own_log(self._app) or self._app
 
     def connections(self) -> list[connection.Connection]:
@@ -97,17 +97,17 @@ class ByJob:
         return [self._app._connection]
 
     def of(self, tag: str, lsn: int) -> TaskQ:
-        """Return the app over the log that has the job; it refuses one of another log."""
+        """Return the app over the log of the job; refuse a job of another log."""
         here = self.here()
         return here if here._connection.tag.takes(tag, lsn) else self._app
 
     def of_source(self, source: str) -> TaskQ:
-        """Return the app over the log that a source's position is in."""
+        """Return the app over the log with a source's position."""
         del source
         return self.here()
 
     async def send(self, calls: list[Call[R]], *, atomic: bool) -> list[handle.JobHandle[R]]:
-        """Enqueue calls, each where it belongs."""
+        """Enqueue each call into its log."""
         del atomic  # they are one transaction in any case
         return await self.here()._send_here(calls)
 
@@ -115,8 +115,8 @@ class ByJob:
 class ByKey:
     """Routes calls to shards by their keys and limits; see ``taskq.shards``.
 
-    A call without key and limit goes to the log of the job that makes it, else to one log for the
-    whole process, so that one fsync serves all its callers.
+    A call without key and limit goes to the log of the job that makes it. Outside jobs it goes to
+    one log for the whole process, so that one fsync serves all callers.
     """
 
     def __init__(self, app: TaskQ, shards: Shards) -> None:
@@ -136,7 +136,7 @@ class ByKey:
         """Return the app over each of its logs.
 
         Raises:
-            UsageError: the directory has other shards.
+            UsageError: the directory has another number of shards.
         """
         connection = self._app._connection
         wanted = connection.path, connection.config
@@ -163,7 +163,7 @@ class ByKey:
         """See ``ByJob``.
 
         Raises:
-            UsageError: no job runs here, whose log it would be.
+            UsageError: no job runs here, so no log is chosen.
         """
         own = own_log(self._app)
         if own is None:
@@ -174,8 +174,8 @@ class ByKey:
         """See ``ByJob``.
 
         Raises:
-            UsageError: a number alone says nothing of the shard.
-            WrongLog: it is of no shard.
+            UsageError: the number alone does not identify the shard.
+            WrongLog: the job belongs to no shard.
         """
         if not tag:
             raise errors.UsageError(
@@ -198,7 +198,7 @@ class ByKey:
         """See ``ByJob``.
 
         Raises:
-            UsageError: they belong to several shards, and are to be all or none.
+            UsageError: the calls belong to several shards and ``atomic`` is set.
         """
         if not calls:
             return []
@@ -228,7 +228,7 @@ class ByKey:
         return [jobs[number] for number in range(len(calls))]
 
     def _free(self, logs: list[TaskQ]) -> int:
-        """Return where a call goes that nothing binds."""
+        """Return the shard of a call without key, limit or flow."""
         own = own_log(self._app)
         return logs.index(own) if own in logs else os.getpid() % len(logs)
 
@@ -263,7 +263,7 @@ class _OwnHooks(hooks.Hooks):
     """The hooks of one shard: its app's, without the schedules of other shards."""
 
     def __init__(self, hooks: hooks.Hooks, shards: Shards, index: int) -> None:
-        # Other attributes are looked up in the app's hooks, which may still grow.
+        # Other attributes are read from the app's hooks, which may still change.
         self._hooks = hooks
         self.schedules = _OwnSchedules(hooks.schedules, shards, index)
 
@@ -276,7 +276,7 @@ class _OwnHooks(hooks.Hooks):
 
 
 class _OwnSchedules(schedules.Planned):
-    """The schedules of one shard: those whose calls belong to it, else by their names."""
+    """The schedules of one shard: by the shard of their calls, else by their names."""
 
     def __init__(self, planned: schedules.Planned, shards: Shards, index: int) -> None:
         self._shards = shards

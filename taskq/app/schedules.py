@@ -25,7 +25,7 @@ class Listeners:
         self._all: list[Callable[[], object]] = []
 
     def listen(self, listener: Callable[[], object]) -> Callable[[], None]:
-        """Call ``listener`` from now on. Returns what ends that, legal twice."""
+        """Call ``listener`` at each change. Return a function that ends this; legal twice."""
         self._all = [*self._all, listener]
 
         def leave() -> None:
@@ -35,7 +35,6 @@ class Listeners:
 
     @property
     def count(self) -> int:
-        """Return how many listen."""
         return len(self._all)
 
     def tell(self) -> None:
@@ -51,19 +50,19 @@ Overlap: TypeAlias = Literal["allow", "skip"]
 
 _CATCH_UPS: Final = ("skip", "last", "all")
 _OVERLAPS: Final = ("allow", "skip")
-#: Most bytes of the jobs of one request of ticks, ...
+#: Most bytes of the jobs in one request of ticks.
 _TURN_BYTES: Final = model.TRANSACTION_BYTES_MAX // 2
-#: ... and, about, the frame and the headers of each.
+#: Estimated bytes of the frame and the headers of one tick.
 _ITEM_BYTES: Final = 1_024
 
 
 class ScheduleChoices(TypedDict, total=False):
     """Options of a schedule besides its rule; all may be left out."""
 
-    #: "last": of the ticks that were missed while no worker ran, one is made up for; "all": each,
-    #: up to CATCH_UP_MAX; "skip": none
+    #: "last": one missed tick is made up for after a time without workers; "all": each missed
+    #: tick, up to CATCH_UP_MAX; "skip": none
     catch_up: CatchUp
-    #: longest delay of a tick; the delay of one tick is the same in all processes
+    #: longest delay of a tick; all processes delay one tick equally
     jitter: durations.Duration
     #: "skip": no job for a tick while the job of an earlier tick waits or runs
     overlap: Overlap
@@ -73,14 +72,14 @@ class Schedule:
     """Moments at which a call is enqueued. Made by ``app.cron``, ``every`` and ``schedule``.
 
     Attributes:
-        name: what it is known by in the log.
+        name: its name in the log.
         rule: its moments.
         catch_up: "skip", "last" or "all".
         jitter_ns: its longest jitter.
         overlap: "allow" or "skip".
-        source: the task or call that it was made of.
-        origin: where it was declared.
-        kept: its call, as the log has it, if it was added at run time and is in no code.
+        source: the task or call that was scheduled.
+        origin: the place of its declaration.
+        kept: the call as the log stores it, if it was added at run time and is in no code.
     """
 
     def __init__(
@@ -128,11 +127,11 @@ class Schedule:
 
     @functools.cached_property
     def call(self) -> Call[Any]:
-        """Return what each tick enqueues; checked when first asked for, at a worker's start.
+        """Return the call of each tick; it is checked at first use, when a worker starts.
 
         Raises:
             InvalidCall: the arguments do not fit the task.
-            UsageError: overlap="skip" is given, and a key.
+            UsageError: overlap="skip" is given together with a key.
         """
         try:
             call = self._make()
@@ -150,7 +149,7 @@ class Schedule:
                 )
             return call.options(key=f"{schedules.SCHEDULE_HEADER}:{self.name}")
         if call.extras is not None and call.extras.on_conflict is model.Conflict.RAISE:
-            # A tick has nobody to raise to: it is over, and the job that holds the key stands.
+            # A tick has no caller to raise to: it is over, and the job that holds the key is kept.
             return call.options(on_conflict="first")
         return call
 
@@ -164,7 +163,7 @@ class Schedule:
         return ours.origin.is_line_of(theirs.origin)
 
     def call_at(self, moment_ns: int) -> Call[Any]:
-        """Return what the tick of that moment enqueues."""
+        """Return the call of the tick at that moment."""
         from taskq.schedules import moment_in  # noqa: PLC0415 - as above
 
         at = moment_in(self.rule.zone, moment_ns).isoformat()
@@ -173,15 +172,16 @@ class Schedule:
         )
 
     def due(self, done_ns: int, now_ns: int) -> DueTicks:
-        """Return the ticks to be written now, of a schedule that is done with up to ``done_ns``."""
+        """Return the ticks to write now, if those up to ``done_ns`` are done."""
         from taskq.schedules import due_ticks  # noqa: PLC0415 - as above
 
         return due_ticks(self.name, self.rule, self.catch_up, self.jitter_ns, done_ns, now_ns)
 
     def turns(self, seen_ns: int, due: DueTicks, items: list[Item]) -> list[Turn]:
-        """Return what writes these ticks and their jobs, in requests of a size that the log takes.
+        """Return the requests that write these ticks and their jobs, each within the size limit.
 
-        Each goes on where the last ended; the first from where the schedule was seen to be.
+        The first request expects the schedule to be done until ``seen_ns``, each further one until
+        the end of the request before.
         """
         if not items:
             return [Turn(self.name, seen_ns, due.done_ns, (), ())]
@@ -195,13 +195,13 @@ class Schedule:
         return turns
 
     def next_due_ns(self, done_ns: int) -> int | None:
-        """Return when the first tick after ``done_ns`` is due; None: never."""
+        """Return when the first tick after ``done_ns`` is due; None if none follows."""
         from taskq.schedules import next_due_ns  # noqa: PLC0415 - as above
 
         return next_due_ns(self.name, self.rule, self.jitter_ns, done_ns)
 
     def enrolment(self) -> Enrolment:
-        """Return what the log keeps of it.
+        """Return the entry that the log stores for the schedule.
 
         Raises:
             UsageError: as ``call``, or its names are too long.
@@ -240,11 +240,10 @@ class Planned:
 
     @property
     def all(self) -> dict[str, Schedule]:
-        """Return the schedules."""
         return self._all
 
     def add(self, schedule: Schedule) -> None:
-        """Take up a schedule.
+        """Add a schedule.
 
         Raises:
             UsageError: its name is taken, or there are too many.
@@ -270,18 +269,18 @@ class Planned:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any] | None,
     ) -> tasks.TaskDecorator:
-        """Make what takes up a schedule of the task that it decorates.
+        """Return a decorator that schedules the task of its function.
 
         Args:
-            own_task: gives the app's task of a function, which may be one already.
-            rule: when it is enqueued.
+            own_task: returns the app's task for a function; the function may be a task already.
+            rule: the moments of the schedule.
             choices: see ``ScheduleChoices``.
-            name: of the schedule; None: as the task.
-            args: with which the task is called.
-            kwargs: likewise.
+            name: name of the schedule; None: the task's name.
+            args: positional arguments of each call.
+            kwargs: keyword arguments of each call.
 
         Raises:
-            UsageError: when it decorates: a choice is wrong, or the name is taken.
+            UsageError: raised when it decorates: a choice is wrong, or the name is taken.
         """
         given = dict(kwargs or {})
 
@@ -326,10 +325,10 @@ def schedule_of(
 
 
 def rule_of(cron: str | None, every: durations.Duration | None, tz: object = "UTC") -> Rule:
-    """Return the moments of a schedule, by one of the two.
+    """Return the rule for a cron expression or an interval.
 
     Raises:
-        UsageError: it is wrong.
+        UsageError: the expression or the interval is wrong.
     """
     from taskq.schedules import parse_cron, parse_every  # noqa: PLC0415 - as above
 

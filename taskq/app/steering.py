@@ -1,4 +1,4 @@
-"""Steering a log while it runs: tasks, slots of workers, and schedules that are in no code."""
+"""Changes of a log at run time: pauses and limits of tasks, slots of workers, added schedules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEYS: Final = frozenset({"key", "concurrency_key"})
 
 
 async def steer_task(log: LogHolder, task: TaskName, changes: Mapping[str, object]) -> bool:
-    """Change pause and limits of a task, by all its names: jobs may wait under an earlier one."""
+    """Change pause and limits of a task under all its names: jobs may wait under an old one."""
     names = (task,) if isinstance(task, str) else (task.name, *task.aliases)
     for name in names:
         parsing.check_name("task name", name)
@@ -48,7 +48,7 @@ async def set_slots(log: LogHolder, count: int | None, worker: int | None) -> bo
         workers, port = await off_loop(store.live_workers), store.port()
         alive = {f"{it.owner:x}": it.pid for it in workers}
         known = controls.value_of(await port.look(_controls), controls.SLOTS)
-        # A number for all workers replaces single ones; dead workers have none.
+        # A number for all workers replaces numbers of single workers; dead workers have none.
         changes = {it: None for it in known if it and (worker is None or it not in alive)}
         chosen = [""] if worker is None else [it for it in alive if alive[it] == worker]
         is_there = is_there or bool(chosen)
@@ -74,7 +74,7 @@ def _controls(sight: LogView) -> dict[str, SourceState]:
 
 
 def kept_call(call: Call[Any]) -> dict[str, Any]:
-    """Return a call as the details of a schedule hold it."""
+    """Return a call in the form that the log stores for a schedule."""
     extras = call.extras or model.Extras()
     chosen = replace(call.chosen, key=extras.key, concurrency_key=extras.concurrency_key or None)
     options = {name: getattr(chosen, name) for name in Options.__dataclass_fields__}
@@ -90,20 +90,20 @@ def kept_call(call: Call[Any]) -> dict[str, Any]:
 
 
 class AppSchedules(LogSchedules):
-    """The schedules of a log, in code and added at run time: ``app.schedules``."""
+    """The schedules of a log, declared in code or added at run time: ``app.schedules``."""
 
     def added(
         self, name: str, state: schedules.ScheduleState, tasks: Mapping[str, Task[..., Any]]
     ) -> Schedule | None:
-        """Return a schedule that was added at run time, for a worker that ticks it.
+        """Return a schedule that was added at run time, for a worker.
 
         Args:
             name: of the schedule.
-            state: as the log has it.
-            tasks: of the worker, by name; it ticks calls of other tasks, too.
+            state: its state in the log.
+            tasks: the worker's tasks by name; calls of other tasks are scheduled, too.
 
         Returns:
-            None if it is in some code, or this version of taskq cannot read it.
+            None if it is declared in code, or this version of taskq cannot read it.
         """
         return _added(name, state, tasks)
 
@@ -117,27 +117,27 @@ class AppSchedules(LogSchedules):
         tz: object = "UTC",
         **choices: Unpack[ScheduleChoices],
     ) -> None:
-        """Enqueue a call by the clock from now on, whichever worker of the log ticks.
+        """Enqueue a call by the clock from now on; any worker of the log may tick it.
 
         ``await app.schedules.add("eu", sync.call("eu"), every="10m")``
 
-        The log keeps it until ``remove``, with the call's arguments and options. An added schedule
-        of that name is replaced; with another rule it counts from now on.
+        The log keeps the schedule with the call's arguments and options until ``remove``. It
+        replaces an added schedule of that name; with another rule it counts from now on.
 
         Raises:
-            UsageError: a worker's code has a schedule of that name, or as ``app.schedule``.
+            UsageError: a schedule in a worker's code has that name, or as ``app.schedule``.
             LogError: the log could not be opened or written.
         """
         schedule = schedule_of(name, call, choices, cron=cron, every=every, tz=tz)
         schedule.kept = kept_call(call)
         port = await self._connection.port()
-        self._connection.packer.loose(schedule.call)  # refused here if it is of another shard
+        self._connection.packer.loose(schedule.call)  # refuse a call of another shard
         await port.enrol([schedule.enrolment()])
 
     add_sync: Final = blocking(add)
 
     async def remove(self, name: str) -> bool:
-        """Take away a schedule that was added at run time; one in code comes back with a worker.
+        """Remove a schedule that was added at run time; a schedule in code returns with a worker.
 
         Raises:
             UsageError: the log knows no such schedule.
@@ -170,5 +170,5 @@ def _added(
         schedule.kept = kept
         _ = schedule.call
     except (errors.TaskqError, ValueError, TypeError, LookupError, AttributeError):
-        return None  # of a later version
+        return None  # written by a later version
     return schedule

@@ -1,4 +1,4 @@
-"""TaskLog: the layer below tasks, with payloads as bytes and settling by hand."""
+"""TaskLog: the layer below tasks, with payloads as bytes and explicit settling."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _CLAIM_MAX: Final = 100_000
 
 
 class TaskLog(LogHolder):
-    """A directory of jobs, as bytes. ``async with TaskLog.open(path) as log``, or ``await`` it."""
+    """A directory of jobs with payloads as bytes. Enter or await ``TaskLog.open(path)``."""
 
     @classmethod
     def open(
         cls, path: str | os.PathLike[str], **options: Unpack[logoptions.LogOptions]
     ) -> TaskLog:
-        """Return the log of a directory, which is made when it is missing; enter it or await it.
+        """Return the log of a directory, created if it is missing; enter the result or await it.
 
         Args:
             path: the directory.
@@ -49,14 +49,14 @@ class TaskLog(LogHolder):
         return Path(self._connection.path)
 
     async def put(self, payload: bytes, **options: Unpack[PutOptions]) -> str:
-        """Put one job into the log; it is as durable as the log says when this returns.
+        """Put one job into the log; on return it is as durable as the log's options ask for.
 
         Args:
             payload: at most PAYLOAD_BYTES_MAX bytes.
             options: see ``PutOptions``.
 
         Returns:
-            The job's id; of the job that holds the key, if it was taken.
+            The job's id; if its key is taken, the id of the key's holder.
 
         Raises:
             UsageError: an argument is wrong; nothing was written.
@@ -71,10 +71,10 @@ class TaskLog(LogHolder):
     put_sync: Final = blocking(put)
 
     async def put_many(self, jobs: Iterable[Put]) -> list[str]:
-        """Put all jobs into the log, or none: they are one transaction. Returns their ids in order.
+        """Put all jobs into the log, or none: one transaction. Return their ids in order.
 
         Raises:
-            UsageError: one of them is wrong, or together they are too large; nothing was written.
+            UsageError: a job is wrong, or together they are too large; nothing was written.
             LogError: the log could not be opened or written.
         """
         given = [connection.loose_put(job, self._connection.packer) for job in jobs]
@@ -87,12 +87,12 @@ class TaskLog(LogHolder):
     async def ingest(
         self, source: str, jobs: Iterable[Put], position: Any, *, after: Any = sources.ANYWHERE
     ) -> list[str]:
-        """Put jobs into the log, and where their source stands with them: one transaction.
+        """Put jobs and the new position of their source into the log, in one transaction.
 
-        As ``TaskQ.ingest``, with ``Put`` in place of calls. Returns the jobs' ids in order.
+        Like ``TaskQ.ingest``, with ``Put`` in place of calls. Return the jobs' ids in order.
 
         Raises:
-            SourceMoved: the source stands elsewhere than ``after``; nothing was written.
+            SourceMoved: the source's position is not ``after``; nothing was written.
             UsageError: an argument or a job is wrong, or they are too large; nothing was written.
             LogError: the log could not be opened or written.
         """
@@ -117,18 +117,18 @@ class TaskLog(LogHolder):
         Args:
             count: most deliveries to return.
             queues: names of the queues to take from; None for all.
-            wait: how long to wait for a first job; None for ever. It looks at least once, even if
-                that takes longer.
-            lease: how long a delivery may take before another claimer takes its job back, unless
-                ``extend`` is called in time; None: as long as this process lives.
+            wait: how long to wait for a first job; None for ever. The log is searched at least
+                once, even if the search takes longer.
+            lease: how long a delivery may take before another claimer may take its job back, unless
+                ``extend`` is called in time; None: until this process ends.
 
         Returns:
-            Deliveries to ack, nack or release; fewer than ``count`` when no more are ready, none
-            when a look found nothing. A large ``payload`` is read each time that it is asked for;
-            ``payload()`` spares the event loop.
+            Deliveries to ack, nack or release; fewer than ``count`` if fewer jobs are ready. A
+            large ``payload`` is read from disk at each access; ``payload()`` does not block the
+            event loop.
 
         Raises:
-            LogLocked: nobody could look, for another process kept the log locked.
+            LogLocked: another process kept the log locked.
         """
         count = parsing.whole(count, "count")
         if not 1 <= count <= _CLAIM_MAX:
@@ -156,9 +156,9 @@ class TaskLog(LogHolder):
         """Return ``delivery.payload``, read and decompressed off the event loop if it is large.
 
         Raises:
-            LogDamaged: it does not read back.
+            LogDamaged: the payload is damaged.
             PayloadTooLarge: decompressed it would be over ``decompressed_bytes_max``.
-            CompressionUnavailable: it is compressed in a way that is not installed here.
+            CompressionUnavailable: its compression is not installed here.
         """
         return await self._connection.packer.payload(delivery)
 
@@ -171,15 +171,15 @@ class TaskLog(LogHolder):
         *,
         compress: Compression | None = None,
     ) -> None:
-        """End a delivery well.
+        """Settle a delivery as succeeded.
 
         Args:
             delivery: what ``claim`` returned.
             result: kept with the job.
-            compress: how the result is compressed; None: as the job's queue or the log says.
+            compress: how the result is compressed; None: as configured for the queue or the log.
 
         Raises:
-            StaleDelivery: the job was taken back or settled meanwhile.
+            StaleDelivery: the job was taken back or settled before.
             PayloadTooLarge: the result is over PAYLOAD_BYTES_MAX; the delivery goes on.
         """
         flags = 0
@@ -196,7 +196,7 @@ class TaskLog(LogHolder):
     async def nack(
         self, delivery: Delivery, reason: str = "", delay: durations.Duration | None = None
     ) -> None:
-        """End a delivery badly: the job is due again later, or dead after its last attempt.
+        """Settle a delivery as failed: the job is retried later, or dead after its last attempt.
 
         Args:
             delivery: what ``claim`` returned.
@@ -204,29 +204,29 @@ class TaskLog(LogHolder):
             delay: until it is due again; None for the default backoff (exponential, full jitter).
 
         Raises:
-            StaleDelivery: the job was taken back or settled meanwhile.
+            StaleDelivery: the job was taken back or settled before.
         """
         await self._settle(failed(delivery, reason, delay))
 
     nack_sync: Final = blocking(nack)
 
     async def release(self, delivery: Delivery, delay: durations.Duration = 0) -> None:
-        """Give a delivery back without burning its attempt; it is due again after ``delay``.
+        """Give a delivery back without using up its attempt; it is due again after ``delay``.
 
         Raises:
-            StaleDelivery: the job was taken back or settled meanwhile.
+            StaleDelivery: the job was taken back or settled before.
         """
         await self._settle(released(delivery, delay))
 
     release_sync: Final = blocking(release)
 
     async def extend(self, delivery: Delivery, seconds: durations.Duration = 30) -> None:
-        """Extend a delivery's lease to this duration from now; give it one if it had none.
+        """Set a delivery's lease to end this duration from now, also if it had none.
 
-        A delivery whose lease has ended is still its holder's until a claimer takes the job back.
+        A delivery stays valid after the end of its lease until a claimer takes the job back.
 
         Raises:
-            StaleDelivery: the job was taken back or settled meanwhile.
+            StaleDelivery: the job was taken back or settled before.
         """
         lease_ns = durations.positive_nanoseconds(seconds, "seconds")
         port = await self._connection.port()
@@ -235,7 +235,7 @@ class TaskLog(LogHolder):
     extend_sync: Final = blocking(extend)
 
     def transaction(self) -> LogTransaction:
-        """Changes that become visible together, or not at all.
+        """Return a transaction: its changes become visible together, or not at all.
 
         ::
 
@@ -247,15 +247,15 @@ class TaskLog(LogHolder):
         return LogTransaction(self._connection)
 
     async def cancel(self, job_id: str) -> bool:
-        """Withdraw a waiting job, ask a running job to end; False if it is settled.
+        """Cancel a waiting job, or request the end of a running job; False if it is settled.
 
-        True means that it does not run again. The holder of a running job's delivery sees it by
-        ``cancel_asked``, or by ``extend``, which raises. ``release`` and ``nack`` then end the job
-        as cancelled; ``ack`` still counts.
+        True means that the job does not run again. The worker of a running job learns of it from
+        ``cancel_asked``, or from ``extend``, which raises. ``release`` and ``nack`` then end the
+        job as cancelled; ``ack`` still counts.
 
         Raises:
             JobNotFound: the log has no such job.
-            WrongLog: the id is of another log.
+            WrongLog: the id belongs to another log.
         """
         port, lsn = await self._located(job_id)
         return bool(await port.cancel(lsn))
@@ -263,7 +263,7 @@ class TaskLog(LogHolder):
     cancel_sync: Final = blocking(cancel)
 
     async def cancel_asked(self, delivery: Delivery) -> bool:
-        """Return whether somebody wants the job of this delivery cancelled: give it back then.
+        """Return whether the job of this delivery was cancelled; if so, release the delivery.
 
         Raises:
             LogClosed: the log is closed here.
@@ -275,12 +275,12 @@ class TaskLog(LogHolder):
     cancel_asked_sync: Final = blocking(cancel_asked)
 
     async def get(self, job_id: str) -> views.JobView:
-        """Return everything the log holds about a job.
+        """Return all data of a job in the log.
 
         Raises:
             JobNotFound: the log has no such job.
-            WrongLog: the id is of another log.
-            LogDamaged: its payload or result does not read back.
+            WrongLog: the id belongs to another log.
+            LogDamaged: its payload or result is damaged.
         """
         port, lsn = await self._located(job_id)
         view: views.JobView | None = await port.view(lsn)
@@ -291,15 +291,15 @@ class TaskLog(LogHolder):
     get_sync: Final = blocking(get)
 
     async def find(self, key: str | bytes, queue: str = "default") -> views.JobView | None:
-        """Find the job that holds a dedup key in a queue; None if the next job may have it.
+        """Find the job that holds a dedup key in a queue; None if the key is free.
 
         ::
 
             view = await log.find("order-42", queue="mail")
 
         Raises:
-            UsageError: that is no key, or no name of a queue.
-            LogDamaged: the job's payload or result does not read back.
+            UsageError: the key or the queue name is not valid.
+            LogDamaged: the job's payload or result is damaged.
         """
         wanted = parsing.check_name("queue name", queue), key_bytes("find", key)
         port = await self._connection.port()
@@ -311,14 +311,14 @@ class TaskLog(LogHolder):
     find_sync: Final = blocking(find)
 
     async def close(self) -> None:
-        """Finish what was asked for and close the directory. Legal twice."""
+        """Finish pending requests and close the directory. Legal twice."""
         store = self._connection.current
         if store is not None and store.usable:
             store.serve(self, None)
         await self._connection.aclose()
 
     def close_sync(self) -> None:
-        """Do as ``close``, blocking this thread."""
+        """Like ``close``, blocking this thread."""
         refuse_in_loop("close_sync()", "await close()")
         run(self.close())
 

@@ -59,7 +59,7 @@ RunsIn = Literal["thread", "process"]
 
 
 class _Calls(Protocol[P, R_co]):
-    """A task, as far as types go."""
+    """The type of a task for the type checker."""
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
         """See ``Enqueuer``."""
@@ -69,10 +69,10 @@ class _Calls(Protocol[P, R_co]):
 
 
 class StepMaker:
-    """Gives a task its ``step``.
+    """Descriptor of a task's ``step``.
 
-    A descriptor: of a generic method, the type checker would infer the first parameter's type from
-    the receiver of the step.
+    It is a descriptor because, of a generic method, the type checker would infer the first
+    parameter's type from the receiver of the step.
     """
 
     def __get__(
@@ -82,13 +82,13 @@ class StepMaker:
 
 
 class Enqueuer(typing.Generic[P, R]):
-    """A task together with options: what ``enqueue`` and its sisters start from.
+    """A task together with options: the base of ``enqueue`` and similar methods.
 
     Attributes:
-        spec: the part of the options that the log wants encoded once.
+        spec: the options that the log encodes once for many jobs.
     """
 
-    #: ``step(...)``: a part of a flow; its first argument is what the part before it gives
+    #: ``step(...)``: a part of a flow; its first argument is the result of the part before it
     step: StepMaker = StepMaker()
 
     def __init__(self, task: Task[P, R], chosen: Options, flags: records.Flag) -> None:
@@ -97,28 +97,28 @@ class Enqueuer(typing.Generic[P, R]):
         self._chosen = chosen
         self._flags = flags
         self._packing = self._connection.packer.packing(chosen)
-        #: neither a key to make nor a body to pack: the hot path
+        #: neither a key to compute nor a body to compress: the hot path
         self._is_plain = (
             chosen.key is None and self._packing is None and not callable(chosen.concurrency_key)
         )
         self._extras = chosen.extras(None, chosen.fixed_concurrency_key(task.name))
         self.spec: Final = chosen.spec(task.name, flags)
-        #: attributes of the hot path in one tuple: an access to an attribute costs as much as a
-        #: call here, because of ``__getattr__``
+        #: attributes of the hot path in one tuple, since ``__getattr__`` makes an attribute access
+        #: as slow as a call
         self._hot = (
             task, task.app, self._connection, self._is_plain, self.spec, self._extras,
             self._submit(),
         )  # fmt: skip
 
-    if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+    if not TYPE_CHECKING:  # a type checker would accept any name otherwise
 
         def __getattr__(self, name: str) -> Any:
-            """Name our counterpart of another library's attribute."""
+            """Raise an error that names taskq's counterpart of another library's attribute."""
             task = self.__dict__.get("_task", self).__dict__.get("name", "task")
             raise habits.no_attribute(self, "a task", name, habits.TASKS, task.rpartition(".")[2])
 
     def options(self, **changes: Unpack[OptionChanges]) -> TaskOptions[P, R]:
-        """Return the same task with other options, for one call or many.
+        """Return the same task with other options, for one call or several.
 
         Raises:
             UsageError: an option is unknown, wrong, or contradicts another.
@@ -128,7 +128,7 @@ class Enqueuer(typing.Generic[P, R]):
         return TaskOptions(self._task, self._chosen.changed(changes), self._flags)
 
     def kind(self) -> tuple[Options, records.Flag]:
-        """Return the options and flags with which its jobs are enqueued."""
+        """Return the options and flags of its jobs."""
         return self._chosen, self._flags
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
@@ -159,10 +159,10 @@ class Enqueuer(typing.Generic[P, R]):
         return Step(Leaf(self._call_of(body, self._extras), takes=True))
 
     def map(self, values: Iterable[Any]) -> Flow[list[R]]:
-        """Group calls, one for each value; a tuple is taken for all of a call's arguments.
+        """Group calls, one for each value; a tuple holds all arguments of a call.
 
         Raises:
-            InvalidCall: one of them does not fit; nothing was written.
+            InvalidCall: a value does not fit; nothing was written.
         """
         from taskq.flows.flow import group  # noqa: PLC0415 - as above
 
@@ -186,9 +186,9 @@ class Enqueuer(typing.Generic[P, R]):
         )
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> handle.JobHandle[R]:
-        """Put one job into the log; it is as durable as the app says when this returns.
+        """Put one job into the log; on return it is as durable as the app's settings ask for.
 
-        A caller that is cancelled withdraws the job if it was not yet written, else it stands.
+        If the caller is cancelled, the job is withdrawn unless it is written already.
 
         Raises:
             InvalidCall: the arguments do not fit; nothing was written.
@@ -199,8 +199,8 @@ class Enqueuer(typing.Generic[P, R]):
             return await app.enqueue(self.call(*args, **kwargs))
         if submit is not None:
             body = submit(connection, task, spec, MAILBOX_MAX, args, kwargs)
-            if type(body) is tuple:  # it is in the line already
-                body, store = body  # or the collector would meet the tuple while it waits
+            if type(body) is tuple:  # the job is in the mailbox already
+                body, store = body  # free the tuple, or the collector visits it while it waits
                 lsn = await body
                 job: handle.JobHandle[R] = native.plain.new_handle(
                     handle.JobHandle, app, task, store.tag, lsn
@@ -213,7 +213,7 @@ class Enqueuer(typing.Generic[P, R]):
         store = connection.current
         if store is None or not store.usable:
             store = await connection.opened()
-            if connection.is_traced():  # a provider was looked for just now
+            if connection.is_traced():  # is_traced has looked for a provider
                 return await app.enqueue(self.call(*args, **kwargs))
         port = store.port()
         if port.full:
@@ -224,14 +224,14 @@ class Enqueuer(typing.Generic[P, R]):
         return handle.make_handle(app, task, store.tag, answer)
 
     def _submit(self) -> Callable[..., Any] | None:
-        """Return what may put jobs of this kind into the line; None where Python is to look."""
+        """Return the C function that puts these jobs into the mailbox; None if Python has to."""
         goes_plain = (
             self._is_plain and self._extras is None and self.spec.flags < records.PACKED_MIN
         )
         return native.plain.submit if native.is_on and goes_plain else None
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> handle.JobHandle[R]:
-        """Do as ``enqueue``, blocking this thread: for code without an event loop."""
+        """Like ``enqueue``, blocking this thread: for code without an event loop."""
         blocking.refuse_in_loop("enqueue_sync()", "await enqueue()")
         if self._connection.is_traced():
             return self._task.app.enqueue_sync(self.call(*args, **kwargs))
@@ -247,10 +247,10 @@ class Enqueuer(typing.Generic[P, R]):
     ) -> list[handle.JobHandle[R]]:
         """Put one job for each tuple of arguments into the log: all of them or none.
 
-        With ``atomic=False`` that holds for each shard of the app.
+        With ``atomic=False`` each shard of the app has a transaction of its own.
 
         Raises:
-            InvalidCall: one of them does not fit; nothing was written.
+            InvalidCall: a tuple does not fit; nothing was written.
             PayloadTooLarge: together they are over TRANSACTION_BYTES_MAX; nothing was written.
         """
         if self._connection.is_traced():
@@ -263,7 +263,7 @@ class Enqueuer(typing.Generic[P, R]):
     def enqueue_many_sync(
         self, calls: Iterable[tuple[Any, ...]], *, atomic: bool = True
     ) -> list[handle.JobHandle[R]]:
-        """Do as ``enqueue_many``, blocking this thread."""
+        """Like ``enqueue_many``, blocking this thread."""
         blocking.refuse_in_loop("enqueue_many_sync()", "await enqueue_many()")
         if self._connection.is_traced():
             return self._task.app.enqueue_many_sync(self._calls(calls), atomic=atomic)
@@ -290,7 +290,7 @@ class Enqueuer(typing.Generic[P, R]):
     def _items(self, calls: Iterable[tuple[Any, ...]]) -> list[Item] | Plain:
         if self._is_plain and self._extras is None:
             encode, checked = self._task.encode, self._checked
-            # A call of ours more would cost a tenth of it.
+            # Another Python call would cost a tenth more.
             return Plain(
                 self.spec,
                 [encode(args if type(args) is tuple else checked(args), {}) for args in calls],
@@ -348,7 +348,7 @@ class Enqueuer(typing.Generic[P, R]):
 
 
 class TaskOptions(Enqueuer[P, R]):
-    """A task with options of its own for some calls: what ``task.options(...)`` returns."""
+    """A task with other options, returned by ``task.options(...)``."""
 
     def __repr__(self) -> str:
         return f"<TaskOptions of {self._task.name}>"
@@ -359,21 +359,22 @@ class Task(Enqueuer[P, R]):
 
     Attributes:
         app: the TaskQ it belongs to.
-        name: what jobs call it, ``module.function`` unless given.
-        aliases: earlier names of it, still run.
+        name: its name in jobs, ``module.function`` unless given.
+        aliases: earlier names, whose jobs still run.
         fn: the function itself.
-        origin: where it stands, and which run of that declared it.
+        origin: the place of its definition, and the run of the module that declared it.
         is_async: whether it is a coroutine function.
-        may_await: whether it is a plain function around one, and may return its coroutine.
+        may_await: whether it is a plain function that wraps an async one, and may return its
+            coroutine.
         retry: the policy after a failed attempt.
         timeout: seconds that one attempt may take; None for no limit.
-        soft_timeout: seconds until ``SoftTimeout`` is raised in it; None for never.
+        soft_timeout: seconds until ``SoftTimeout`` is raised in a job; None for never.
         runs_in: "thread", "process", or "" for the event loop.
         store_result: whether its results are kept.
-        requires: conditions that must hold before a job of it runs.
-        while_running: whether a job is stopped and released when one of them is lost.
+        requires: conditions that must hold before a job runs.
+        while_running: whether a job is stopped and released when a condition is lost.
         limit: how many of its jobs run at a time, and start in a time.
-        on_dead: told of each job of it that dies in a worker of this app.
+        on_dead: called with each job of the task that dies in a worker of this app.
         encode: (args, kwargs) -> payload; raises InvalidCall.
         decode: payload -> (args, kwargs), checked against the annotations; raises InvalidCall.
     """
@@ -415,42 +416,42 @@ class Task(Enqueuer[P, R]):
         self.requires: tuple[Condition, ...] = ()
         self.while_running = False
         self.limit: rates.Limit | None = None
-        #: most jobs of one call of the function, 0 for a call each; and how long it waits for them
+        #: most jobs of one call of the function, 0 for a call each; and the time to collect them
         self.batch: int = 0
         self.within_seconds: float = 0.0
         #: most bytes of an attempt's log lines that are kept with its outcome
         self.keep_log = 0
         self.on_dead = on_dead
-        # Built at the first call: annotations may name what the module defines further down.
+        # Built at the first call: annotations may use names that the module defines later.
         self.encode: Callable[[tuple[Any, ...], dict[str, Any]], bytes] = self._first_encode
         self.decode: Callable[[bytes], tuple[tuple[Any, ...], dict[str, Any]]] = self._first_decode
         functools.update_wrapper(self, fn)
 
     def job(self, job: connection.JobId) -> handle.JobHandle[R]:
-        """Return the handle of a job of this task, with its type of result; see ``TaskQ.job``.
+        """Return the handle of a job of this task, with its result type; see ``TaskQ.job``.
 
         Raises:
             InvalidJobId: the text is no job id.
-            WrongLog: the id is of another log; told at first use if the app is not open yet.
+            WrongLog: the id belongs to another log; raised at first use if the app is not open yet.
         """
         return self.app._handle(job, self)
 
     @property
     def queue(self) -> str:
-        """Name of the queue that its jobs go to."""
+        """Name of its jobs' queue."""
         return self._chosen.queue
 
     @functools.cached_property
     def signature(self) -> Signature:
-        """Return how the function takes its arguments; of a batch, those of one job."""
+        """Return the parameters of the function; in a batch task, the parameters of one job."""
         return (BatchSignature if self.batch else Signature)(self.name, self.fn)
 
     @functools.cached_property
     def arguments(self) -> ArgumentCodec:
-        """The road between calls and payloads.
+        """The codec between calls and payloads.
 
         Raises:
-            UsageError: an annotation has no form in JSON, or names what does not exist.
+            UsageError: an annotation has no form in JSON, or uses an undefined name.
         """
         codec = ArgumentCodec(self.signature)
         self.encode, self.decode = codec.encode, codec.decode
@@ -458,7 +459,7 @@ class Task(Enqueuer[P, R]):
 
     @functools.cached_property
     def step_arguments(self) -> StepArguments:
-        """The same for steps of flows, whose first argument is the result of another job.
+        """The codec for steps of flows, whose first argument is the result of another job.
 
         Raises:
             UsageError: as ``arguments``, or there is no first parameter.
@@ -467,7 +468,7 @@ class Task(Enqueuer[P, R]):
 
     @functools.cached_property
     def result_codec(self) -> serialization.ResultCodec:
-        """Return what makes returned values stored ones, and back."""
+        """Return the codec between returned values and stored results."""
         return serialization.ResultCodec(self.signature)
 
     @functools.cached_property
@@ -480,18 +481,18 @@ class Task(Enqueuer[P, R]):
 
     @functools.cached_property
     def gives_json(self) -> bool:
-        """Return whether its results are what JSON has."""
+        """Return whether its results are plain JSON values."""
         try:
             return self.result_codec.is_json
         except errors.UsageError:
-            return True  # as its workers say
+            return True  # its workers report the error
 
     def encode_result(self, value: object) -> bytes | None:
-        """Return what is kept of a returned value; None for a None and for store_result=False.
+        """Return a returned value as stored bytes; None for a None and for store_result=False.
 
         Raises:
             UsageError: the value does not fit the return annotation, or JSON, or is a coroutine.
-            PayloadTooLarge: it is over PAYLOAD_BYTES_MAX.
+            PayloadTooLarge: the result is over PAYLOAD_BYTES_MAX.
         """
         if self.store_result:
             return self.result_codec.encode(value)
@@ -500,10 +501,10 @@ class Task(Enqueuer[P, R]):
         return None
 
     def check(self) -> None:
-        """Build what its jobs are read and written with, which a worker does before its first.
+        """Build the codecs of its jobs; a worker does this before its first job.
 
         Raises:
-            UsageError: an annotation has no form in JSON, or names what does not exist.
+            UsageError: an annotation has no form in JSON, or uses an undefined name.
         """
         _ = self.arguments
         if self.store_result:
@@ -517,21 +518,21 @@ class Task(Enqueuer[P, R]):
         return self.store_result and (packs or not self._connection.config.is_plain)
 
     def result_packing(self, queue: str) -> Compression | None:
-        """Return how results of its jobs from this queue are packed; None: they are kept as is."""
+        """Return the compression of its jobs' results in this queue; None for none."""
         chosen = self._chosen
         return self._connection.config.packing(queue, chosen.compress)
 
     def decode_result(self, body: bytes) -> R:
-        """Return the returned value, as the return annotation has it.
+        """Return the returned value in the type of the return annotation.
 
         Raises:
-            UsageError: it was written by code that returned another type.
+            UsageError: the code that wrote the result returned another type.
         """
         result: R = self.result_codec.decode(body)
         return result
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Run the function, here and now."""
+        """Run the function in this thread."""
         return self.fn(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -560,7 +561,7 @@ class BatchTask(Task[P, R]):
     """A task whose function is called for many jobs at once, with a list of their arguments."""
 
     def __call__(self, items: Any, /, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Run the function, here and now, with a list; await what this returns if it is async."""
+        """Run the function now with a list of arguments; await the result if the task is async."""
         return self.fn(items, **kwargs)
 
 
@@ -568,7 +569,7 @@ class SyncTask(Task[P, R]):
     """A task of a plain function, which runs in a thread."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the function, here and now."""
+        """Run the function in this thread."""
         value: R = self.fn(*args, **kwargs)
         return value
 
@@ -577,17 +578,17 @@ class AsyncTask(Task[P, R]):
     """A task of a coroutine function, which runs in the worker's event loop."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        """Run the function, here and now: await what this returns."""
+        """Call the function; await the returned coroutine."""
         coroutine: Coroutine[Any, Any, R] = self.fn(*args, **kwargs)
         return coroutine
 
 
 def no_call(given: object, args: tuple[object, ...], method: str) -> errors.UsageError:
-    """Return the error of an ``enqueue`` that was given no single call, with what to write.
+    """Return the error of an ``enqueue`` without exactly one call, with the correct form.
 
     Args:
-        given: in place of the call.
-        args: what was given beside it.
+        given: the first argument.
+        args: the further arguments.
         method: the method with its object, such as "app.enqueue".
     """
     words = ", ".join(f"{arg!r:.20}" for arg in args) or "..."
@@ -611,7 +612,7 @@ def no_call(given: object, args: tuple[object, ...], method: str) -> errors.Usag
 
 
 def limit_of(name: str, choices: TaskChoices) -> rates.Limit | None:
-    """Return what ``@task(concurrency=, rate=)`` says; None if it says nothing."""
+    """Return the limit of ``@task(concurrency=, rate=)``; None without one."""
     concurrency = choices.get("concurrency")
     rate = choices.get("rate")
     if concurrency is None and rate is None:
@@ -639,67 +640,67 @@ class TaskChoices(JobOptions, total=False):
 
     #: name of the task in jobs; ``module.function`` unless given
     name: str
-    #: earlier names, still run
+    #: earlier names, whose jobs still run
     aliases: tuple[str, ...] | list[str]
-    #: a policy, or just the number of attempts
+    #: a policy, or only the number of attempts
     retry: RetryPolicy | int
-    #: called with each ``DeadLetter`` of its jobs that a worker of the app makes; may be async, or
-    #: a task, whose job is on disk together with the death
+    #: called with each ``DeadLetter`` of its jobs that a worker of the app makes; may be async. The
+    #: job of a task given here is written in one frame with the death
     on_dead: Callable[[DeadLetter], Any] | None
-    #: how long one attempt may take: then an async function is cancelled, a process killed, and a
-    #: thread, which cannot be stopped, given up
+    #: how long one attempt may take; then an async function is cancelled, a process killed, and a
+    #: thread, which cannot be stopped, abandoned
     timeout: durations.Duration | None
-    #: when ``SoftTimeout`` is raised in the task, so that it can end by itself
+    #: when ``SoftTimeout`` is raised in the task, so that it can clean up and end
     soft_timeout: durations.Duration | None
     #: makes a dedup key from the task's arguments
     key: Callable[..., str | bytes] | None
-    #: give up unless a worker claims the job within this time of its enqueue
+    #: the job expires unless a worker claims it within this time of its enqueue
     expires: durations.Duration | None
-    #: False keeps no result
+    #: False: do not store results
     store_result: bool
-    #: how many of its jobs run at a time, over all processes on the log; None for no limit
+    #: how many of its jobs run at a time, in all processes on the log; None for no limit
     concurrency: int | None
-    #: makes a key from the task's arguments: ``concurrency`` and ``rate`` hold for each one
+    #: computes a key from the task's arguments; ``concurrency`` and ``rate`` apply to each key
     concurrency_key: Callable[..., str | bytes] | None
-    #: how many of its jobs start in a time, over all processes: "10/s", "100/min", "5/30s"
+    #: how many of its jobs start in a time, in all processes: "10/s", "100/min", "5/30s"
     rate: str | None
     #: "thread" or "process"; None: sync functions in a thread, async ones in the event loop
     runs_in: RunsIn | None
-    #: keep the last lines that an attempt logs with its outcome, up to this size: "64KB" at most
+    #: keep the last log lines of an attempt with its outcome, up to this size: "64KB" at most
     keep_log: parsing.Size | None
     #: run only once the claim is on disk, so that a power loss cannot make it run twice
     durable_claim: bool
-    #: conditions that must hold before a job runs, see ``taskq.conditions``; until then it waits
+    #: conditions that must hold before a job runs, see ``taskq.conditions``; the job waits for them
     requires: Sequence[Condition | Check]
-    #: with ``requires``: a job that runs when a condition is lost is stopped, and waits again
+    #: with ``requires``: a running job is stopped and waits again when a condition is lost
     while_running: bool
 
 
 class _BatchSize(TypedDict, total=True):
     """See ``BatchChoices``."""
 
-    #: the most jobs of one call of the function, with a list of their arguments
+    #: the most jobs of one call of the function, which gets a list of their arguments
     batch: int
 
 
 class BatchChoices(_BatchSize, TaskChoices, total=False):
     """The keywords of ``@task(batch=...)``."""
 
-    #: how long the first of the jobs waits for others; a second unless given
+    #: how long the first job waits for others; a second unless given
     within: durations.Duration
 
 
 def with_choices(text: str | None) -> str:
-    """Return a docstring that ends in the keywords of ``@task(...)``: what ``help`` shows."""
+    """Return a docstring with the keywords of ``@task(...)`` appended, for ``help``."""
     names = (f"            {name}: {hint}" for name, hint in TaskChoices.__annotations__.items())
     head = f"{(text or '').rstrip()}\n\n        Keywords, all of which may be left out:"
     return "\n".join([head, *names])
 
 
 class TaskDecorator(Protocol):
-    """``@app.task(...)`` with its keywords given, waiting for the function."""
+    """``@app.task(...)`` with its keywords, before the function is known."""
 
-    # The overloads overlap on purpose: the first that fits is the closer one.
+    # The overloads overlap on purpose: the first match is the more exact type.
     @overload
     def __call__(  # type: ignore[overload-overlap]
         self, fn: Callable[P, Coroutine[Any, Any, R]], /
@@ -710,7 +711,7 @@ class TaskDecorator(Protocol):
 
 
 class BatchDecorator(Protocol):
-    """``@app.task(batch=...)`` with its keywords given, waiting for the function."""
+    """``@app.task(batch=...)`` with its keywords, before the function is known."""
 
     # As above.
     @overload
@@ -736,7 +737,7 @@ class BatchDecorator(Protocol):
 
 
 def make_task(app: TaskQ, fn: Callable[..., Any], choices: TaskChoices) -> Task[..., Any]:
-    """Return the function as a task, not registered yet."""
+    """Return the function as a task that is not registered yet."""
     naming.check_function(fn)
     _check_choices(fn, choices)
     policy = policy_of(choices["retry"]) if "retry" in choices else DEFAULT
@@ -801,12 +802,12 @@ def _set_batch(task: Task[..., Any], choices: TaskChoices) -> None:
 
 
 def _check_signature(task: Task[..., Any]) -> None:
-    """Refuse parameters and results that no job could have; what is not sure a worker will."""
+    """Refuse parameters and results that no job could have; workers check the doubtful cases."""
     try:
         signature = (BatchSignature if task.batch else Signature)(task.name, task.fn)
     except errors.UsageError:
         raise
-    except ValueError:  # some functions of the interpreter have none
+    except ValueError:  # some built-in functions have none
         return
     if signature.check(with_result=task.store_result):
         task.signature = signature
@@ -884,7 +885,7 @@ def _limit(choices: TaskChoices, name: Literal["timeout", "soft_timeout"]) -> fl
 
 
 def tasks_with(tasks: dict[str, Task[..., Any]], task: Task[..., Any]) -> dict[str, Task[..., Any]]:
-    """Return the tasks of an app by all of their names, with one more or another form of one."""
+    """Return the tasks of an app by all their names, with a task added or replaced."""
     names = (task.name, *task.aliases)
     replaced: list[Task[..., Any]] = []
     for name in names:
@@ -897,6 +898,6 @@ def tasks_with(tasks: dict[str, Task[..., Any]], task: Task[..., Any]) -> dict[s
                 f"{taken.fn.__qualname__}: give one of the two another with name="
             )
         replaced.append(taken)
-    # Jobs may wait under a name that its new form has no more.
+    # Jobs may wait under a name that the new form of the task has dropped.
     renewed = [name for name, known in tasks.items() if known in replaced]
     return tasks | dict.fromkeys((*renewed, *names), task)

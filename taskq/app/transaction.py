@@ -1,4 +1,4 @@
-"""Changes that become visible together, or not at all, as callers write them down."""
+"""Transactions: changes that become visible together, or not at all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def claimed(delivery: Delivery) -> Delivery:
 
 
 def failed(delivery: Delivery, reason: str, delay: durations.Duration | None) -> Settlement:
-    """Return the attempt failed: due again later, or dead after the last one.
+    """Return the settlement of a failed attempt: a retry later, or dead after the last attempt.
 
     Args:
         delivery: what ``claim`` returned.
@@ -52,7 +52,7 @@ def failed(delivery: Delivery, reason: str, delay: durations.Duration | None) ->
 
 
 def released(delivery: Delivery, delay: durations.Duration) -> Settlement:
-    """Return what gives it back without burning the attempt; due again after ``delay``.
+    """Return the settlement that releases a delivery without using up its attempt.
 
     Raises:
         UsageError: the delay is no duration.
@@ -64,13 +64,13 @@ def released(delivery: Delivery, delay: durations.Duration) -> Settlement:
 R = TypeVar("R")
 P = TypeVar("P")
 
-#: About what a settlement or a cancellation takes besides its result or reason.
+#: Estimated bytes of a settlement or a cancellation besides its result or reason.
 _PART_BYTES: Final = 128
 _TOGETHER: Final = "the transaction that it belongs to"
 
 
 class PendingPut:
-    """A job that a transaction puts into the log; it has no id before that."""
+    """A job of a transaction; it has no id until the transaction is written."""
 
     __slots__ = ("_duplicate", "_id")
 
@@ -80,7 +80,7 @@ class PendingPut:
 
     @property
     def id(self) -> str:
-        """The job's id; of the job that holds the key, if it was taken.
+        """The job's id; if its key was taken, the id of the key's holder.
 
         Raises:
             JobNotYetEnqueued: the transaction is not on disk yet.
@@ -105,7 +105,7 @@ class PendingPut:
 
 
 class PendingCancel:
-    """A job that a transaction cancels, if it is not settled by the time that is carried out."""
+    """A job that a transaction cancels, unless it is settled before the transaction is written."""
 
     __slots__ = ("_cancelled", "job_id")
 
@@ -115,7 +115,7 @@ class PendingCancel:
 
     @property
     def cancelled(self) -> bool:
-        """Return whether it was withdrawn, or its end asked for; False when it was settled already.
+        """Return whether the job was withdrawn or asked to end; False if it was settled already.
 
         Raises:
             UsageError: the transaction is not on disk yet.
@@ -131,11 +131,11 @@ class PendingCancel:
 
 
 class _Transaction(ABC, Generic[P]):
-    """Parts that both kinds share; ``P`` is what stands for a new job until it has an id.
+    """Base of both kinds of transactions; ``P`` stands for a new job until it has an id.
 
-    Nothing is written before the block is left, and nothing at all if it is left by an exception.
-    Then all goes into one frame of the log: settlements first, then cancellations, then new jobs,
-    so that a new job finds the key free that another one frees.
+    Nothing is written until the block ends, and nothing at all if an exception ends it. All changes
+    then go into one frame of the log: settlements first, then cancellations, then new jobs, so that
+    a new job may take a key that the same transaction frees.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -144,7 +144,7 @@ class _Transaction(ABC, Generic[P]):
         self._size = 0
         self._jobs: list[tuple[P, Loose]] = []
         self._cancels: list[tuple[PendingCancel, str, int]] = []
-        #: each with how its result is packed when the transaction is carried out
+        #: each settlement with the compression of its result
         self._results: list[tuple[Settlement, Compression | None]] = []
 
     async def __aenter__(self) -> Self:
@@ -172,8 +172,8 @@ class _Transaction(ABC, Generic[P]):
 
         A delivery that the same transaction releases counts as waiting.
 
-        Leaving the block raises ``JobNotFound`` if there is no such job, and ``WrongLog`` if it is
-        of another log: then nothing of the transaction was written.
+        Leaving the block raises ``JobNotFound`` if the log has no such job, and ``WrongLog`` if the
+        job belongs to another log; then no part of the transaction was written.
 
         Raises:
             UsageError: the text is no job id.
@@ -237,7 +237,7 @@ class _Transaction(ABC, Generic[P]):
 class LogTransaction(_Transaction[PendingPut]):
     """A transaction of a ``TaskLog``: settle deliveries, cancel and put jobs, all or nothing.
 
-    Leaving the block raises what any part meets: ``StaleDelivery``, ``JobNotFound``,
+    Leaving the block raises the error of any part: ``StaleDelivery``, ``JobNotFound``,
     ``DuplicateKey``, ``PayloadTooLarge``, … Then nothing was written.
     """
 
@@ -248,7 +248,7 @@ class LogTransaction(_Transaction[PendingPut]):
         *,
         compress: Compression | None = None,
     ) -> None:
-        """End a delivery well; arguments as in ``TaskLog.ack``."""
+        """Settle a delivery as succeeded; arguments as in ``TaskLog.ack``."""
         packing = None
         claimed(delivery)
         if result is not None:
@@ -261,15 +261,15 @@ class LogTransaction(_Transaction[PendingPut]):
     def nack(
         self, delivery: Delivery, reason: str = "", delay: durations.Duration | None = None
     ) -> None:
-        """End a delivery badly; arguments as in ``TaskLog.nack``."""
+        """Settle a delivery as failed; arguments as in ``TaskLog.nack``."""
         self._settle(failed(delivery, reason, delay))
 
     def release(self, delivery: Delivery, delay: durations.Duration = 0) -> None:
-        """Give a delivery back without burning its attempt; it is due again after ``delay``."""
+        """Give a delivery back without using up its attempt; it is due again after ``delay``."""
         self._settle(released(delivery, delay))
 
     def put(self, payload: bytes, **options: Unpack[PutOptions]) -> PendingPut:
-        """Put one job into the log; its id is known when the block is left.
+        """Put one job into the log; its id is known once the block is left.
 
         Raises:
             UsageError: an argument is wrong.
@@ -291,8 +291,8 @@ class LogTransaction(_Transaction[PendingPut]):
 class AppTransaction(_Transaction[handle.PendingJob[Any]]):
     """A transaction of a ``TaskQ``: enqueue calls and cancel jobs, all or nothing.
 
-    ``async with app.transaction() as tx``, or ``with`` in code that runs no event loop. Leaving the
-    block raises what any part meets, and then nothing was written.
+    Use ``async with app.transaction() as tx``, or ``with`` in code without an event loop. Leaving
+    the block raises the error of any part, and then nothing was written.
     """
 
     def __init__(self, app: TaskQ) -> None:
@@ -300,10 +300,10 @@ class AppTransaction(_Transaction[handle.PendingJob[Any]]):
         self._app = app
 
     def enqueue(self, call: Call[R], *rest: Never) -> handle.PendingJob[R]:
-        """Enqueue a call; its id is known when the block is left.
+        """Enqueue a call; its id is known once the block is left.
 
         Raises:
-            UsageError: it is no call.
+            UsageError: the argument is no call.
             PayloadTooLarge: its payload, or the transaction, is over its limit.
         """
         if rest or type(call) is not Call:
