@@ -484,7 +484,7 @@ class TaskQ(holder.LogHolder):
         return make_handle(self, call.task, connection.tag, answer)
 
     def enqueue_sync(self, call: Call[R], *rest: Never, **more: Never) -> JobHandle[R]:
-        """Like ``enqueue``, blocking this thread: for code without an event loop."""
+        """Do as ``enqueue``, blocking this thread: for code without an event loop."""
         refuse_in_loop("enqueue_sync()", "await enqueue()")
         if rest or more or type(call) is not Call:
             raise no_call(call, rest, "app.enqueue_sync")
@@ -697,7 +697,7 @@ class TaskQ(holder.LogHolder):
         return self
 
     def open_sync(self) -> Self:
-        """Like ``open``, blocking this thread."""
+        """Do as ``open``, blocking this thread."""
         refuse_in_loop("open_sync()", "await open()")
         for log in self.logs():
             log._connection.reopen()

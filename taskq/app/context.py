@@ -331,7 +331,7 @@ async def progress(fraction: float, message: str = "") -> None:
 
 
 def progress_sync(fraction: float, message: str = "") -> None:
-    """Like ``progress``, for functions that run in threads or child processes.
+    """Do as ``progress``, for functions that run in threads or child processes.
 
     Raises:
         UsageError: as ``progress``.

@@ -53,7 +53,7 @@ class LogHolder:
             await connection.aclose()
 
     def close_sync(self) -> None:
-        """Like ``close``, blocking this thread."""
+        """Do as ``close``, blocking this thread."""
         refuse_in_loop("close_sync()", "await close()")
         for connection in self._connections():
             connection.close()

@@ -318,7 +318,7 @@ class TaskLog(LogHolder):
         await self._connection.aclose()
 
     def close_sync(self) -> None:
-        """Like ``close``, blocking this thread."""
+        """Do as ``close``, blocking this thread."""
         refuse_in_loop("close_sync()", "await close()")
         run(self.close())
 

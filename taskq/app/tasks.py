@@ -231,7 +231,7 @@ class Enqueuer(typing.Generic[P, R]):
         return native.plain.submit if native.is_on and goes_plain else None
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> handle.JobHandle[R]:
-        """Like ``enqueue``, blocking this thread: for code without an event loop."""
+        """Do as ``enqueue``, blocking this thread: for code without an event loop."""
         blocking.refuse_in_loop("enqueue_sync()", "await enqueue()")
         if self._connection.is_traced():
             return self._task.app.enqueue_sync(self.call(*args, **kwargs))
@@ -263,7 +263,7 @@ class Enqueuer(typing.Generic[P, R]):
     def enqueue_many_sync(
         self, calls: Iterable[tuple[Any, ...]], *, atomic: bool = True
     ) -> list[handle.JobHandle[R]]:
-        """Like ``enqueue_many``, blocking this thread."""
+        """Do as ``enqueue_many``, blocking this thread."""
         blocking.refuse_in_loop("enqueue_many_sync()", "await enqueue_many()")
         if self._connection.is_traced():
             return self._task.app.enqueue_many_sync(self._calls(calls), atomic=atomic)

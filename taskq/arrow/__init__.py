@@ -1,6 +1,6 @@
-"""A log's records many at a time, as Arrow batches: with numpy and pyarrow, which an extra brings.
+"""Records of a log as Arrow batches, many at a time, with numpy and pyarrow from an extra.
 
-Begin with ``decoder``; ``schema`` has the columns, and the unit of work: a piece of a segment file.
+Begin with ``decoder``; ``schema`` has the columns and the unit of work, a piece of a segment file.
 ``frames`` finds records, ``rows`` gathers their fields and options, ``decoder``, ``arrays`` and
 ``values`` build columns. The package may import the log and lower layers.
 """
@@ -57,5 +57,5 @@ _HOMES: Final = {
     "taskq.arrow.values": "LEFT_OUT UNLIMITED attempts_in without_reasons",
 }
 
-if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+if not TYPE_CHECKING:  # a type checker would accept any name otherwise
     __getattr__ = lazily(__name__, _HOMES)

@@ -1,4 +1,4 @@
-"""Fields of many records, gathered with numpy, and Arrow arrays of them: no Python object a row."""
+"""Fields of many records gathered with numpy, as Arrow arrays: no Python object for each row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-#: Bytes of each record that are gathered at once: the fixed fields of the widest that is read so.
+#: Bytes of each record that are gathered at once: the fixed fields of the widest record kind.
 HEAD_SIZE: Final = kinds.ROWS[kinds.REPEAT].layout.struct.size
 #: Zeros after the bytes of records, so that gathering never leaves the buffer.
 PAD_SIZE: Final = 64
@@ -45,7 +45,7 @@ def _head(kind: int) -> np.dtype[np.void]:
     return _fields(layout.struct, _PREFIX + layout.names)
 
 
-#: Head of every record about a job: all begin like CARRIED records.
+#: Head of every record about a job; CARRIED records begin with the same fields.
 OF_JOB: Final = _head(kinds.REPEAT)
 OF_BIRTH: Final = _head(kinds.BIRTH)
 OF_FRAME: Final = _fields(
@@ -82,7 +82,7 @@ IS_BIRTH: Final = table(kinds.BEGINNINGS)
 
 
 def heads(data: Bytes, at: Ints, size: int = HEAD_SIZE) -> npt.NDArray[np.void]:
-    """Return the first bytes of the records at these places; view them as one of the dtypes above.
+    """Return the first bytes of the records at these places, to view as one of the dtypes above.
 
     A place must be at least ``PAD_SIZE`` before the end of the data.
     """
@@ -129,7 +129,7 @@ _U64_MAX: Final = 2**64 - 1
 
 
 def nothing(kind: Any, count: int) -> pa.Array:
-    """Return ``count`` nulls. Most columns of details are null, and arrays never change: shared."""
+    """Return ``count`` nulls, shared: most columns of details are null, and never change."""
     return _nulls(kind, 1 << count.bit_length())[:count]
 
 
@@ -162,7 +162,7 @@ def slices(
 ) -> pa.Array:
     """Return the bytes of each row from ``start`` to ``end``, copied, as binary or as text.
 
-    Text replaces invalid UTF-8, like everywhere in taskq. Places are below 2^31, since pieces are
+    Text replaces invalid UTF-8, as everywhere in taskq. Places are below 2^31, since pieces are
     read in chunks.
     """
     kind = _TEXT if is_text else _BYTES
@@ -188,7 +188,7 @@ def _taken(data: Bytes, start: Ints, end: Ints) -> pa.Array:
     count = len(start)
     borders = np.empty(2 * count + 1, np.int32)
     borders[0:-1:2], borders[1::2] = start, end
-    # One more slice, up to the end: Arrow wants the last offset to follow the first.
+    # One slice more, up to the end: Arrow's last offset must be the end of the last slice.
     borders[-1] = len(data)
     offsets, bodies = pa.py_buffer(borders), pa.py_buffer(data)
     alternating = pa.Array.from_buffers(_BYTES, 2 * count, [None, offsets, bodies])
@@ -211,7 +211,7 @@ def whole_text(values: pa.Array) -> pa.Array | None:
 
 
 def shown(values: pa.Array, errors: str) -> pa.Array:
-    """Return binary as text, what is no UTF-8 of it as Python's codecs put it."""
+    """Return binary as text; Python's codecs replace invalid UTF-8 by ``errors``."""
     texts = (
         None if value is None else value.decode("utf-8", errors) for value in values.to_pylist()
     )
@@ -219,7 +219,7 @@ def shown(values: pa.Array, errors: str) -> pa.Array:
 
 
 def is_text(values: pa.Array) -> Mask:
-    """Return which of the bytes are UTF-8; null is."""
+    """Return which values are UTF-8; a null counts as UTF-8."""
     return np.array([_is_text(value) for value in values.to_pylist()], np.bool_)
 
 
@@ -251,7 +251,7 @@ def hexadecimal(values: Ints, valid: Mask | None = None) -> pa.Array:
 
 
 def _hexadecimal(values: Ints) -> pa.Array:
-    some, places = np.unique(values, return_inverse=True)  # there are few processes
+    some, places = np.unique(values, return_inverse=True)  # rows have few different processes
     texts = pa.array([f"{value & _U64_MAX:016x}" for value in some.tolist()], _TEXT)
     return texts.take(pa.array(places))
 
@@ -270,7 +270,7 @@ def _ids(tag: str, job: npt.NDArray[np.uint64]) -> pa.Array:
         column: npt.NDArray[np.uint32] = np.ndarray((count,), "<u4", data.data, place, (size,))
         column[:] = _DIGITS[left - rest * _FOUR]
         left = rest
-    # Last, for zeros in front of the number were written over its end.
+    # The prefix comes last, because zeros before the number were written over its end.
     front: npt.NDArray[Any] = np.ndarray((count,), f"V{len(prefix)}", data.data, 0, (size,))
     front[:] = np.void(prefix)
     offsets = np.arange(0, (count + 1) * size, size, dtype=np.int32)

@@ -46,7 +46,7 @@ _BACK: Final = arrays.table(engine.kinds.RETURNS)
 
 
 def _index(members: list[Any], other: int) -> np.ndarray[Any, np.dtype[np.int8]]:
-    """Places in the list, by number; ``other`` for numbers that are none of them."""
+    """Return each number's position in the list; ``other`` for numbers outside the list."""
     index = np.full(256, other, np.int8)
     for place, member in enumerate(members):
         index[int(member)] = place
@@ -106,7 +106,7 @@ def _option_bytes(option: engine.Option, holder: str) -> Callable[[RecordRows], 
 def _option_number(
     option: engine.Option, holder: str, *, strict: bool = False
 ) -> Callable[[RecordRows], pa.Array]:
-    """Take the first number of each row; with ``strict`` none may have another size."""
+    """Take the first number of each row; with ``strict`` another size is an error."""
 
     def build(rows: RecordRows) -> pa.Array:
         options: RecordOptions = getattr(rows, holder)
@@ -171,7 +171,7 @@ def _expires(rows: RecordRows) -> tuple[arrays.Ints, arrays.Mask]:
 def _carried_only(
     rows: RecordRows, option: engine.Option, out: arrays.Ints, had: arrays.Mask | None = None
 ) -> None:
-    """Write the option's numbers, of records that hold another, over those in ``out``."""
+    """Overwrite ``out`` with the option's numbers from records that carry another record."""
     value, has = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
     rows.carried_options.numbers(option, value, has)
     np.copyto(out, value, where=has)
@@ -251,7 +251,7 @@ def _lease_ns(rows: RecordRows) -> pa.Array:
 
 
 def _job_ids(tag: parsing.Tag, job: npt.NDArray[np.uint64]) -> pa.Array:
-    """Return the id of each row's job, with the tag of the log that enqueued it."""
+    """Return each row's job id, with the tag of the log that enqueued the job."""
     ids = arrays.ids(str(tag), job)
     for older, next_lsn in reversed(tag.parents):
         if not (job < next_lsn).any():
@@ -260,7 +260,7 @@ def _job_ids(tag: parsing.Tag, job: npt.NDArray[np.uint64]) -> pa.Array:
     return ids
 
 
-#: Functions that build columns with one value for all rows of a piece.
+#: Functions that build columns with the same value in all rows of a piece.
 CONSTANTS: Final[dict[str, Callable[[Piece, int], pa.Array]]] = {
     name: _repeated(name) for name in ("device", "log_id", "segment")
 }
@@ -320,17 +320,17 @@ def decode(
     decompressed body (100 MiB).
 
     Args:
-        piece: which bytes of which segment.
+        piece: the bytes of a segment to decode.
         schema: some columns of DETAILS, in any order; others are not computed.
-        corrupt: what to do about bytes that are no whole frame.
+        corrupt: the treatment of bytes that are no whole frame.
         payload: whether value holds payloads; results and reasons are always included.
         body_bytes_max: larger bodies are replaced by hash and size.
 
     Raises:
         UsageError: a column is not one of DETAILS.
-        SegmentMissing: there is no such file.
-        SegmentUnreadable: the disk refuses.
-        WrongSegment: the file is another segment than named.
+        SegmentMissing: the file does not exist.
+        SegmentUnreadable: the file cannot be read.
+        WrongSegment: the file holds another segment than named.
         SegmentDamaged: some bytes are no whole frame, and ``corrupt`` is FAIL.
         FormatError: a newer taskq wrote it.
     """
@@ -338,7 +338,7 @@ def decode(
 
 
 class _Decoder:
-    """A piece on its way into batches."""
+    """Decodes one piece into batches."""
 
     def __init__(
         self,
@@ -386,7 +386,7 @@ class _Decoder:
 
     def _decoded(self, records: frames.RecordStretch) -> Iterator[pa.RecordBatch]:
         count = len(records.at)
-        # Batches of equal size, so that none of a few rows remains of each chunk.
+        # Batches of equal size, so that no chunk ends in a batch of a few rows.
         step = -(-count // -(-count // ROWS_MAX)) if count else 1
         for first in range(0, count, step):
             rows = RecordRows(self._piece, records, first, min(first + step, count))
@@ -423,7 +423,7 @@ class _Decoder:
 
 
 def break_row(piece: Piece, schema: pa.Schema, gone: Break) -> pa.RecordBatch:
-    """Return the row that stands for a break, at the start of a piece."""
+    """Return the row of a break, at the start of a piece."""
     known = {name: value for name, value in gone._asdict().items() if value is not None}
     row = piece._asdict() | {"offset": piece.start, "kind": BREAK, "lsn": gone.lsn}
     row["value"] = json.dumps(known)
@@ -431,12 +431,12 @@ def break_row(piece: Piece, schema: pa.Schema, gone: Break) -> pa.RecordBatch:
     return _assembled(columns, schema, 1)
 
 
-#: Pieces of less bytes are decoded together: columns of a few rows cost as much as of thousands.
+#: Smaller pieces are decoded together: columns of a few rows cost as much as of thousands.
 SMALL_BYTES_MAX: Final = 16 * 1024
 
 
 def is_small(piece: Piece) -> bool:
-    """Return whether a piece may be among those of ``decode_together``."""
+    """Return whether ``decode_together`` may take a piece."""
     is_plain = piece.behind is None and not piece.tag.parents
     return is_plain and piece.end - piece.start <= SMALL_BYTES_MAX
 
@@ -448,12 +448,13 @@ def decode_together(
     payload: bool = True,
     body_bytes_max: int = UNLIMITED,
 ) -> pa.RecordBatch | None:
-    """Return the records of small pieces as one batch; None if ``decode`` has to take each.
+    """Return the records of small pieces as one batch; None if each needs ``decode``.
 
-    It has to if a piece is damaged, missing or of a newer taskq, or has packed or large bodies.
+    ``decode`` is needed if a piece is damaged, missing or of a newer taskq, or has packed or
+    large bodies.
 
     Args:
-        pieces: each ``is_small``, at least one.
+        pieces: at least one, each with ``is_small``.
         schema: as in ``decode``.
         payload: as in ``decode``.
         body_bytes_max: as in ``decode``.
@@ -467,7 +468,7 @@ def decode_together(
 
 
 class _Together(_Decoder):
-    """Small pieces on their way into one batch."""
+    """Decodes small pieces into one batch."""
 
     def __init__(
         self, pieces: Sequence[Piece], schema: pa.Schema, body_bytes_max: int, *, payload: bool
@@ -481,7 +482,7 @@ class _Together(_Decoder):
         for piece in self._pieces:
             with frames.PieceReader(piece) as reader:
                 items = list(reader.items())
-            # A second stretch would have been read into the same buffer.
+            # The second stretch would overwrite the buffer of the first.
             if len(items) != 1 or isinstance(items[0], frames.DamagedBytes):
                 return None
             stretches.append(items[0])
@@ -511,13 +512,13 @@ class _Together(_Decoder):
 def _assembled(columns: list[pa.Array], schema: pa.Schema, count: int) -> pa.RecordBatch:
     if columns:
         return pa.RecordBatch.from_arrays(columns, schema=schema)
-    # A schema without columns asks for the number of rows.
+    # A schema without columns still has a number of rows.
     nothing = pa.Array.from_buffers(pa.struct([]), count, [None])
     return pa.RecordBatch.from_struct_array(nothing)
 
 
 def _cut(sizes: arrays.Ints) -> Iterator[tuple[int, int]]:
-    """Yield (begin, end) of runs of rows of no more than UNPACKED_BYTES_MAX together."""
+    """Yield (begin, end) of runs of rows with at most UNPACKED_BYTES_MAX together."""
     begin = total = 0
     for row, size in enumerate(sizes.tolist()):
         if total + size > UNPACKED_BYTES_MAX and row > begin:
@@ -528,9 +529,9 @@ def _cut(sizes: arrays.Ints) -> Iterator[tuple[int, int]]:
 
 
 def batches_of(reader: engine.LogReader) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Return (schema, batches) of every record up to the reader's known end, as it reads them.
+    """Return (schema, batches) of every record up to the reader's known end.
 
-    The device is called what the directory is.
+    The name of the directory is the device's name.
     """
     return DETAILS, _batches(reader)
 

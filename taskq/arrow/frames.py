@@ -1,7 +1,7 @@
-"""Whole frames of a piece of a segment, many at a time, and what stands between them.
+"""Read the whole frames of a piece of a segment, many at a time, and the gaps between them.
 
-Frames that follow each other as they should are found here; a verdict on anything else is left to
-``taskq.log.format.frames``, which every reader of a log asks.
+Frames that follow each other without a gap are found here. Anything else is left to
+``taskq.log.format.frames``, like in every other reader of a log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from taskq.log.format import codec
 from taskq.log.format.salvage import salvage
 from taskq.log.machine.system import system
 
-#: Number of frames from which one step for all is faster than one step each.
+#: From this number of frames on, one vectorised step for all frames is faster.
 _IN_STEP_MIN: Final = 48
 _NO_RECORD: Final = codec.PREFIX.size
 
@@ -38,20 +38,20 @@ def places(
 
     Args:
         data: buffer with the bodies of the frames and ``PAD_SIZE`` bytes after them.
-        starts: places of the bodies.
-        sizes: of the bodies.
-        counts: of the records in each.
-        lsns: of the first record of each; for the error.
+        starts: places of the frames' bodies.
+        sizes: bytes of the bodies.
+        counts: number of records in each body.
+        lsns: lsn of the first record in each body, for the error.
 
     Raises:
-        FormatError: a length that cannot be.
+        FormatError: a record has an impossible length.
     """
-    # More than fit are not worth the memory that they would take.
+    # A count that does not fit into the bytes must not cost its memory.
     room = np.minimum(counts, sizes // _NO_RECORD + 1)
     ends = np.cumsum(room)
     at = np.zeros(int(ends[-1]) if len(ends) else 0, np.int64)
     _walk_all(data, starts, room, ends - room, at)
-    # After a wrong length, which the check reports, a place may be anywhere.
+    # After a wrong length, reported by the check below, a place may be outside the data.
     np.minimum(at, len(data) - arrays.PAD_SIZE, out=at)
     length = arrays.numbers_at(data, at, "<u4").astype(np.int64)
     least = arrays.FIXED_SIZES[data[at + 4]]
@@ -74,11 +74,11 @@ def _walk_all(
     first: arrays.Ints,
     out: arrays.Ints,
 ) -> None:
-    """Write the places of frame ``n`` to ``out[first[n]:]``; beyond a wrong length anything."""
+    """Write the places of frame ``n`` to ``out[first[n]:]``; undefined after a wrong length."""
     order = np.argsort(-counts, kind="stable")
     last = len(data) - 8
     place, slot, left = starts[order], first[order], counts[order]
-    # A frame without records has no slot of its own to write to.
+    # A frame without records has no slot in ``out``.
     active, step = int(np.searchsorted(-left, 0, side="left")), 0
     while active >= _IN_STEP_MIN:
         place, slot = place[:active], slot[:active]
@@ -103,9 +103,9 @@ def _walk_one(data: arrays.Bytes, at: int, out: arrays.Ints) -> None:
     out[:] = places
 
 
-#: Bytes that are read at a time, unless a frame is larger: what the processor's cache holds.
+#: Bytes that are read at a time, unless a frame is larger: the size of a processor's cache.
 CHUNK_BYTES: Final = 2 * 1024 * 1024
-#: Unit in which a disk fails to return data.
+#: Unit of a disk's read errors.
 _BLOCK: Final = 4_096
 _HEAD: Final = codec.SEGMENT_HEADER.size
 _FRAME: Final = codec.FRAME_HEADER_SIZE
@@ -119,7 +119,7 @@ class RecordStretch(NamedTuple):
 
     ``at`` and ``length`` are their places in ``data``, a buffer that is valid until the next
     ``RecordStretch`` and has ``PAD_SIZE`` extra bytes. ``base`` is the offset of ``data`` in the
-    file, of each record if they are of several files.
+    file; for several files it is an offset for each record.
     """
 
     data: arrays.Bytes
@@ -132,7 +132,7 @@ class RecordStretch(NamedTuple):
 
 
 def joined(stretches: Sequence[RecordStretch]) -> RecordStretch:
-    """Return the records of stretches, each with a buffer of its own, as one."""
+    """Return the records of several stretches, each with a buffer of its own, as one stretch."""
     sizes = [len(stretch.data) for stretch in stretches]
     counts = [len(stretch.at) for stretch in stretches]
     begins = np.cumsum([0, *sizes[:-1]])
@@ -146,7 +146,7 @@ def joined(stretches: Sequence[RecordStretch]) -> RecordStretch:
 
 
 class DamagedBytes(NamedTuple):
-    """A gap, and the records in it that are whole by their own CRC, if there are any."""
+    """Damaged bytes, and the records in them that are whole by their own CRC, if any."""
 
     gap: Gap
     what: str
@@ -157,8 +157,8 @@ class PieceReader:
     """Reads one piece. Use ``with``.
 
     Raises:
-        SegmentMissing: there is no such file.
-        SegmentUnreadable: it cannot be opened.
+        SegmentMissing: the file does not exist.
+        SegmentUnreadable: the file cannot be opened.
     """
 
     def __init__(self, piece: schema.Piece) -> None:
@@ -182,12 +182,12 @@ class PieceReader:
     # -- reading ----------------------------------------------------------------------------------
 
     def items(self) -> Iterator[RecordStretch | DamagedBytes]:
-        """Yield everything in the piece, in its order.
+        """Yield everything in the piece, in order.
 
         Raises:
             FormatError: a newer taskq wrote it.
-            WrongSegment: it is whole, but another one.
-            SegmentUnreadable: the disk refuses.
+            WrongSegment: the file holds another segment.
+            SegmentUnreadable: the file cannot be read.
         """
         offset, end = self.piece.start, self.piece.end
         if offset >= end:
@@ -197,7 +197,7 @@ class PieceReader:
             if damage is not None:
                 yield damage
             offset = _HEAD
-        # Thousands of small segments need a small buffer each.
+        # Thousands of small segments need only a small buffer each.
         chunk = np.zeros(min(CHUNK_BYTES, max(end - offset, 0)) + arrays.PAD_SIZE, np.uint8)
         wanted = CHUNK_BYTES
         while offset < end:
@@ -207,7 +207,7 @@ class PieceReader:
             filled = self._fill(chunk, asked, offset)
             records, size, needed = self._whole_frames(chunk, filled, offset)
             if records is not None:
-                if len(records.at):  # else it was a sync point alone
+                if len(records.at):  # without records it was a sync point alone
                     yield records
                 offset, wanted = offset + size, CHUNK_BYTES
             elif filled == asked < needed <= end - offset:
@@ -234,10 +234,10 @@ class PieceReader:
         return done
 
     def _read(self, count: int, offset: int) -> bytes:
-        """Return what the disk gives back; blocks that it does not are zeros, and fail their CRC.
+        """Return bytes of the file; blocks with read errors are zeros, and so fail their CRC.
 
         Raises:
-            SegmentUnreadable: it refuses altogether.
+            SegmentUnreadable: no block can be read.
         """
         parts: list[bytes] = []
         by_block = False
@@ -266,9 +266,9 @@ class PieceReader:
     def _whole_frames(
         self, data: arrays.Bytes, filled: int, base: int
     ) -> tuple[RecordStretch | None, int, int]:
-        """Return (records of the frames that the data begins with, their bytes, bytes needed).
+        """Return (records of the frames at the start of the data, their bytes, bytes needed).
 
-        The last is not 0 if there are no such frames, since the first is longer than the data.
+        Bytes needed is positive if the first frame is longer than the data.
         """
         view = data.data
         at = np.array(_chain(view, filled), np.int64)
@@ -300,7 +300,7 @@ class PieceReader:
         first, count = heads["first_lsn"], heads["count"]
         fits = (heads["magic"] == codec.FRAME_MAGIC) & (heads["flags"] == 0)
         fits &= first < codec.LSN_MAX
-        # Later values are only used if all earlier ones fit, and so do not overflow.
+        # A later value is used only if all earlier frames fit, so it cannot overflow.
         expected = np.empty(len(heads), np.uint64)
         expected[:1] = self._next_lsn
         expected[1:] = first[:-1] + count[:-1]
@@ -310,7 +310,7 @@ class PieceReader:
         if not self._next_lsn:
             self._learn_lsn()
         item = next(self._scanner(self.piece.end, self._next_lsn).frames(offset), None)
-        if item is None:  # nothing but frames that were seen already
+        if item is None:  # only frames that were already decoded
             return None, self.piece.end
         self._next_lsn = item.next_lsn
         if isinstance(item, Gap):
@@ -320,7 +320,7 @@ class PieceReader:
         return _found(data, item.offset - start, np.array([start]), heads), item.end
 
     def _learn_lsn(self) -> None:
-        """Find out which record comes first, of a piece that starts with bytes that do not say."""
+        """Find the first lsn of a piece that does not start with a frame."""
         self._next_lsn = self.piece.segment
         for item in self._scanner(self.piece.start, self.piece.segment).frames(_HEAD):
             self._next_lsn = item.next_lsn
@@ -349,7 +349,7 @@ class PieceReader:
         return DamagedBytes(Gap(0, _HEAD, segment, segment, torn=False), what, None)
 
     def _opened(self) -> tuple[int, int]:
-        """Return (epoch, time) from the segment's header, or else from its first frame."""
+        """Return (epoch, time) from the segment's header, or from its first frame."""
         data = self._read(_HEAD + _FRAME, 0)
         header = codec.decode_segment_header(data, problems.shown(self.piece.path))
         if header is not None and header.first_lsn == self.piece.segment:
@@ -416,7 +416,7 @@ def _crc_table() -> npt.NDArray[np.uint32]:
 
 
 _CRC_TABLE: Final = _crc_table()
-#: Fewer frames get their seeds one by one.
+#: Below this number of frames, seeds are computed one by one.
 _SEEDS_MIN: Final = 32
 
 

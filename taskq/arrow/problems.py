@@ -1,11 +1,11 @@
-"""Name what is wrong with a segment that was to be decoded.
+"""Errors of decoding a segment.
 
 ::
 
     LogError
     ├── SegmentUnreadable     its file cannot be opened or read
-    ├── SegmentMissing        there is no such file
-    ├── WrongSegment          a whole segment of another log, or another one of this log
+    ├── SegmentMissing        its file does not exist
+    ├── WrongSegment          a whole segment of another log, or another segment of this log
     └── LogDamaged
         └── SegmentDamaged    bytes that are no whole frame, or no segment at all
 """
@@ -18,16 +18,16 @@ from taskq.core.errors import LogDamaged, LogError
 
 
 def shown(name: str) -> str:
-    r"""Return a file's name as text: bytes of it that are no UTF-8 as ``\xff``."""
+    r"""Return a file's name as text, with invalid UTF-8 bytes as ``\xff``."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 class SegmentUnreadable(LogError):
-    """A segment's file is there, but it cannot be opened or read.
+    """A segment's file exists, but it cannot be opened or read.
 
     Attributes:
-        path: of the file.
-        reason: what the system says.
+        path: path of the file.
+        reason: the system's error.
     """
 
     def __init__(self, path: str, reason: str) -> None:
@@ -43,10 +43,10 @@ class SegmentUnreadable(LogError):
 
 
 class SegmentMissing(LogError):
-    """The file is not there (any more).
+    """A segment's file does not exist (any more).
 
     Attributes:
-        path: of the file.
+        path: path of the file.
     """
 
     def __init__(self, path: str) -> None:
@@ -58,7 +58,7 @@ class SegmentMissing(LogError):
 
 
 class WrongSegment(LogError):
-    """The file is another segment than its place says; its records must not be taken for ours."""
+    """The file holds another segment than its path says; its records must not be used."""
 
     def __init__(self, path: str, there: str, wanted: str) -> None:
         super().__init__(
@@ -67,7 +67,7 @@ class WrongSegment(LogError):
         )
 
 
-#: The end of a message of damage in every copy.
+#: The end of every message about damage.
 ADVICE: Final = ": corruptMode=skip reads past them"
 
 
@@ -75,9 +75,9 @@ class SegmentDamaged(LogDamaged):
     """Bytes that are no whole frame.
 
     Attributes:
-        path: of the file.
-        offset, resume: from the first bad byte to where a frame may start again.
-        lsn: of the first record that is concerned.
+        path: path of the file.
+        offset, resume: the first bad byte, and the next possible start of a frame.
+        lsn: lsn of the first affected record.
     """
 
     def __init__(self, path: str, offset: int, resume: int, lsn: int, what: str) -> None:

@@ -16,13 +16,13 @@ from taskq.core import errors, model, records
 from taskq.engine import Flag, Option, kinds
 from taskq.log.format.options import decode_extras
 
-#: Tag and length; ``taskq.log.format.options`` has it as a struct.
+#: Tag and length of an option; the same layout as in ``taskq.log.format.options``.
 _OPTION: Final = struct.Struct("<BH")
 _I64: Final = struct.Struct("<q")
 
 
 class OptionColumn(NamedTuple):
-    """An option of each of some rows: row, tag, place and length of its value."""
+    """One option in each of some rows: row, tag, place and length of the value."""
 
     row: arrays.Ints
     tag: arrays.Bytes
@@ -31,10 +31,10 @@ class OptionColumn(NamedTuple):
 
 
 class RecordOptions:
-    """Options of rows.
+    """The options of rows.
 
     Args:
-        data: their buffer.
+        data: buffer of the rows.
         row: numbers of the rows with possible options.
         at, end: places of the options of each of these rows.
     """
@@ -50,7 +50,7 @@ class RecordOptions:
             tag = data[at]
             size = arrays.numbers_at(data, at + 1, "<u2").astype(np.int64)
             at = at + _OPTION.size
-            # A value that is cut short is read as far as it goes.
+            # A truncated value is read up to its end.
             self._steps.append(OptionColumn(row, tag, at, np.minimum(size, end - at)))
             at = at + size
             more = at + _OPTION.size <= end
@@ -60,7 +60,7 @@ class RecordOptions:
         return bool(self._steps)
 
     def each(self, *options: Option) -> Iterator[OptionColumn]:
-        """Yield the rows with any of the options; a row with several comes again, in order."""
+        """Yield the rows with any of the options; a row with several is yielded again, in order."""
         for step in self._steps:
             chosen = step.tag == options[0]
             for other in options[1:]:
@@ -79,7 +79,7 @@ class RecordOptions:
                 had[step.row] = True
 
     def find_numbers(self, option: Option, out: arrays.Ints, *, strict: bool = False) -> None:
-        """Write the option's numbers to ``out``, the first of each row that has the right size."""
+        """Write the option's numbers to ``out``: the first of each row with the right size."""
         for step in reversed(list(self.each(option))):
             if strict:
                 self._check_sizes(step)
@@ -95,7 +95,7 @@ class RecordOptions:
             had[step.row] = True
 
     def check_sizes(self, *options: Option) -> None:
-        """Let no number pass that has another size than it is known with."""
+        """Refuse numbers of an unexpected size."""
         for option in options:
             for step in self.each(option):
                 self._check_sizes(step)
@@ -111,7 +111,7 @@ class RecordOptions:
 
 
 _TYPE: Final = schema.DETAILS.field("headers").type
-#: Length of a text, in front of it.
+#: Bytes of the length before a text.
 _SIZE_SIZE: Final = 2
 
 
@@ -127,7 +127,7 @@ def headers_of(data: arrays.Bytes, options: RecordOptions, count: int) -> pa.Arr
         return arrays.nothing(_TYPE, count)
     texts = _texts(data, row, start[row], end[row])
     pairs = [
-        # A last name without a value is left out.
+        # A last name without a value is dropped.
         np.stack((*(column[np.isin(name[0], value[0])] for column in name), *value[1:]))
         for name, value in zip(texts[::2], texts[1::2], strict=False)
     ]
@@ -142,7 +142,7 @@ def headers_of(data: arrays.Bytes, options: RecordOptions, count: int) -> pa.Arr
     sizes = np.bincount(row, minlength=count)
     offsets = np.zeros(count + 1, np.int32)
     np.cumsum(sizes, out=offsets[1:])
-    assert not names.null_count  # to count them: pyarrow before 26 takes "not known" for some
+    assert not names.null_count  # compute it now: pyarrow before 26 takes "unknown" for some nulls
     entries = pa.StructArray.from_arrays(
         [names, values], fields=[_TYPE.key_field, _TYPE.item_field]
     )
@@ -182,7 +182,7 @@ def _one_by_one(data: arrays.Bytes, start: arrays.Ints, end: arrays.Ints, count:
 _BORN_SIZE: Final = kinds.ROWS[kinds.BIRTH].layout.struct.size
 _STATES: Final = np.isin(np.arange(256), [int(state) for state in model.State])
 _CLAIM_SIZE: Final = 16
-#: Numbers among the options of a record that brings a job.
+#: Options with a number in a record that creates a job.
 _BIRTH_NUMBERS: Final = (
     Option.DUE, Option.DUE_WALL, Option.EXPIRES, Option.EXPIRES_RELATIVE, Option.WINDOW,
     Option.KEEP,
@@ -214,7 +214,7 @@ class RecordRows:
         self._heads = arrays.heads(self.data, self.at)
         self.of_job: Final = self._heads.view(arrays.OF_JOB)
         self.kind: arrays.Bytes = np.ascontiguousarray(self.of_job["kind"])
-        #: how many there are of each kind
+        #: number of records of each kind
         self.counts: Final = np.bincount(self.kind, minlength=arrays.KINDS)
         if self.counts[: arrays.SKIPPABLE][~arrays.IS_KNOWN[: arrays.SKIPPABLE]].any():
             strange = ~arrays.IS_KNOWN[self.kind] & (self.kind < arrays.SKIPPABLE)
@@ -241,7 +241,7 @@ class RecordRows:
                 np.copyto(numbers, values.astype(np.int64), where=has_it[self.kind])
         return numbers
 
-    # -- what every record has --------------------------------------------------------------------
+    # -- fields of every record -------------------------------------------------------------------
 
     @cached_property
     def flags(self) -> arrays.Ints:
@@ -253,7 +253,7 @@ class RecordRows:
 
     @cached_property
     def is_of_job(self) -> arrays.Mask:
-        """Return which records concern a job that an earlier one brought into being."""
+        """Return which records concern a job of an earlier record."""
         return arrays.IS_OF_JOB[self.kind]
 
     @cached_property
@@ -270,7 +270,7 @@ class RecordRows:
     def carries(self) -> bool:
         return bool(self.counts[arrays.IS_CARRYING].any())
 
-    # -- the ENQUEUED record, be it inside another ------------------------------------------------
+    # -- the ENQUEUED record, also inside another record ------------------------------------------
 
     @cached_property
     def is_birth(self) -> arrays.Mask:
@@ -278,7 +278,7 @@ class RecordRows:
 
     @cached_property
     def _births(self) -> tuple[npt.NDArray[np.void], arrays.Ints, arrays.Ints]:
-        """Return (head, place, end) of the ENQUEUED records; anything in other rows."""
+        """Return (head, place, end) of the ENQUEUED records; undefined in other rows."""
         whole_end = self.at + self.length
         if not self.carries:
             return self._heads.view(arrays.OF_BIRTH), self.at, whole_end
@@ -317,7 +317,7 @@ class RecordRows:
 
     @cached_property
     def route(self) -> tuple[arrays.Ints, arrays.Ints, arrays.Ints]:
-        """Return (start of the queue's name, of the task's, of the options) in ENQUEUED records."""
+        """Return (start of queue name, of task name, of options) in ENQUEUED records."""
         birth, at, end = self._births
         queue = at + _BORN_SIZE
         task = np.minimum(queue + birth["queue_size"], end)
@@ -359,7 +359,7 @@ class RecordRows:
 
     @cached_property
     def has_body(self) -> arrays.Mask:
-        """Other records that hold something: a result, a reason, the description of an owner."""
+        """Other records with a body: a result, a reason, the description of an owner."""
         of_job: arrays.Mask = self.is_of_job & ((self.flags & arrays.CHECKED) != 0)
         if self.carries:
             of_job &= ~self.is_carrying
@@ -403,7 +403,7 @@ class RecordRows:
 
     @cached_property
     def owner(self) -> arrays.Ints:
-        """Return the owner that claimed the job or that the record names; 0 for none."""
+        """Return the owner that claimed the job, or that the record names; 0 for none."""
         owner = self.field("owner")
         if self.carries:
             for step in self.carried_options.each(Option.CLAIM):

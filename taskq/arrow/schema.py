@@ -1,4 +1,4 @@
-"""The columns of a task log's records, and what is to be decoded: pieces of segment files."""
+"""The columns of a log's records, and the unit of decoding: a piece of a segment file."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ SCHEMA: Final = pa.schema(
     [
         ("device", _TEXT),
         ("log_id", _TEXT),
-        # the first lsn of the segment, and where the record starts in its file
+        # the first lsn of the segment, and the record's offset in its file
         ("segment", _LONG),
         ("offset", _LONG),
         ("lsn", _LONG),
         # as taskq.core.records.Kind, in lower case; "unknown", "break"
         ("kind", _TEXT),
         ("job_id", _TEXT),
-        # only in records that name them
+        # only in records that contain them
         ("task", _TEXT),
         ("queue", _TEXT),
         ("timestamp", pa.timestamp("us", tz="UTC")),
-        # as taskq shows it
+        # in the form that taskq shows
         ("key", _TEXT),
         # attempts after the record, for records about a job
         ("attempt", _INT),
         ("priority", _INT),
-        # who claimed the job, of carried ones too; of "owner" records themselves
+        # the owner of the claim, also of a carried claim; in "owner" records the owner itself
         ("owner", _TEXT),
         ("epoch", _TEXT),
-        # payload, result, reason, or an owner's description in JSON, as it was given; what is no
-        # UTF-8 stands in value_bytes
+        # payload, result, reason, or an owner's description in JSON, as it was given; values that
+        # are no UTF-8 are in value_bytes
         ("value", _TEXT),
         ("value_bytes", _BYTES),
-        # null where there are none
+        # null without headers
         ("headers", pa.map_(_TEXT, _TEXT)),
     ]
 )
@@ -51,21 +51,21 @@ DETAILS: Final = pa.schema(
         *SCHEMA,
         pa.field("ts_ns", _LONG),
         pa.field("job", _LONG),
-        # lsn of the claim; of "compacted" the first lsn that is kept
+        # lsn of the claim; in "compacted" records the first kept lsn
         pa.field("token", _LONG),
         pa.field("cause", _TEXT),
         pa.field("attempts_max", _INT),
         pa.field("due_ns", _LONG),
         pa.field("expires_ns", _LONG),
-        # 1: due_ns is wall time and does not shift with the clock; 2: expires_ns is
+        # 1: due_ns is wall time and does not shift with the clock; 2: expires_ns is wall time
         pa.field("moments", _INT),
-        # flags of the record; for a carried job of its ENQUEUED record
+        # flags of the record; in a carried record, flags of its ENQUEUED record
         pa.field("flags", _INT),
-        # of a carried record its job's; of a step its form: step, sleep, event, timeout, call
+        # state of a carried record's job; form of a step: step, sleep, event, timeout, call
         pa.field("state", _TEXT),
         pa.field("enqueued_ns", _LONG),
         pa.field("ended_ns", _LONG),
-        # of carried records: result or reason, beside the payload
+        # result or reason in carried records, besides the payload
         pa.field("result", _TEXT),
         pa.field("result_bytes", _BYTES),
         pa.field("step_ns", _LONG),
@@ -76,22 +76,22 @@ DETAILS: Final = pa.schema(
         pa.field("lease_ns", _LONG),
         # name#number of a step, name of a signal
         pa.field("step", _TEXT),
-        # which of its job's steps it is, from 0
+        # index of the step in its job, from 0
         pa.field("place", _LONG),
         pa.field("began_ns", _LONG),
-        # why value or result is missing although there is one
+        # why value or result is missing although the record has one
         pa.field("problem", _TEXT),
     ]
 )
 
 #: Columns of text that can be decoded as raw bytes.
 AS_BYTES: Final = frozenset({"key", "value", "result", "concurrency_key"})
-#: Columns with the bytes of values that are no text.
+#: Columns with the bytes of values that are no UTF-8.
 BYTES_OF: Final = {"value_bytes": "value", "result_bytes": "result"}
 
 
 def as_bytes(schema: pa.Schema) -> pa.Schema:
-    """Return the schema with columns of bytes where users' own bytes are shown as text."""
+    """Return the schema with bytes columns in place of text columns of users' bytes."""
     return pa.schema(
         pa.field(field.name, _BYTES) if field.name in AS_BYTES else field
         for field in schema
@@ -99,13 +99,13 @@ def as_bytes(schema: pa.Schema) -> pa.Schema:
     )
 
 
-#: Rows of a batch, unless fewer are left.
+#: Rows of a batch, except the last.
 ROWS_MAX: Final = 8_192
-#: ``kind`` of records of unknown skippable types ...
+#: ``kind`` of records of unknown skippable types.
 UNKNOWN: Final = "unknown"
-#: ... and of a row that says what is missing before the records after it.
+#: ``kind`` of a row for missing or damaged records.
 BREAK: Final = "break"
-#: A break where bytes are no whole frame.
+#: A break because bytes are no whole frame.
 DAMAGED: Final = "damaged"
 
 
@@ -113,10 +113,10 @@ class Break(NamedTuple):
     """A break in the sequence of records; its reason is in ``value``, as JSON.
 
     Attributes:
-        what: "gap": records are missing; "damaged": they are there and do not read.
-        lsn: of the first of them.
+        what: "gap": records are missing; "damaged": they exist and cannot be read.
+        lsn: lsn of the first missing or damaged record.
         goes_on: the first lsn after a gap.
-        end_lsn: where the device's log ended when it declared the break; None: it did not.
+        end_lsn: the end of the device's log when the device declared the break; None: undeclared.
         cause: text of the declaration.
     """
 
@@ -128,16 +128,16 @@ class Break(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Bytes of a segment, from one border of frames to another.
+    """Bytes of a segment, from one boundary between frames to another.
 
     Attributes:
-        path: of the segment file.
+        path: path of the segment file.
         device: name of the log.
         log_id: UUID of the log that wrote the segment.
-        tag: of that log.
+        tag: tag of that log.
         segment: first lsn of the segment.
-        start, end: bytes of the file; the segment's header is checked unless ``start`` is after it.
-        behind: the break before its records, if there is one.
+        start, end: bytes of the file; the header is checked unless ``start`` is after the header.
+        behind: the break before its records, if any.
     """
 
     path: str
@@ -155,7 +155,7 @@ class Corrupt(StrEnum):
 
     #: raise an error
     FAIL = "fail"
-    #: give the records that are whole by their own CRC, as every reader of a log does
+    #: return the records that are whole by their own CRC, as every reader of a log does
     SKIP = "skip"
-    #: likewise, and a row of kind "break" in place of the others
+    #: like SKIP, with a row of kind "break" for the damaged records
     BREAK = "break"

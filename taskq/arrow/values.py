@@ -1,4 +1,4 @@
-"""Payloads, results and reasons, as they were given."""
+"""Payloads, results and reasons, in their original form."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from taskq.log.format import bodies, carried
 if TYPE_CHECKING:
     from taskq.arrow import rows
 
-#: A batch is ended before its compressed bodies would come to more, but for its first.
+#: A batch ends before its compressed bodies would expand to more; its first body may be larger.
 UNPACKED_BYTES_MAX: Final = 64 * 1024 * 1024
 _BYTES_MAX: Final = LogConfig().decompressed_bytes_max
-#: No body is as large.
+#: Larger than any body.
 UNLIMITED: Final = 2**62
-#: Start of a body that stands for a body that was left out.
+#: Start of the text in place of a body that was left out.
 LEFT_OUT: Final = b'{"left out":'
 #: Bytes of a compressed body that ``original_size`` reads.
 _SIZE_BYTES: Final = 8
 
 
 def _unpacked(stored: bytes, flags: int, what: str, bytes_max: int) -> tuple[bytes | None, str]:
-    """Return (the body, or what stands for a larger one, or None; why it is missing)."""
+    """Return (the body, or the text in place of a large one, or None; why it is missing)."""
     try:
         body = bodies.decompress(stored, flags, _BYTES_MAX, what) if flags else stored
     except errors.TaskqError as error:
@@ -40,7 +40,7 @@ def _unpacked(stored: bytes, flags: int, what: str, bytes_max: int) -> tuple[byt
 
 
 def left_out(digest: bytes, size: int) -> bytes:
-    """Return what stands for a body that is too large: JSON, its hash (SHA-256) and its size."""
+    """Return the text in place of a large body: JSON with its hash (SHA-256) and its size."""
     return LEFT_OUT + b' {"sha256": "%b", "size": %d}}' % (digest.hex().encode(), size)
 
 
@@ -49,8 +49,8 @@ class Values:
 
     Args:
         rows: the records.
-        bytes_max: of a body; of a larger one hash and size are given.
-        payload: whether payloads are given; else they are null.
+        bytes_max: limit of a body's size; for larger bodies hash and size are returned.
+        payload: whether payloads are returned; otherwise they are null.
     """
 
     def __init__(self, rows: rows.RecordRows, bytes_max: int, *, payload: bool) -> None:
@@ -59,10 +59,11 @@ class Values:
         self._payload = payload
 
     def column(self, name: str, *, is_text: bool) -> pa.Array:
-        """Return one of the columns; with ``is_text`` null where it is no text.
+        """Return one of the columns; with ``is_text`` null for values that are no UTF-8.
 
-        ``value`` is a payload, a result, a reason or a description, ``result`` what carried records
-        hold beside their payload; ``value_bytes`` and ``result_bytes`` have what is no text.
+        ``value`` is a payload, a result, a reason or a description. ``result`` is the result or
+        reason in carried records. ``value_bytes`` and ``result_bytes`` hold values that are no
+        UTF-8.
         """
         if name == "problem":
             return self._problem()
@@ -128,7 +129,7 @@ class Values:
 
 
 def _parted(values: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return (what is text, the bytes of the rest), each null where the other is not."""
+    """Return (text, bytes of values that are no UTF-8), each null where the other is not."""
     text = arrays.whole_text(values)
     if text is not None:
         return text, arrays.nothing(values.type, len(values))
@@ -152,7 +153,7 @@ def without_reasons(history: bytes) -> bytes:
 
 
 def unpacked_sizes(rows: rows.RecordRows) -> arrays.Ints | None:
-    """Return bytes that the packed bodies of each row come to, None if there are none."""
+    """Return the unpacked size of the packed bodies of each row; None if no body is packed."""
     sizes = np.zeros(len(rows), np.int64)
     any_packed = False
     pairs = [(rows.value, rows.value_packing)]

@@ -1,4 +1,4 @@
-"""The arguments of a task's calls as JSON payloads, checked against its annotations, and back."""
+"""Encode the arguments of a task's calls as JSON payloads, checked by its annotations, and back."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _PROBLEMS_MAX: Final = 3
 
 
 class ArgumentCodec:
-    """Turns calls of one function into payloads, and payloads into calls.
+    """Encodes calls of one function as payloads, and decodes payloads.
 
-    The fast path is two calls into pydantic_core; the slow path words the error.
+    The fast path is two calls into pydantic_core; the slow path composes the error.
 
     Attributes:
         encode: (args, kwargs) -> payload. Raises InvalidCall or PayloadTooLarge.
-        validated: (args, kwargs) -> values by name, as annotated.
+        validated: (args, kwargs) -> values by name, in the annotated types.
         dump: values by name -> payload.
         decode: payload -> (args, kwargs). Raises InvalidCall.
     """
@@ -48,7 +48,7 @@ class ArgumentCodec:
         self._way = serialization.JsonForm(validator, serializer, is_kept=is_safe)
         #: whether the conversion may lose a part of the value
         self._loses = any(map(loose.may_lose, schemas.values()))
-        #: of the parameters that anything may be in
+        #: functions that search parameters of any type for changed parts
         looks = {name: loose.look_for(schema) for name, schema in schemas.items()}
         self._looks = {name: look for name, look in looks.items() if look}
         self._is_simple = signature.plain and not (self._looks or self._loses)
@@ -61,17 +61,17 @@ class ArgumentCodec:
             self.encode, self.decode = self._encode, self._decode
 
     def validated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the call's values by parameter name, as their annotations have them."""
+        """Return the call's values by parameter name, in the annotated types."""
         if not kwargs and self._is_simple and len(args) == len(self.signature.names):
             try:
                 return self._validate(dict(zip(self.signature.names, args, strict=True)))
             except ValueError:
-                # The slow path words the error.
+                # The slow path composes the error.
                 return self._checked(self._unread(args, kwargs))
         return self._checked(self.signature.bind(args, kwargs))
 
     def _unread(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the values of a call that were read once already, unless one is an iterator."""
+        """Return the values of a call after a first read; refuse an iterator, which is used up."""
         values = self.signature.bind(args, kwargs)
         spent = loose.find_iterator(values)
         if spent:
@@ -117,7 +117,7 @@ class ArgumentCodec:
         return body
 
     def _compare(self, values: dict[str, Any], body: bytes) -> None:
-        """Raise InvalidCall if a worker would get other values, or none: nothing is written."""
+        """Raise InvalidCall if a worker would decode other values, or fail to decode them."""
         try:
             difference = self._way.difference(values, body)
         except ValueError as error:
@@ -185,7 +185,7 @@ class ArgumentCodec:
             try:
                 body = dump(validate(values))
             except ValueError:
-                # Both of pydantic's errors are ValueErrors; the slow road finds the words.
+                # Both of pydantic's errors are ValueErrors; the slow path composes the message.
                 return slow(args, kwargs)
             return body if len(body) <= serialization.FLAT_BYTES_MAX else large(args, kwargs, body)
 
@@ -200,7 +200,7 @@ class ArgumentCodec:
         def looked(values: dict[str, Any]) -> dict[str, Any]:
             checked: dict[str, Any] = validate(values)
             if loses and not keeps_parts(values, checked) and find_lost(values, checked):
-                raise ValueError("lost")  # the slow road finds the words
+                raise ValueError("lost")  # the slow path composes the error
             for given in checked.values():
                 if type(given) not in loose.KEPT:
                     break
@@ -245,7 +245,7 @@ class ArgumentCodec:
         return self.signature.split(values)
 
     def _decode_settled(self, payload: bytes, first: ValueError | None) -> dict[str, Any]:
-        """Decode a payload that may come from a sender who did not know the parameters' names."""
+        """Decode a payload whose sender may not have known the parameters' names."""
         from pydantic_core import from_json, to_json  # noqa: PLC0415 - slow to import
 
         try:
@@ -289,7 +289,7 @@ class ArgumentCodec:
         return errors.InvalidCall(self._task, f"parameter {label!r} {problem}{more}")
 
     def _invalid(self, error: ValueError) -> errors.InvalidCall:
-        # pydantic's validation raises one kind of ValueError only, which is slow to import.
+        # pydantic's validation only raises ValidationError, whose class is slow to import.
         checked = cast("ValidationError", error)
         details = checked.errors(include_url=False, include_context=False)
         problems = [self._problem(detail) for detail in details[:_PROBLEMS_MAX]]
@@ -317,7 +317,7 @@ class ArgumentCodec:
         return f"parameter {label!r} must be {expected}, got {got}: {detail['msg']}"
 
     def _of_context(self) -> str:
-        # In other libraries workers give a function its job as the first argument.
+        # Other libraries pass the job as the first argument.
         if self.signature.names[:1] not in {("ctx",), ("context",)}:
             return ""
         return (
@@ -350,7 +350,7 @@ def _bare(hint: Any) -> Any:
 
 
 def _naming(names: tuple[str, ...]) -> Callable[..., dict[str, Any]]:
-    """Make what puts values under these names; written out for a few, which halves its time."""
+    """Return a function that names its arguments; for a few names a literal halves its time."""
     match names:
         case (a,):
             return lambda x: {a: x}
@@ -370,7 +370,7 @@ def _typed_dict(fields: dict[str, Any]) -> Any:
 
 
 def decode_call(payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a task that is not known here, as JSON has them."""
+    """Return the arguments of an unknown task as plain JSON values."""
     values = serialization.decode_loose(payload)
     if not isinstance(values, dict):
         return (values,), {}
@@ -378,7 +378,7 @@ def decode_call(payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 class StepArguments(ArgumentCodec):
-    """Turns the arguments of a step into payloads: all but the first, which comes with the flow."""
+    """Encodes the arguments of a step, except the first, which the flow passes."""
 
     def __init__(self, signature: signature.Signature) -> None:
         if not signature.names:
@@ -390,7 +390,7 @@ class StepArguments(ArgumentCodec):
         super().__init__(signature)
 
     def validated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the values of the further parameters, as annotated."""
+        """Return the values of the other parameters, in the annotated types."""
         values = self.signature.bind((None, *args), kwargs)
         del values[self._first]
         return self._checked(values)

@@ -1,4 +1,4 @@
-"""Options of an enqueue, checked once, and the frozen Call that carries them."""
+"""Options of an enqueue, checked once, and the frozen ``Call`` that holds them."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ C_co = TypeVar("C_co", covariant=True)
 
 #: A dedup key, or a function of a call's arguments that returns one.
 Key: TypeAlias = str | bytes | Callable[..., str | bytes]
-#: Holding of a key beyond its window.
+#: How long a key is held beyond its window.
 Until: TypeAlias = Literal["settled"]
 #: Behaviour of an enqueue whose key is held.
 OnConflict: TypeAlias = Literal["first", "replace", "raise"]
 
-#: Fields that need a key: the option of each, and its value without a key.
+#: Fields that need a key: the option of each field, and its value without a key.
 _DEDUP_FIELDS: Final[dict[str, tuple[str, object]]] = {
     "window_ns": ("window", 0),
     "until_settled": ("until", False),
@@ -51,7 +51,7 @@ _DEDUP_FIELDS: Final[dict[str, tuple[str, object]]] = {
 }
 _HEADER_LENGTHS_BYTES: Final = 4
 _SPECS_KEPT: Final = 1_024
-#: A record's length and CRC; its optional fields but for the bytes of key and headers.
+#: Bytes of a record's length and CRC; of its optional fields without key and headers.
 _RECORD_EDGES_BYTES: Final = 8
 _OPTIONS_BYTES: Final = 64
 
@@ -67,15 +67,15 @@ class JobOptions(TypedDict, total=False):
     delay: durations.Duration
     #: how long the key is held; None: until the job is settled
     window: durations.Duration | None
-    #: "settled", with a window: hold the key until both, window and job, are over
+    #: "settled", with a window: hold the key until the window is over and the job is settled
     until: Until | None
     #: if the key is held: "first" returns the holder, "replace" takes the key over unless the
-    #: holder runs (a waiting holder is cancelled), "raise" raises ``DuplicateKey``
+    #: holder is running (a waiting holder is cancelled), "raise" raises ``DuplicateKey``
     on_conflict: OnConflict
     #: small strings that travel with the job; headers of a call are added to its task's
     headers: Mapping[str, str]
-    #: how long the job and its result are kept after its end; "never": it never goes; None: as its
-    #: queue or log says
+    #: how long the job and its result are kept after its end; "never": for ever; None: as
+    #: configured for its queue or log
     keep: durations.Duration | None
     #: how payload and result are compressed, "none" for not at all; None: as the queue or log says
     compress: Compression | None
@@ -86,19 +86,19 @@ class OptionChanges(JobOptions, total=False):
 
     #: how often the job may run; 0 for no limit
     attempts: int
-    #: not before this moment (a datetime with a time zone)
+    #: the job is not run before this moment (a datetime with a time zone)
     eta: datetime | None
-    #: give up unless it ran by then: a duration from now, or a datetime with a time zone
+    #: the job expires unless it ran by then: a duration from now, or a datetime with a time zone
     expires: durations.Duration | datetime | None
     #: one job at a time may hold this key in its queue
     key: Key | None
-    #: limits of the task hold for the jobs of each such key; None: for all of the task together
+    #: the task's limits apply to the jobs of each such key; None: to all jobs of the task together
     concurrency_key: Key | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The options of an enqueue, checked and in the log's units. Make one with ``changed``."""
+    """The options of an enqueue, checked and in the log's units. Make them with ``changed``."""
 
     queue: str = "default"
     priority: int = model.PRIORITY_DEFAULT
@@ -151,33 +151,33 @@ class Options:
         return options
 
     def spec(self, task: str, flags: records.Flag) -> EnqueueSpec:
-        """Return the part of an enqueue that the log wants encoded once.
+        """Return the options that the log encodes once for many jobs.
 
         Raises:
-            UsageError: queue, priority or attempts is out of its range.
+            UsageError: queue, priority or attempts is out of range.
         """
         return spec_of(self.queue, task, self.priority, self.attempts, flags)
 
     def fixed_extras(self, task: str) -> model.Extras | None:
-        """Return the rarer part of options whose key, if any, is text or bytes.
+        """Return the rarer options, if the key, if any, is text or bytes.
 
         Raises:
-            UsageError: the key is none of the two, or too long.
+            UsageError: the key is neither text nor bytes, or too long.
         """
         key = None if self.key is None else key_bytes(task, self.key)
         return self.extras(key, self.fixed_concurrency_key(task))
 
     def fixed_concurrency_key(self, task: str) -> bytes:
-        """Return the concurrency key if it is text or bytes; b"" without one, or for a function.
+        """Return the concurrency key if it is text or bytes; b"" if it is a function or missing.
 
         Raises:
-            UsageError: it is something else, or too long.
+            UsageError: the key is neither, or too long.
         """
         key = self.concurrency_key
         return b"" if key is None or callable(key) else concurrency_key_bytes(task, key)
 
     def extras(self, key: bytes | None, concurrency_key: bytes = b"") -> model.Extras | None:
-        """Return the rarer part with these keys; None when there is nothing of it."""
+        """Return the rarer options with these keys; None if all have their defaults."""
         if key is None and not (
             self.due_ns or self.expires_ns or self.headers or self.keep_ns or concurrency_key
         ):
@@ -197,7 +197,7 @@ class Options:
         )
 
 
-#: By type as well: 5.0 is no priority, though it equals one.
+# Typed: 5.0 is no priority, although it equals 5.
 _kept_spec: Final = functools.lru_cache(_SPECS_KEPT, typed=True)(EnqueueSpec)
 
 
@@ -212,7 +212,7 @@ def spec_of(
 
 
 class TaskPort(Protocol[R_co]):
-    """A task, as its calls and handles see it."""
+    """A task as seen by its calls and handles."""
 
     name: str
     limit: rates.Limit | None
@@ -231,7 +231,7 @@ class TaskPort(Protocol[R_co]):
 
 
 class AppPort(Protocol[C_co]):
-    """An app, as handles and flows see it. ``enqueue_flow`` returns a handle of a higher layer."""
+    """An app as seen by handles and flows. ``enqueue_flow`` returns a handle of a higher layer."""
 
     @property
     def data_dir(self) -> Path: ...
@@ -248,23 +248,23 @@ class AppPort(Protocol[C_co]):
 
 
 class Runnable(Generic[R_co]):
-    """A call, or a flow of calls, that gives an ``R`` once it is enqueued and run."""
+    """A call, or a flow of calls, with a result of type ``R`` once it has run."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Runnable[R_co]):
-    """A call of a task, checked and encoded, not enqueued yet. Enqueue it as often as you like.
+    """A call of a task, checked and encoded, not enqueued yet. It may be enqueued repeatedly.
 
     Attributes:
         name: name of the task.
         task: the task, None if this process does not know it.
-        body: the encoded arguments, not compressed yet.
+        body: the encoded arguments, not compressed.
         flags: flags of the task's jobs.
         chosen: queue, priority and the other options.
         spec: options that are encoded once for many jobs.
-        extras: the other options, None without any.
+        extras: the rarer options, None without any.
     """
 
     name: str
@@ -275,7 +275,7 @@ class Call(Runnable[R_co]):
     spec: EnqueueSpec
     extras: model.Extras | None
 
-    if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+    if not TYPE_CHECKING:  # a type checker would accept any name otherwise
 
         def __getattr__(self, name: str) -> Any:
             raise no_attribute(self, "a call", name, CALLS, "call")
@@ -284,7 +284,7 @@ class Call(Runnable[R_co]):
         """Return a new call with these options changed; a key is kept unless another is given.
 
         Raises:
-            UsageError: an option is wrong, or a key is a function: its arguments are encoded.
+            UsageError: an option is wrong, or a key is a function, but the arguments are encoded.
         """
         key = changes.get("key")
         if callable(key):
@@ -309,7 +309,7 @@ class Call(Runnable[R_co]):
         )
 
     def _with_extras(self, extras: model.Extras) -> Call[R_co]:
-        # ``replace`` takes three times as long, and a flow may have ten thousand.
+        # ``replace`` takes three times as long, and a flow may have ten thousand calls.
         return Call(
             name=self.name,
             task=self.task,
@@ -338,7 +338,7 @@ def make_call(
 
 
 def checked_calls(calls: Iterable[Call[R]], method: str = "enqueue_many") -> list[Call[R]]:
-    """Return what a method was given, as a list; raises UsageError if one is no call."""
+    """Return a method's argument as a list of calls; raise UsageError if one is no call."""
     whole: object = calls
     takes = f"{method}() takes a list of calls such as task.call(...)"
     if not isinstance(whole, Iterable):
@@ -351,10 +351,10 @@ def checked_calls(calls: Iterable[Call[R]], method: str = "enqueue_many") -> lis
 
 
 def key_bytes(task: str, key: object, what: str = "key") -> bytes:
-    """Return a dedup key, or ``what`` it is else, as the log takes it.
+    """Return a dedup key, or the key named ``what``, as bytes for the log.
 
     Raises:
-        UsageError: it is no text or bytes, or is not 1 to KEY_BYTES_MAX bytes long.
+        UsageError: it is neither text nor bytes, or not 1 to KEY_BYTES_MAX bytes long.
     """
     encoded = key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
     if not isinstance(encoded, bytes):
@@ -370,7 +370,7 @@ def key_bytes(task: str, key: object, what: str = "key") -> bytes:
 
 
 def check_unlimited(task: str, changes: OptionChanges) -> None:
-    """Refuse a concurrency key for jobs of a task that has no limit, where it would do nothing."""
+    """Refuse a concurrency key for a task without a limit, where it would have no effect."""
     if changes.get("concurrency_key") is not None:
         raise errors.UsageError(
             f"{task}: concurrency_key is given, but the task has no limit: give @task "
@@ -379,14 +379,14 @@ def check_unlimited(task: str, changes: OptionChanges) -> None:
 
 
 def concurrency_key_bytes(task: str, key: object) -> bytes:
-    """Return a concurrency key as the log takes it; b"" for None."""
+    """Return a concurrency key as bytes for the log; b"" for None."""
     if key is None:
         return b""
     return key_bytes(task, str(key) if type(key) is int else key, "concurrency_key")
 
 
 def checked_headers(more: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """Return a task's own headers and the ones of a call, with text for names and values."""
+    """Return a task's headers with a call's headers added; names and values must be text."""
     if not isinstance(more, Mapping):
         raise errors.UsageError(f"headers is {more!r:.60}: give a dict of texts")
     headers = {**own, **more}
@@ -408,7 +408,7 @@ def checked_headers(more: Mapping[str, str], own: Mapping[str, str]) -> dict[str
 
 
 def transaction_bytes(items: Iterable[Item] | Plain) -> int:
-    """Return how many bytes the jobs of one transaction take in the log at most."""
+    """Return the most bytes that the jobs of one transaction can take in the log."""
     if isinstance(items, Plain):
         edges = len(items.spec.tail) + _RECORD_EDGES_BYTES
         return sum(map(len, items.bodies)) + edges * len(items.bodies)
@@ -463,7 +463,7 @@ def _keep_ns(keep: durations.Duration | None) -> int:
 
 
 def _dedup(changes: OptionChanges) -> dict[str, Any]:
-    """Return how keys are held. A call without a key drops the task's options for keys, too."""
+    """Return the options for keys. A call without a key drops the task's options for keys, too."""
     values: dict[str, Any] = {}
     if "key" in changes and changes["key"] is None:
         values = {name: nothing for name, (_, nothing) in _DEDUP_FIELDS.items()}
@@ -497,13 +497,13 @@ def _storage(changes: OptionChanges) -> dict[str, Any]:
 
 
 class PutOptions(JobOptions, total=False):
-    """Options of ``TaskLog.put`` beside the payload."""
+    """Options of ``TaskLog.put`` besides the payload."""
 
     #: how often the job may be claimed; 0 for no limit
     attempts: int
-    #: give up unless it ran by then: a duration, or a datetime with a time zone
+    #: the job expires unless it ran by then: a duration, or a datetime with a time zone
     expires: durations.Duration | datetime | None
-    #: one job at a time may hold it in the queue
+    #: one job at a time may hold this key in the queue
     key: str | bytes | None
 
 

@@ -1,4 +1,4 @@
-"""Comparison of a value with its copy read back from JSON."""
+"""Compare a value with its copy read back from JSON."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _Triple: TypeAlias = tuple[object, Any, Any]
 _Parts: TypeAlias = Callable[[Any, Any], Iterable[_Triple] | None]
 
 
-#: Types whose ``==`` decides, if both values are of the very type.
+#: Types compared by ``==``, if both values have exactly this type.
 _EXACT: Final = frozenset(
     {str, int, float, bool, type(None), bytes, datetime, date, timedelta, UUID}
 )
-#: An annotation of these types turns a value of a subclass into the type itself.
+#: An annotation of these types converts a value of a subclass to the type itself.
 _SCALARS: Final = (str, float, bytes, datetime, date, time, timedelta, Decimal, UUID, PurePath)
 _TEXT: Final = frozenset({str})
 _MISSING: Final = object()
 _KINDS_KEPT: Final = 256
 
-#: Parts of both values that are still to be compared, by their place.
+#: Parts of both values that are still to be compared, with their path.
 _Pairs: TypeAlias = "list[tuple[tuple[object, ...], Any, Any]]"
 _Named: TypeAlias = "Iterable[_Triple]"
 
 
 class Difference(NamedTuple):
-    """A part that comes back as another one, and its place in the value."""
+    """A part that was read back as another value, and its path in the whole value."""
 
     path: tuple[object, ...]
     written: Any
@@ -45,7 +45,7 @@ class Difference(NamedTuple):
 
 
 def find_difference(written: object, read: object) -> Difference | None:
-    """Return a part of a written value that was not read back; None if it is complete.
+    """Return a part of a written value that was not read back; None if all parts were.
 
     Both values are walked together. JSON bounds the depth of the copy, and so the walk.
 
@@ -66,7 +66,7 @@ def find_difference(written: object, read: object) -> Difference | None:
         elif (id(written), id(read)) in seen:
             continue
         else:
-            if kind is not dict and kind is not list:  # JSON's own have ends
+            if kind is not dict and kind is not list:  # values read from JSON cannot be cyclic
                 seen.add((id(written), id(read)))
             try:
                 pairs = _parts_of(cast("Any", kind))(written, read)
@@ -83,10 +83,10 @@ def find_difference(written: object, read: object) -> Difference | None:
 
 
 def find_lost(given: object, checked: object) -> Difference | None:
-    """Return a part of given arguments whose conversion to the annotated type lost something.
+    """Return a part of given arguments that lost something in the conversion to its type.
 
-    That is a whole number which no float holds, or an entry of a dict whose key another entry has
-    after its conversion.
+    Such a part is a whole number that no float can hold, or an entry of a dict whose converted key
+    equals the key of another entry.
     """
     left: _Pairs = [((), given, checked)]
     while left:
@@ -110,7 +110,7 @@ def find_lost(given: object, checked: object) -> Difference | None:
 def keeps_parts(given: dict[str, Any], checked: dict[str, Any]) -> bool:
     """Return whether each argument and its parts are the objects that the caller passed.
 
-    That holds for most calls, and is cheaper to check than ``find_lost``.
+    This is true for most calls, and cheaper to check than ``find_lost``.
     """
     for name, after in checked.items():
         before = given.get(name)
@@ -130,7 +130,7 @@ def keeps_parts(given: dict[str, Any], checked: dict[str, Any]) -> bool:
 
 @lru_cache(_KINDS_KEPT)
 def _parts_of(kind: Any) -> _Parts:
-    """Return what gives the parts of two values of a type to compare, or None: they differ."""
+    """Return a function for the parts of two values of a type; it returns None if they differ."""
     if dataclasses.is_dataclass(kind):
         fields = [field for field in dataclasses.fields(kind) if field.init or field.compare]
         return partial(_of_fields, tuple(field.name for field in fields))
@@ -177,7 +177,7 @@ def _of_attributes(mine: dict[str, Any], others: dict[str, Any]) -> Iterator[_Tr
 
 
 def _of_models(names: tuple[str, ...], written: Any, read: Any) -> _Named:
-    # To read an attribute may warn that it is deprecated.
+    # Reading an attribute may warn that it is deprecated.
     mine, others = written.__dict__, read.__dict__
     pairs: list[_Triple] = [
         (name, mine.get(name, _MISSING), others.get(name, _MISSING)) for name in names
@@ -211,14 +211,14 @@ def _of_objects(written: Any, read: Any) -> _Named:
 
 
 def _are_exact(ones: Any, others: Any) -> bool:
-    """Return whether all are of simple types and equal; the common case, looked at in C."""
+    """Return whether all are of simple types and equal; the common case, checked in C."""
     kinds = list(map(type, ones))
     same = _EXACT.issuperset(kinds) and kinds == list(map(type, others))
     return same and all(map(operator.eq, ones, others))
 
 
 def _entries(written: dict[Any, Any], read: dict[Any, Any]) -> _Named:
-    """Pair entries by their keys; by their order, if the keys have to be compared as well."""
+    """Pair entries by their keys; by their order, if the keys need a comparison as well."""
     if _TEXT.issuperset(map(type, written)):
         return [(key, value, read.get(key, _MISSING)) for key, value in written.items()]
     pairs = list(zip(written.items(), read.items(), strict=False))
@@ -248,7 +248,7 @@ def _rest_of(value: Any) -> object:
 
 
 def _of_sets(ones: AbstractSet[Any], others: AbstractSet[Any]) -> _Named | None:
-    """Compare sets: equal members are to be of one type; nan is only counted."""
+    """Compare sets: equal members must have one type; nan is only counted."""
     nans = [sum(member != member for member in members) for members in (ones, others)]  # noqa: PLR0124
     if len(ones) != len(others) or nans[0] != nans[1]:
         return None
@@ -265,7 +265,7 @@ _PARTS: Final[tuple[tuple[Any, _Parts], ...]] = (
 
 
 def _is_same_scalar(written: Any, read: Any) -> bool:
-    """Compare scalars of one type, or of a subclass with the type that an annotation names."""
+    """Compare scalars of one type, or of a subclass with the annotated type."""
     kind: Any = type(read)
     if not isinstance(read, _SCALARS) or not isinstance(written, kind) or isinstance(written, Enum):
         return False

@@ -1,7 +1,7 @@
-"""Names from Celery, Huey, arq, dramatiq and taskiq, and what to write instead.
+"""Names from Celery, Huey, arq, dramatiq and taskiq, and taskq's replacements for them.
 
-The tables contain every name with another meaning here, so no message suggests a name that is only
-similar: ``result_expires`` is not ``expires``.
+The tables contain every name with another meaning here, so no message suggests a merely similar
+name: ``result_expires`` is not ``expires``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from taskq.core import errors, parsing
 
-# Attributes: what to write, with {0} for how the thing is called there.
+# Attributes: the replacement, with {0} for the name of the object in the caller's code.
 
 _ENQUEUE: Final = "await {0}.enqueue(...), or {0}.enqueue_sync(...) where no event loop runs"
 _LATER: Final = 'await {0}.options(delay="5m").enqueue(...), or .enqueue_sync(...) without a loop'
@@ -95,7 +95,7 @@ APPS: Final[Mapping[str, str]] = {
     "immediate": "async with Sandbox({0}) of taskq.testing: a real log, and a clock that you move",
 }
 
-# Names that are imported from ``taskq``.
+# Names imported from ``taskq``.
 
 IMPORTS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("shared_task", "actor"), "from taskq import task: it is of the default app"),
@@ -117,7 +117,7 @@ IMPORTS: Final[Mapping[str, str]] = {
     "get_task_logger": "logging.getLogger(__name__)",
 }
 
-# A broker's address where a directory stands; ``Path`` makes one slash of two, and
+# A broker's address in place of a directory; ``Path`` makes one slash of two, and
 # backslashes on Windows.
 
 _ADDRESS: Final = (
@@ -127,7 +127,7 @@ _ADDRESS: Final = (
 
 
 def check_directory(path: str) -> None:
-    """Refuse an address, which would be made as a directory of that name."""
+    """Refuse an address, which would otherwise become a directory of that name."""
     if ":" in path and re.match(_ADDRESS, path):
         scheme = path.partition(":")[0]
         raise errors.UsageError(
@@ -136,8 +136,8 @@ def check_directory(path: str) -> None:
         )
 
 
-# Options: the options with the same meaning, of which the first known one counts; and a text with
-# {0} for that option, if a name is not enough.
+# Options: the options with the same meaning, of which the first known one is suggested; and a
+# text with {0} for that option, if a name is not enough.
 
 _TRIES: Final = (("retry", "attempts"), "{0}=N + 1: it counts the first run, too")
 _KEEP: Final = (("keep",), "{0}=..., how long job and result are kept; expires= drops jobs unrun")
@@ -151,7 +151,7 @@ _NEXT: Final = ((), "chain(first.call(...), second.step()).enqueue()")
 _ROUTE: Final = (("queue",), "{0}=... at @app.task, or task.options(queue=...) for one call")
 
 OPTIONS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
-    # How often, and when again.
+    # Number of attempts, and retries.
     **dict.fromkeys(("attempts", "max_tries"), (("retry",), "")),
     "retry": (("attempts",), ""),
     **dict.fromkeys(("max_retries", "retries"), _TRIES),
@@ -165,7 +165,7 @@ OPTIONS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
         ("dont_autoretry_for", "throws"),
         (("give_up_on", "retry"), "{0}=...: retry.exponential(give_up_on=ValueError)"),
     ),
-    # When, and until when.
+    # Due time and expiry.
     **dict.fromkeys(("countdown", "defer_by", "_defer_by"), (("delay",), "")),
     **dict.fromkeys(("defer_until", "_defer_until", "run_at", "scheduled_at"), (("eta",), "")),
     **dict.fromkeys(("ttl", "_expires", "message_ttl", "max_age"), (("expires",), "")),
@@ -194,7 +194,7 @@ OPTIONS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     **dict.fromkeys(
         ("link_error", "on_failure", "on_retry_exhausted"), (("on_dead",), "{0}=...")
     ),
-    # How it is stored and delivered.
+    # Storage and delivery.
     "ignore_result": (("store_result",), "{0}=False"),
     **dict.fromkeys(
         ("store_results", "results"), (("store_result",), "{0}=False where none is wanted")
@@ -209,7 +209,7 @@ OPTIONS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     **dict.fromkeys(
         ("task_always_eager", "immediate"), ((), "async with Sandbox(app), of taskq.testing")
     ),
-    # A worker's.
+    # Options of a worker.
     **dict.fromkeys(("processes", "workers", "threads", "autoscale"), (("concurrency",), "")),
     **dict.fromkeys(
         ("pool", "worker_type"), ((), '@app.task(runs_in="process"), or "thread": of each task')
@@ -232,17 +232,17 @@ def same(name: str, known: Collection[str]) -> str:
 
 
 def meant(name: str, known: Collection[str]) -> str:
-    """Return the option that was meant; "" if none is near."""
-    # A similar name would mislead for a word of another library.
+    """Return the option that was probably meant; "" if no known name is near."""
+    # For a word of another library, a similar name would mislead.
     return same(name, known) if name in OPTIONS else parsing.nearest(name, known)
 
 
 def option_instead(name: str, known: Iterable[str], what: str = "options") -> str:
-    """Return the end of a sentence that begins with a wrong option: what was meant, or all of them.
+    """Return the end of an error for a wrong option: the probable option, or all known options.
 
     Args:
-        name: what was given.
-        known: what there is.
+        name: the wrong name.
+        known: the known options.
         what: the word for all of them.
     """
     names = tuple(known)
@@ -259,7 +259,7 @@ def option_instead(name: str, known: Iterable[str], what: str = "options") -> st
     return f"the {what} are {', '.join(names)}"
 
 
-# The errors of attributes.
+# Errors for attributes.
 
 
 class _NoAttribute(errors.UsageError, AttributeError):
@@ -272,7 +272,7 @@ class _NoAttribute(errors.UsageError, AttributeError):
     __qualname__ = "AttributeError"
 
     def __reduce__(self) -> tuple[type[AttributeError], tuple[object, ...]]:
-        """Be one elsewhere, too: under its name there nobody finds this class."""
+        """Pickle as a plain AttributeError: the other process cannot import this class."""
         return AttributeError, self.args
 
 
@@ -289,14 +289,14 @@ def no_app() -> errors.UsageError:
 def no_attribute(
     thing: object, kind: str, name: str, instead: Mapping[str, str], called: str
 ) -> AttributeError:
-    """Return the error of an attribute that is not there.
+    """Return the error for an attribute that does not exist.
 
     Args:
-        thing: what was asked for it.
-        kind: what that is, in a word with its article.
-        name: of the attribute.
-        instead: by name, what to write.
-        called: how the thing is written there.
+        thing: the object without the attribute.
+        kind: a word for the object, with its article.
+        name: the attribute's name.
+        instead: replacements by name.
+        called: the object's name in the user's code.
     """
     remedy = instead.get(name)
     if remedy is None:

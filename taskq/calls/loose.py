@@ -1,4 +1,4 @@
-"""Values without an annotation: whether JSON returns them unchanged."""
+"""Check values without an annotation: does JSON return them unchanged?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias, cast
 from taskq.core.parsing import VALUE_DEPTH_MAX, too_deep
 from taskq.core.values import NamedTuple
 
-#: Types whose every value comes back as it is.
+#: Types whose every value is read back unchanged.
 KEPT: Final = frozenset({str, int, bool, NoneType})
 _SCALARS: Final = KEPT | {float}
 _TEXT: Final = frozenset({str})
@@ -19,7 +19,7 @@ _ANY: Final = {"type": "any"}
 
 
 class Changed(NamedTuple):
-    """A part of a value that would come back as something else, and where it stands in it."""
+    """A part of a value that would be read back as another value, and its path in the value."""
 
     path: tuple[object, ...]
     part: object
@@ -41,7 +41,7 @@ def find_changed(value: object) -> Changed | None:
     """Return a part of the value that JSON does not return unchanged, None without any.
 
     JSON has text, numbers, true, false, null, lists, and objects with text as keys. Any other value
-    would silently come back as one of these: it is refused, and the message shows an annotation.
+    would silently become one of these; it is refused, and the message suggests an annotation.
     """
     for node in _walk(value, KEPT):
         part = node.part
@@ -55,7 +55,7 @@ def find_changed(value: object) -> Changed | None:
 
 
 class _Node(NamedTuple):
-    """A part of a value; its place is put together only if somebody asks for it."""
+    """A part of a value; its path is only computed when needed."""
 
     holder: _Node | None
     name: object
@@ -87,7 +87,7 @@ def _walk(value: object, skipped: AbstractSet[object]) -> Iterator[_Node]:
             continue
         if depth > VALUE_DEPTH_MAX:
             raise too_deep(VALUE_DEPTH_MAX)
-        # A list that holds itself is refused by its writer.
+        # A list that contains itself is refused by its encoder.
         if not kinds <= skipped and id(part) not in seen:
             seen.add(id(part))
             left += [
@@ -99,7 +99,7 @@ def find_unreadable(value: object, is_read: Callable[[Any], bool]) -> Changed | 
     """Return a part of a value without annotation that cannot be read back.
 
     Args:
-        value: read back by its own type, or as plain JSON.
+        value: a value that is read back by its own type, or as plain JSON.
         is_read: whether a part without a form in JSON is read back by its own type.
     """
     for node in _walk(value, KEPT):
@@ -115,20 +115,20 @@ def find_unreadable(value: object, is_read: Callable[[Any], bool]) -> Changed | 
 
 
 def find_iterator(value: object) -> Changed | None:
-    """Return a part of a value that can be read only once, None without any."""
+    """Return a part of a value that can be iterated only once, None without any."""
     try:
         for node in _walk(value, KEPT):
             if hasattr(type(node.part), "__next__"):
                 return Changed(node.path(), node.part)
-    except ValueError:  # too deep, which is reported later
+    except ValueError:  # too deep: reported later
         pass
     return None
 
 
 def look_for(schema: Any) -> Look | None:
-    """Return what finds a changed part where a schema of pydantic lets anything be.
+    """Return a function that finds changed parts in places where a pydantic schema allows any type.
 
-    None where each part has a type. Models and dataclasses are not looked into: they bring a
+    Return None if each part has a type. Models and dataclasses are skipped: they have a
     configuration of their own.
     """
     make = _LOOKS.get(schema["type"])
@@ -168,7 +168,7 @@ def _look_in(
     look: Look | None, *, is_plain: bool, parts: Callable[[Any], Iterable[tuple[object, Any]]]
 ) -> Look | None:
     if look is None or (look is find_changed and is_plain):
-        return look  # a list or a dict is looked through as a whole
+        return look  # a list or dict without item types is searched as a whole
     return lambda value: _first((name, look(part)) for name, part in parts(value))
 
 
@@ -179,7 +179,7 @@ def _look_in_tuple(schema: Any) -> Look | None:
         return None
 
     def look(value: Any) -> Changed | None:
-        # In a tuple of any length the last schema holds for all further items.
+        # In a tuple of any length the last schema applies to all further items.
         of_part = [*looks, *[last] * (len(value) - len(looks))]
         pairs = enumerate(zip(value, of_part, strict=False))
         return _first((name, look_in(part)) for name, (part, look_in) in pairs if look_in)
@@ -201,7 +201,7 @@ def _first(looks: Iterable[tuple[object, Changed | None]]) -> Changed | None:
     )
 
 
-#: By the kind of a schema.
+#: Functions by the kind of schema.
 _LOOKS: Final[dict[str, Callable[[Any], Look | None]]] = {
     "any": lambda _: find_changed,
     **dict.fromkeys(("nullable", "default", "definitions"), _look_around),
@@ -212,9 +212,9 @@ _LOOKS: Final[dict[str, Callable[[Any], Look | None]]] = {
 }
 
 
-# Which types need no comparison, by their schemas in pydantic_core.
+# Types that need no comparison, by their schemas in pydantic_core.
 
-#: Keys of a schema that are no rules, besides the keys of its parts.
+#: Keys of a schema that are neither rules nor parts.
 _NEUTRAL: Final = frozenset({"type", "metadata"})
 _PARTS: Final[dict[str, frozenset[str]]] = {
     **dict.fromkeys(("any", "none", "bool", "int", "float", "str", "bytes"), frozenset()),
@@ -223,19 +223,19 @@ _PARTS: Final[dict[str, frozenset[str]]] = {
     "tuple": frozenset({"items_schema", "variadic_item_index"}),
     "dict": frozenset({"keys_schema", "values_schema"}),
 }
-#: Types of JSON itself.
+#: Schemas of JSON's own types.
 _OF_JSON: Final = frozenset(
     {"any", "none", "bool", "int", "float", "str", "nullable", "list", "dict"}
 )
 
 
 def is_kept(schema: Any, *, floats: bool, kinds: Iterable[str] = _PARTS) -> bool:
-    """Return whether the type alone makes sure that its values come back as they were.
+    """Return whether the type alone guarantees that its values are read back unchanged.
 
     Args:
-        schema: of the type, as pydantic_core has it.
-        floats: whether floats are floats; if not, whole numbers may stand in their places.
-        kinds: of schemas that will do.
+        schema: pydantic_core's schema of the type.
+        floats: whether floats are read back as floats; otherwise whole numbers may replace them.
+        kinds: accepted kinds of schemas.
     """
     kind = schema["type"]
     parts = _PARTS.get(kind)
@@ -255,7 +255,7 @@ def is_json(schema: Any) -> bool:
 
 
 def may_lose(schema: Any) -> bool:
-    """Return whether conversion to the type may lose what ``find_lost`` looks for."""
+    """Return whether conversion to the type may cause a loss that ``find_lost`` reports."""
     left: list[object] = [schema]
     while left:
         part = left.pop()
@@ -263,7 +263,7 @@ def may_lose(schema: Any) -> bool:
             kind = part.get("type")
             if kind == "float" or (kind == "dict" and "keys_schema" in part):
                 return True
-            if kind not in {"model", "dataclass"}:  # they copy the value
+            if kind not in {"model", "dataclass"}:  # both copy the value
                 left += part.values()
         elif isinstance(part, list | tuple):
             left += part
@@ -273,7 +273,7 @@ def may_lose(schema: Any) -> bool:
 def explain(
     changed: Changed, whole: object, can_be_read: Callable[[type], bool]
 ) -> tuple[str, str]:
-    """Return the fault of a part of a value, and the annotation for the value, if simple.
+    """Return the fault of a part of a value, and a simple annotation for the value, if any.
 
     Args:
         changed: the part.

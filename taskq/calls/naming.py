@@ -1,4 +1,4 @@
-"""Names of tasks: which functions may be one, and the module that another process imports."""
+"""Names of tasks: which functions may be tasks, and the module that another process imports."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathlib import Path
 from taskq.core.errors import UsageError
 from taskq.core.values import NamedTuple
 
-#: Defaults that describe a parameter for another library, which Python passes as they are.
+#: Defaults that describe a parameter to another library; Python would pass them as values.
 _NO_VALUES: typing.Final = {
     "pydantic.fields.FieldInfo", "pydantic.v1.fields.FieldInfo", "dataclasses.Field",
     "fastapi.params.Depends", "fast_depends.dependencies.model.Dependant",
 }  # fmt: skip
-#: Types without a form in JSON, and what to write instead of them.
+#: Types without a form in JSON, and their replacements.
 _NO_JSON: typing.Final[dict[typing.Any, str]] = {
     bytearray: "write bytes",
     memoryview: "write bytes",
@@ -43,9 +43,9 @@ _UNPACK: typing.Final = (
 _TYPED_DICT: typing.Final = (
     "write from typing_extensions import TypedDict, since Python is before 3.12"
 )
-#: Modules of classes that are not a user's.
+#: Modules whose classes are not a user's.
 _KNOWN: typing.Final = frozenset({"builtins", "typing", "typing_extensions"})
-#: Attributes of classes that have a form: of pydantic, dataclasses, enums and named tuples.
+#: Attributes of classes with a JSON form: pydantic, dataclasses, enums and named tuples.
 _SCHEMA_MAKERS: typing.Final = (
     "__get_pydantic_core_schema__", "__pydantic_core_schema__", "__get_validators__",
     "__dataclass_fields__", "__members__", "_fields", "__total__",
@@ -59,12 +59,12 @@ def is_async(fn: object) -> bool:
 
 
 def may_await(fn: object) -> bool:
-    """Return whether a plain function stands around an async one, and may return a coroutine."""
+    """Return whether a plain function wraps an async one, and may return a coroutine."""
     return not is_async(fn) and is_async(innermost(fn))
 
 
 def innermost(fn: typing.Any) -> typing.Any:
-    """Return the function itself, without parts of a call, decorators and objects around it."""
+    """Return the function without its ``partial``s, decorators and callable objects."""
     while True:
         if isinstance(fn, functools.partial):
             fn = fn.func
@@ -79,7 +79,7 @@ def innermost(fn: typing.Any) -> typing.Any:
 
 
 def check_default(task: str, parameter: inspect.Parameter) -> None:
-    """Refuse a default that describes the parameter for another library."""
+    """Refuse a default that describes the parameter to another library."""
     for kind in type(parameter.default).__mro__:
         if f"{kind.__module__}.{kind.__qualname__}" in _NO_VALUES:
             raise UsageError(
@@ -90,7 +90,7 @@ def check_default(task: str, parameter: inspect.Parameter) -> None:
 
 
 def check_hint(task: str, what: str, hint: typing.Any) -> None:
-    """Refuse an annotation that has no form in JSON for sure."""
+    """Refuse an annotation that certainly has no form in JSON."""
     left = [hint]
     while left:
         part = left.pop()
@@ -100,17 +100,17 @@ def check_hint(task: str, what: str, hint: typing.Any) -> None:
                 f"{task}: the annotation {inspect.formatannotation(hint)} of {what} has no form "
                 f"in JSON: instead of {inspect.formatannotation(part)} {remedy}"
             )
-        # Further parts of an Annotated are no types, and may give the first one a form.
+        # Further parts of an Annotated are no types, and may give the first one a JSON form.
         origin = typing.get_origin(part)
         if origin is not typing.Annotated and origin is not typing.Literal:
             left += typing.get_args(part)
 
 
 def _remedy(part: typing.Any) -> str:
-    """Return what to write instead of a type; "" if it may have a form in JSON."""
+    """Return the replacement of a type; "" if the type may have a form in JSON."""
     try:
         remedy = _NO_JSON.get(typing.get_origin(part) or part, "")
-    except TypeError:  # nobody can hash it
+    except TypeError:  # not hashable
         return ""
     if getattr(typing.get_origin(part), "_name", "") == "Unpack":
         return _UNPACK
@@ -125,13 +125,13 @@ def _remedy(part: typing.Any) -> str:
 
 
 def _is_plain(kind: type) -> bool:
-    """Return whether a class is a user's, or a base that pydantic knows nothing of in a class."""
+    """Return whether a class is a user's, or a base that pydantic ignores in a class."""
     root = kind.__module__.partition(".")[0]
     return root in {"builtins", "abc", "typing"} or root not in sys.stdlib_module_names
 
 
 def check_function(fn: object) -> None:
-    """Refuse what cannot be a task."""
+    """Refuse an object that cannot be a task."""
     if isinstance(fn, str):
         raise UsageError(f"a task must be a function, got {fn!r:.60}: write @app.task(name={fn!r})")
     if isinstance(fn, type) or not callable(fn):
@@ -155,7 +155,7 @@ def check_function(fn: object) -> None:
 
 
 def _refuse_self(fn: object) -> None:
-    """Refuse a function whose first argument would be an instance: its class's, or the task."""
+    """Refuse a function whose first argument would be an instance of its class, or the task."""
     qualified = getattr(fn, "__qualname__", "")
     holder = qualified.rpartition(".")[0]
     if not inspect.isfunction(fn):
@@ -175,7 +175,7 @@ def _refuse_self(fn: object) -> None:
 
 
 def name_of(fn: collections.abc.Callable[..., typing.Any]) -> str:
-    """``module.function``, with the module's importable name even for the main script."""
+    """Return ``module.function``, with the module's importable name even for the main script."""
     qualified, module = getattr(fn, "__qualname__", ""), getattr(fn, "__module__", None)
     if not qualified or not module or "<lambda>" in qualified:
         raise UsageError(f"{fn!r:.60} has no name to be found by: give the task name=")
@@ -185,7 +185,7 @@ def name_of(fn: collections.abc.Callable[..., typing.Any]) -> str:
 
 
 def check_importable(fn: collections.abc.Callable[..., typing.Any]) -> None:
-    """Refuse a function that a child process could not import: one without a place of its own."""
+    """Refuse a function that a child process could not import, such as a local function."""
     qualified = getattr(fn, "__qualname__", "")
     module: str = getattr(fn, "__module__", None) or ""
     what = f'runs_in="process": a child process cannot import {qualified or repr(fn)}'
@@ -196,7 +196,7 @@ def check_importable(fn: collections.abc.Callable[..., typing.Any]) -> None:
 
 
 def checked_modules(include: collections.abc.Iterable[str]) -> list[str]:
-    """Return the names of modules to be imported later."""
+    """Return the names of modules to import later."""
     if isinstance(include, str):
         raise UsageError(f"include is one name, {include!r}: write include=[{include!r}]")
     if not isinstance(include, collections.abc.Iterable):
@@ -216,14 +216,14 @@ def _may_be_module(name: object) -> bool:
 
 
 def main_module_name() -> str:
-    """Return the name by which another process imports what runs here as ``__main__``."""
+    """Return the name under which another process imports this process's ``__main__``."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name:
         name: str = spec.name
         return name.removesuffix(".__main__")
     file = getattr(main, "__file__", None)
-    # A script on standard input has a name that is no file's.
+    # The name of a script on standard input is no file.
     return Path(file).stem if file and not file.startswith("<") else "__main__"
 
 
@@ -233,17 +233,17 @@ T = typing.TypeVar("T")
 
 
 class Origin(NamedTuple):
-    """A place in the source, and the run of it.
+    """A place in the source, and one run of its code.
 
-    A module that is reloaded, and a cell of a notebook that is run again, are compiled again: their
-    code is another object then, even if not a letter of it has changed.
+    A reloaded module and a notebook cell that runs again are compiled again: their code object is
+    another one, even if the text has not changed.
 
     Attributes:
-        module: name of the module, as others import it.
-        name: qualified name of the function there, or of the code that declares something.
-        file: where it stands.
+        module: importable name of the module.
+        name: qualified name of the function, or of the declaring code.
+        file: its file.
         line: its line in that file.
-        code: what was run when it was declared.
+        code: the code object that ran.
     """
 
     module: str
@@ -253,9 +253,9 @@ class Origin(NamedTuple):
     code: weakref.ref[types.CodeType]
 
     def is_rerun_of(self, known: Origin) -> bool:
-        """Return whether the same function or code of the same module was run anew since.
+        """Return whether the same code of the same module has run again since ``known``.
 
-        Two of one name that one run declares are two: the second one is a mistake.
+        Two declarations of one name in one run are not reruns: the second is a mistake.
         """
         is_same = (self.module, self.name) == (known.module, known.name)
         return is_same and self.code() is not known.code()
@@ -272,7 +272,7 @@ def origin_of(fn: collections.abc.Callable[..., typing.Any]) -> Origin:
     name: str = getattr(fn, "__qualname__", "")
     if code is None or not name:
         return here._replace(name=repr(fn))
-    # Its own module, if that runs: a decorator of the user's may have been called between.
+    # The module's own frame, if it is running: a user's decorator may be in between.
     frame: types.FrameType | None = sys._getframe()
     while frame is not None and frame.f_globals is not inner.__globals__:
         frame = frame.f_back
@@ -290,7 +290,7 @@ def origin_here() -> Origin:
 
 
 class Declared(list[T]):
-    """Keep what an app was given, in order; what is declared anew replaces its old form."""
+    """The declarations of an app, in order; a rerun replaces its earlier declaration."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Results as JSON, and what arguments and results share."""
+"""Encode results as JSON, and helpers shared with arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from taskq.calls import equality
 
 
-#: Types that need no more of pydantic than its core, and what that calls them.
+#: Types that need only pydantic_core, and their names in it.
 _PLAIN: Final[dict[object, str]] = {
     str: "str", int: "int", float: "float", bool: "bool", Any: "any",
     None: "none", NoneType: "none",
@@ -36,21 +36,21 @@ _OPTIONAL_PARTS: Final = 2
 _ROOT: Final[CoreConfig] = {
     "ser_json_bytes": "base64", "val_json_bytes": "base64", "ser_json_inf_nan": "strings",
 }  # fmt: skip
-#: Types whose values pydantic can read once only, or not at all.
+#: Types whose values pydantic can iterate only once, or not at all.
 _ITERABLES: Final = (Iterable, Collection, Container, Reversible)
-#: Shorter than this, nothing is nested too deeply.
+#: Shorter JSON cannot be nested too deeply.
 FLAT_BYTES_MAX: Final = 2 * parsing.VALUE_DEPTH_MAX
-#: Longer whole numbers are written, and not read.
+#: Longer whole numbers can be written, but not read.
 _DIGITS_MAX: Final = 4_300
 _ROOM: Final = parsing.DEPTH_MAX - parsing.VALUE_DEPTH_MAX
 
 
 def is_deep(body: bytes, around: int = 0) -> bool:
-    """Return whether JSON that was written here is nested deeper than VALUE_DEPTH_MAX.
+    """Return whether JSON from this process is nested deeper than VALUE_DEPTH_MAX.
 
     Args:
-        body: a value, or values in an object.
-        around: 1 if they are.
+        body: a value, or an object of values.
+        around: 1 for an object of values.
     """
     brackets = body.count(b"[") + body.count(b"{")
     if len(body) <= FLAT_BYTES_MAX or brackets <= parsing.VALUE_DEPTH_MAX:
@@ -60,8 +60,8 @@ def is_deep(body: bytes, around: int = 0) -> bool:
 
 
 def has_long_number(body: bytes) -> bool:
-    """Return whether JSON that was written here holds a whole number that nobody reads."""
-    # A number of this length crosses at least one of these places.
+    """Return whether JSON from this process contains a whole number too long to read."""
+    # A number of this length covers at least one of these places.
     places = body[_DIGITS_MAX - 1 :: _DIGITS_MAX]
     return any(0x30 <= digit <= 0x39 for digit in places) and not _is_json(body)  # noqa: PLR2004
 
@@ -88,12 +88,12 @@ def json_config() -> ConfigDict:
 def compiled(
     annotation: Any, config: ConfigDict | None = None
 ) -> tuple[SchemaValidator, SchemaSerializer]:
-    """Return a validator and a serializer of one type."""
+    """Return a validator and a serializer for one type."""
     return made(schema_of(annotation, config))
 
 
 def schema_of(annotation: Any, config: ConfigDict | None = None) -> CoreSchema:
-    """Return the schema of one type in pydantic_core."""
+    """Return pydantic_core's schema of one type."""
     schema = plain_schema(annotation)
     if schema is not None:
         return schema
@@ -110,7 +110,7 @@ def schema_of(annotation: Any, config: ConfigDict | None = None) -> CoreSchema:
 
 
 def _without_computed(part: Any) -> Any:
-    """Return a schema that leaves out fields of dataclasses that only ``__post_init__`` sets."""
+    """Return a schema without those fields of dataclasses that only ``__post_init__`` sets."""
     if isinstance(part, list):
         made = [_without_computed(item) for item in part]
         return part if all(map(operator.is_, made, part)) else made
@@ -148,14 +148,14 @@ def _listed(value: Any) -> Any:
 
 
 class JsonForm:
-    """Values of one type on their way to JSON and back.
+    """Converts values of one type to JSON and back.
 
-    Fields go by their names, and are read by their aliases as well, which other senders write.
+    Fields are written by name. They are read by alias as well, because other senders use aliases.
 
     Args:
-        validator: of the type.
-        serializer: of the type.
-        is_kept: whether the type makes sure that values come back as they were.
+        validator: pydantic_core's validator of the type.
+        serializer: its serializer.
+        is_kept: whether the type guarantees that values are read back unchanged.
     """
 
     def __init__(
@@ -173,10 +173,10 @@ class JsonForm:
             self._find = find_difference
 
     def brief(self, value: object) -> bytes | None:
-        """Return JSON without unset fields of models, if the same value is read of it.
+        """Return JSON without unset fields of models; None if another value is read from it.
 
-        They are not set in the copy either. None if a default is another one each time, or the
-        reader needs the field, such as a tag of a union.
+        This is so if a default changes with each call, or the reader needs the field, such as the
+        tag of a union. In the copy the same fields are unset.
         """
         try:
             body = self._brief(value, warnings=False)
@@ -186,7 +186,7 @@ class JsonForm:
         return body if is_same else None
 
     def difference(self, value: object, body: bytes) -> equality.Difference | None:
-        """Return where a reader of the body has another value; None if it has this one."""
+        """Return where the value read from the body differs from this value; None if equal."""
         # A model's own configuration may write them bare.
         if (b"NaN" in body or b"Infinity" in body) and not _is_json(body, allow_inf_nan=False):
             raise ValueError('no JSON: give its model ConfigDict(ser_json_inf_nan="strings")')
@@ -216,7 +216,7 @@ _CHANGED: Final = (
 
 
 def unread_text(cause: str) -> str:
-    """Return what is wrong with a value that is written and cannot be read, and what to do."""
+    """Return the fault of a written value that cannot be read back, and the remedy."""
     return f"cannot be read back from JSON ({cause}): correct the value, or {_READABLE}"
 
 
@@ -230,7 +230,7 @@ def unwritten_text(error: ValueError) -> str:
 
 
 def difference_text(difference: equality.Difference, path: tuple[object, ...]) -> str:
-    """Return what is wrong with a value that comes back as another one, and what to do."""
+    """Return the fault of a value that is read back as another value, and the remedy."""
     written, read = difference.written, difference.read
     holds = f"holds {shown(written)}{_at(path)}, which would come back as "
     if type(read) is object:
@@ -257,7 +257,7 @@ def _at(path: tuple[object, ...]) -> str:
 
 
 def compiled_fields(fields: Mapping[str, Any]) -> tuple[SchemaValidator, SchemaSerializer] | None:
-    """Compile a dict of plain values by their types; None if any is not plain."""
+    """Compile a dict of plain values by their types; None if a value is not plain."""
     checked: dict[str, CoreSchema] = {}
     for name, hint in fields.items():
         may_miss = get_origin(hint) is typing.NotRequired
@@ -277,9 +277,9 @@ def compiled_fields(fields: Mapping[str, Any]) -> tuple[SchemaValidator, SchemaS
 
 @contextlib.contextmanager
 def real_dates() -> Iterator[None]:
-    """Let pydantic see real dates where freezegun, in a test, has put its own in their place.
+    """Show pydantic the real date types, also in a test where freezegun has replaced them.
 
-    A type is compiled once, so that it would stay as it was found then.
+    A type is compiled once, and would keep the replaced types for ever.
     """
     freezer = sys.modules.get("freezegun.api")
     dates: Any = sys.modules["datetime"]
@@ -303,7 +303,7 @@ def real_dates() -> Iterator[None]:
 def plain_schema(annotation: object) -> CoreSchema | None:
     try:
         kind = _PLAIN.get(annotation)
-    except TypeError:  # nobody can hash it
+    except TypeError:  # not hashable
         return None
     if kind is not None:
         return cast("CoreSchema", {"type": kind})
@@ -317,7 +317,7 @@ def plain_schema(annotation: object) -> CoreSchema | None:
 
 
 def import_core() -> None:
-    """Import pydantic_core alone: its types for checkers take longer than all else in it."""
+    """Import pydantic_core without its types for checkers, which take most of the import time."""
     import_without_types("pydantic_core", "core_schema")
 
 
@@ -325,12 +325,12 @@ def made(schema: CoreSchema) -> tuple[SchemaValidator, SchemaSerializer]:
     import_core()
     from pydantic_core import SchemaSerializer, SchemaValidator  # noqa: PLC0415
 
-    # Given at the root as well: the one of a typed dict does not reach its floats.
+    # Given at the root, too: the config of a typed dict does not apply to its floats.
     return SchemaValidator(schema, _ROOT), SchemaSerializer(schema, _ROOT)
 
 
 def looks_into(annotation: Any, config: ConfigDict | None = None) -> loose.Look | None:
-    """Return what finds a value's parts that the type leaves open and JSON would change."""
+    """Return a function that finds parts of any type in a value that JSON would change."""
     return loose.look_for(schema_of(annotation, config))
 
 
@@ -350,7 +350,7 @@ def unusable(task: str, hints: Mapping[str, Any], error: TypeError) -> errors.Us
         try:
             compiled(hint)
         except TypeError as cause:
-            # A type within a dataclass, which only pydantic inspects.
+            # The type is inside a dataclass, which only pydantic inspects.
             known = f" ({cause})" if "typing_extensions" in str(cause) else ""
             return errors.UsageError(
                 f"{task}: the annotation {inspect.formatannotation(hint)} of {name!r} has no form "
@@ -360,7 +360,7 @@ def unusable(task: str, hints: Mapping[str, Any], error: TypeError) -> errors.Us
 
 
 def load_checks(signatures: Iterable[Signature]) -> None:
-    """Import what calls of these are checked with: up to 0.1 s, which no first call waits for."""
+    """Import the validators for calls of these tasks: up to 0.1 s that no first call waits for."""
     import_core()
     for signature in signatures:
         try:
@@ -378,13 +378,13 @@ _KINDS_KEPT: Final = 256
 
 
 class ResultCodec:
-    """Turns what one function returns into bytes, and back.
+    """Encodes results of one function as bytes, and decodes them.
 
-    A None is written as no bytes at all.
+    A None is encoded as no bytes at all.
 
-    It is made at the task's first use, since pydantic is slow to import and annotations may name
-    what is defined later. Bytes are base64 and infinite floats are strings, at every depth but
-    inside pydantic models, which bring a configuration of their own.
+    The codec is made at the task's first use, since pydantic is slow to import and annotations may
+    use names that are defined later. Bytes are base64 and infinite floats are strings at every
+    depth, except inside pydantic models, which have a configuration of their own.
     """
 
     def __init__(self, signature: Signature) -> None:
@@ -393,7 +393,7 @@ class ResultCodec:
         self._text = inspect.formatannotation(annotation)
         try:
             plain, _ = compiled(annotation)
-            # pydantic takes no configuration beside a bare dataclass, but beside an optional one.
+            # pydantic accepts a configuration for an optional dataclass, but not for a bare one.
             schema = schema_of(_optional(annotation), json_config())
             self._validator, serializer = made(schema)
         except TypeError as error:
@@ -409,13 +409,13 @@ class ResultCodec:
         self._way = JsonForm(
             self._validator, serializer, is_kept=loose.is_kept(schema, floats=False)
         )
-        #: whether its values are what JSON has, so that anything may read them
+        #: whether values are plain JSON, readable without the type
         self.is_json: bool = loose.is_json(schema)
-        #: whose values always fit: to have pydantic warn takes ten times as long as to write them
+        #: type whose values always fit: a warning of pydantic costs ten times the encoding
         self._scalar = next((kind for kind in _SCALARS if schema == _scalar_schema(kind)), None)
 
     def encode(self, value: object) -> bytes | None:
-        """Return the result as JSON, None for a None."""
+        """Return the result as JSON, or None for a None."""
         if value is None:
             if self._takes_none:
                 return None
@@ -447,13 +447,13 @@ class ResultCodec:
             body = way.write(value, warnings="error")
         except ValueError:
             return self._encode_coerced(value)
-        # A value that is too large is refused first, before the comparison.
+        # Refuse a value that is too large before comparing it.
         if way.is_kept or len(body) > model.PAYLOAD_BYTES_MAX or not way.problem(value, body):
             return body
         return self._encode_coerced(value)
 
     def decode(self, body: bytes) -> Any:
-        """Return the result as the return annotation has it."""
+        """Return the result in the type of the return annotation."""
         try:
             return self._way.read(body)
         except ValueError as error:
@@ -463,10 +463,10 @@ class ResultCodec:
             ) from None
 
     def _refuse_changed(self, value: object) -> None:
-        """Refuse what is annotated too loosely to come back as it is."""
+        """Refuse a value whose annotation is too loose to read it back unchanged."""
         try:
             changed = self._look and self._look(value)
-        except (TypeError, AttributeError, KeyError):  # of another type, reported later
+        except (TypeError, AttributeError, KeyError):  # another type, reported later
             return
         except ValueError as error:
             raise errors.UsageError(
@@ -478,7 +478,7 @@ class ResultCodec:
             raise errors.UsageError(f"{self._task}: the result {problem}{more}")
 
     def _encode_coerced(self, value: object) -> bytes:
-        """Encode what can become the annotated type, such as a tuple for a list."""
+        """Encode a value that can be converted to the annotated type, such as a tuple to a list."""
         spent = loose.find_iterator(value)
         if spent:
             raise errors.UsageError(f"{self._task}: the result: {once_text(spent.part)}")
@@ -517,14 +517,14 @@ def _takes_none(validator: SchemaValidator) -> bool:
 
 def _optional(annotation: Any) -> Any:
     try:
-        # ``typing`` would give the first union of these types that anybody made, in its order.
+        # ``typing`` would return a cached union of these types in an order chosen elsewhere.
         return annotation | None
     except TypeError:
         return typing.Optional.__getitem__(annotation)
 
 
 def _never_read(annotation: Any) -> str:
-    """Return a type whose values never come back, if each value of the annotation holds one."""
+    """Return a type whose values are never read back, if each value of the annotation has one."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _never_read(parts[0])
@@ -550,7 +550,7 @@ def _is_read(kind: Any, value: object) -> bool:
 
 
 def large_problem(body: bytes, around: int = 0) -> str:
-    """Return what hinders readers of JSON that has some size; "" if nothing does."""
+    """Return why readers refuse a long JSON text: depth or a long number; "" if they accept it."""
     if is_deep(body, around):
         return f"is {parsing.too_deep(parsing.VALUE_DEPTH_MAX)}: {FLATTER}"
     if len(body) > _DIGITS_MAX and has_long_number(body):
@@ -563,7 +563,7 @@ def _scalar_schema(kind: type) -> CoreSchema:
 
 
 def encode_loose(task: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """Return the payload of a call whose signature is not known here.
+    """Return the payload of a call with an unknown signature.
 
     Raises:
         InvalidCall: a value has no form in JSON.
@@ -593,7 +593,7 @@ def encode_loose(task: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> by
 
 
 def once_text(part: object) -> str:
-    """Return why an iterator is refused: a first look at it may have taken its values."""
+    """Return why an iterator is refused: the first look at it may have taken its values."""
     return f"{shown(part)} can be read once: pass a list, or what is in it"
 
 
@@ -607,7 +607,7 @@ def _unreadable_text(changed: loose.Changed) -> str:
 
 
 def _is_read_alone(value: Any) -> bool:
-    """Return whether a value comes back from JSON by its own type, or has no form in it at all."""
+    """Return whether a value is read back from JSON by its own type, or has no JSON form."""
     kind: Any = type(value)
     if kind is dict:
         kinds = set(map(type, value))
@@ -624,20 +624,20 @@ def _is_read_alone(value: Any) -> bool:
 
 @lru_cache(_KINDS_KEPT)
 def way_of(kind: Any) -> JsonForm:
-    """Return how values of a type are written and read that stand alone."""
+    """Return the JSON form of a type without an annotation around it."""
     config = None if inspect.isclass(kind) else json_config()
     return JsonForm(*compiled(kind, config), is_kept=False)
 
 
 def decode_loose(body: bytes) -> Any:
-    """Return a result whose annotation is not known here, as plain JSON values."""
+    """Return a result with an unknown annotation, as plain JSON values."""
     from pydantic_core import from_json  # noqa: PLC0415
 
     return from_json(body)
 
 
 def encode_reason(reason: str) -> bytes:
-    """Return a reason in UTF-8, without its middle when it is longer than REASON_BYTES_MAX."""
+    """Return a reason in UTF-8; its middle is cut if it is over REASON_BYTES_MAX."""
     encoded = reason.encode("utf-8", "replace")
     if len(encoded) <= model.REASON_BYTES_MAX:
         return encoded
@@ -653,7 +653,7 @@ def shown(value: object) -> str:
 
 
 def cause_of(error: Exception) -> str:
-    """Return what pydantic says, without its links and its many lines."""
+    """Return pydantic's error text without its links and line breaks."""
     details = getattr(error, "errors", None)
     if details is None:
         return str(error).split("\n", 1)[0]

@@ -1,4 +1,4 @@
-"""How a function takes its arguments: from a call to values by parameter name, and back."""
+"""Bind a call's arguments to a function's parameters by name, and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from taskq.calls import call, habits, naming
 from taskq.core import errors, parsing
 
-# Shared resources that a task takes by annotation, and how each finds its own.
+# Shared resources that a task takes by annotation.
 #
 # ``async def store(row: int, db: Inject[Database] = injected()) -> None``
 #
@@ -22,7 +22,7 @@ T = typing.TypeVar("T")
 
 
 class _Mark:
-    """Stands in the annotation of an injected parameter."""
+    """Mark in the annotation of an injected parameter."""
 
     def __repr__(self) -> str:
         return "injected"
@@ -47,26 +47,26 @@ class _NotGiven:
 
 _MARK: typing.Final = _Mark()
 _NOT_GIVEN: typing.Final = _NotGiven()
-#: ``db: Inject[Database]``: the worker gives what a lifespan yields of this type.
+#: ``db: Inject[Database]``: the worker passes the value of this type that a lifespan yielded.
 Inject: typing.TypeAlias = typing.Annotated[T, _MARK]
 
 
 def injected() -> typing.Any:
-    """Return the default of an injected parameter, so that type checkers let calls leave it out."""
+    """Return the default of an injected parameter; with it type checkers allow its omission."""
     return _NOT_GIVEN
 
 
 def injected_type(hint: typing.Any) -> typing.Any:
-    """Return what a resolved annotation asks to be injected; None for a plain argument."""
+    """Return the type of an injected parameter from its annotation; None for a plain argument."""
     if typing.get_origin(hint) is typing.Annotated and _MARK in hint.__metadata__:
         return hint.__origin__
     return None
 
 
 class Resources:
-    """Find what the lifespans of one worker yielded, by type.
+    """Finds the values that the lifespans of one worker yielded, by type.
 
-    A plain tuple is several resources, anything else is one; None is none.
+    A plain tuple is several resources, None is no resource, anything else is one.
     """
 
     def __init__(self, values: Iterable[object] = ()) -> None:
@@ -78,7 +78,7 @@ class Resources:
         return len(self._values)
 
     def add(self, value: object) -> None:
-        """Keep what one lifespan yielded."""
+        """Add the value yielded by a lifespan."""
         if type(value) is tuple:
             self._values += value
         elif value is not None:
@@ -88,17 +88,17 @@ class Resources:
         """Return the resource of each parameter.
 
         Args:
-            task: whose parameters they are, for errors.
+            task: name of the task, for errors.
             wanted: type by parameter name, as ``Signature.injected``.
 
         Raises:
-            UsageError: no resource is of the type, or more than one is.
+            UsageError: no resource, or more than one, is of the type.
         """
         return {name: self._find(task, name, kind) for name, kind in wanted.items()}
 
     def _find(self, task: str, name: str, wanted: typing.Any) -> typing.Any:
         kinds = _members(wanted)
-        # The very type goes before its subclasses.
+        # A value of exactly this type is preferred to values of subclasses.
         fitting = [value for value in self._values if type(value) in kinds]
         fitting = fitting or [value for value in self._values if _fits(value, kinds, task, name)]
         if len(fitting) == 1:
@@ -150,15 +150,15 @@ class Signature:
     """A function's parameters, resolved once.
 
     Payloads name every argument, so that a task may reorder or add parameters while jobs wait. Two
-    keys that no parameter can have stand for the rest: ``"*"`` for the list of further positional
-    arguments, ``"**"`` for the further keyword arguments.
+    keys that no parameter can have hold the rest: ``"*"`` the list of further positional arguments,
+    ``"**"`` the further keyword arguments.
 
     Attributes:
         task: name of the task, for errors.
         names: parameters that take a positional argument, in order.
         plain: every argument can be passed by its name, and there is no ``*args`` or ``**kwargs``.
-        defaults: by name, of the parameters that have one.
-        injected: type by name, of the parameters that workers fill in; everything else here leaves
+        defaults: default by name, of parameters with one.
+        injected: type by name, of parameters that workers fill in; all other attributes leave
             them out.
     """
 
@@ -187,7 +187,7 @@ class Signature:
     def bind(
         self, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]
     ) -> dict[str, typing.Any]:
-        """Return the call's values by name; types and missing ones are not looked at."""
+        """Return the call's values by name; types and missing values are not checked."""
         values: dict[str, typing.Any] = dict(zip(self.names, args, strict=False))
         further = list(args[len(self.names) :])
         if further:
@@ -211,7 +211,7 @@ class Signature:
     def split(
         self, values: dict[str, typing.Any]
     ) -> tuple[tuple[typing.Any, ...], dict[str, typing.Any]]:
-        """Arguments to call the function with, from values by name; takes ``values`` apart."""
+        """Return the arguments of a call from values by name; changes ``values``."""
         further = values.pop(REST, ())
         keywords = values.pop(KEYWORDS, None)
         positional = self.names if further else self._positional_only
@@ -229,9 +229,9 @@ class Signature:
     def arguments_for(
         self, function: Callable[..., typing.Any], values: dict[str, typing.Any]
     ) -> tuple[tuple[typing.Any, ...], dict[str, typing.Any]]:
-        """Arguments for another function that looks at this one's call, defaults filled in.
+        """Return the arguments for a function of this function's call, defaults filled in.
 
-        It gets those it names; a function with other names gets all of them, in order.
+        The function gets the parameters that it names; with other names it gets all, in order.
         """
         filled = {**self.defaults, **values}
         asked = _names_asked(function)
@@ -242,7 +242,7 @@ class Signature:
         return args, {**filled, **keywords}
 
     def settled(self, raw: dict[str, typing.Any]) -> dict[str, typing.Any]:
-        """Return the values, by name, of a payload whose sender did not know the function."""
+        """Return the values by name of a payload whose sender did not know the function."""
         further, keywords = raw.get(REST, []), raw.get(KEYWORDS, {})
         if not isinstance(further, list) or not isinstance(keywords, dict):
             raise errors.InvalidCall(
@@ -251,7 +251,7 @@ class Signature:
         known = {*self._by_keyword, *self._positional_only}
         values = {name: value for name, value in raw.items() if name in known}
         others = {n: v for n, v in raw.items() if n not in known and n not in {REST, KEYWORDS}}
-        # With a value for each of them, the list holds what comes after the named parameters.
+        # If each named parameter has a value, the list holds the arguments after them.
         if any(name not in values for name in self.names):
             for name, value in zip(self.names, further, strict=False):
                 if name in values:
@@ -283,10 +283,10 @@ class Signature:
         return None if hint in {typing.NoReturn, typing.Never} else hint
 
     def check(self, *, with_result: bool) -> bool:
-        """Refuse what no call or result could bring, as far as it is sure without pydantic.
+        """Refuse annotations that no value fits, as far as this is certain without pydantic.
 
         Returns:
-            Whether all annotations can be resolved already.
+            Whether all annotations can be resolved now.
         """
         for parameter in self.signature.parameters.values():
             naming.check_default(self.task, parameter)
@@ -302,11 +302,11 @@ class Signature:
         return all(name in self._resolved for name in self.signature.parameters)
 
     def resolve(self, what: str, annotation: typing.Any) -> typing.Any:
-        """Return the annotation with its names looked up where the function was written."""
+        """Return the annotation with its names resolved in the function's module and closure."""
         if annotation is inspect.Parameter.empty:
             return typing.Any
         function = naming.innermost(self._function)
-        # A closure's cells hold the types that an enclosing function defined and this one uses.
+        # A closure's cells hold types that the enclosing function defines and this function uses.
         names = getattr(getattr(function, "__code__", None), "co_freevars", ())
         cells = getattr(function, "__closure__", None) or ()
         scope = {n: c.cell_contents for n, c in zip(names, cells, strict=False) if _filled(c)}
@@ -327,7 +327,7 @@ class Signature:
             ) from error
 
     def unknown(self, name: str) -> str:
-        """Says that no parameter takes this keyword, and which one may have been meant."""
+        """Return the error for an unknown keyword, with a similar parameter, if any."""
         if name in self._positional_only:
             return f"parameter {name!r} is positional only: {self.signature}"
         options = call.OptionChanges.__annotations__
@@ -351,7 +351,7 @@ class Signature:
             try:
                 hint = self._resolved[parameter.name] = self._hint(parameter)
             except errors.UsageError:
-                continue  # told by ``hints``, when the types are needed
+                continue  # reported by ``hints``, when the types are needed
             kind = injected_type(hint)
             if kind is not None:
                 injected[parameter.name] = kind
@@ -384,11 +384,11 @@ class Signature:
 
 
 class NoList(errors.UsageError):
-    """A function of batches that takes or returns something else."""
+    """A batch function whose parameter or result is no list."""
 
 
 class BatchSignature(Signature):
-    """Parameters of one job of a batch, of whose arguments the function takes a list."""
+    """The parameters of one job of a batch; the function takes a list of such arguments."""
 
     def __init__(self, task: str, function: Callable[..., typing.Any]) -> None:
         super().__init__(task, function)
