@@ -1,13 +1,13 @@
-"""Conditions that must hold before a job runs, for work that waits for a network or a machine.
+"""Conditions that must hold before a job runs, such as a network or free disk space.
 
 ::
 
     @app.task(requires=[online("api.example.com:443"), disk_free("1GB"), on_power(), unmetered()])
     async def upload(path: str) -> None: ...
 
-While one of them does not hold, the jobs wait: nothing is written, and no attempt is burnt. Any
-function without arguments that returns a bool is a condition as well, async or not. Conditions that
-are equal share one probe in each worker process, and are probed only while jobs wait or run.
+While a condition does not hold, the jobs wait: nothing is written, and no attempt is used. Any
+function without arguments that returns a bool is a condition as well, async or not. Equal
+conditions share one probe in each worker process, and are probed only while jobs wait or run.
 """
 
 from __future__ import annotations
@@ -27,5 +27,5 @@ _HOMES: Final = {
     "taskq.conditions.network": "online unmetered",
 }
 
-if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+if not TYPE_CHECKING:  # a type checker would accept any name otherwise
     __getattr__ = lazily(__name__, _HOMES)

@@ -1,4 +1,4 @@
-"""Conditions of a job: their base class, functions, and conditions of the machine."""
+"""Conditions of a job: the base class, functions as conditions, and conditions of the machine."""
 
 from __future__ import annotations
 
@@ -26,48 +26,48 @@ _log: Final = logging.getLogger("taskq")
 
 #: Interval of probes while jobs wait for a condition.
 INTERVAL_SECONDS: Final = 0.4
-#: How long a probe may take.
+#: Longest time of a probe.
 TIMEOUT_SECONDS: Final = 5.0
-#: Calls that may hang in threads at a time, of all probes together.
+#: Most threads at a time with calls that may hang, for all probes together.
 ASIDE_MAX: Final = 32
 
 _aside = threading.BoundedSemaphore(ASIDE_MAX)
 
 
 class Condition(ABC):
-    """The base of all conditions; they are compared by value, so give them ``__eq__``.
+    """The base of all conditions. They are compared by value, so define ``__eq__``.
 
     Attributes:
-        interval_seconds: how often it is probed while jobs wait for it.
-        timeout_seconds: a probe that takes longer counts as "does not hold".
+        interval_seconds: time between probes while jobs wait for it.
+        timeout_seconds: a longer probe counts as "does not hold".
     """
 
     __slots__ = ()
 
     interval_seconds: float = INTERVAL_SECONDS
     timeout_seconds: float = TIMEOUT_SECONDS
-    #: whether it is about the network, so a network error makes it be probed at once
+    #: whether it concerns the network, so that a network error causes a probe at once
     is_network: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
-        """Return what people call it."""
+        """Return its name in messages."""
         return type(self).__name__
 
-    def bound(self, data_dir: Path) -> Condition:  # noqa: ARG002 - for those that need it
-        """Return the condition as it is for an app with this data directory."""
+    def bound(self, data_dir: Path) -> Condition:  # noqa: ARG002 - for subclasses that need it
+        """Return the condition for an app with this data directory."""
         return self
 
     @abstractmethod
     async def problem(self) -> str:
-        """Probe: "" if it holds, else why not. What it raises counts as "does not hold", too."""
+        """Probe: return "" if it holds, else why not. An error counts as "does not hold", too."""
 
 
 @dataclass(frozen=True)
 class Custom(Condition):
-    """A condition of the user's own: a function without arguments.
+    """A user's condition: a function without arguments.
 
-    A sync one runs in a thread, so that it may block.
+    A sync function runs in a thread, so it may block.
     """
 
     check: Check
@@ -101,12 +101,12 @@ def condition(
 
     Args:
         check: the function.
-        name: what ``why`` calls it; the function's name unless given.
-        every: how often it is asked while jobs wait for it.
-        timeout: how long it may take to answer.
+        name: its name in the answer of ``why``; by default the function's name.
+        every: time between calls while jobs wait for it.
+        timeout: how long a call may take.
 
     Raises:
-        UsageError: it cannot be called so, or a span is none.
+        UsageError: the function takes arguments, or a duration is not valid.
     """
     if not callable(check):
         raise errors.UsageError(
@@ -138,12 +138,12 @@ def checked_conditions(
     """Return the conditions of ``requires=``, each once.
 
     Args:
-        task: how an error names the task.
+        task: name of the task in an error.
         requires: a list or tuple of conditions and functions.
         option: name of the option in an error.
 
     Raises:
-        UsageError: no list or tuple, or an item is no condition.
+        UsageError: it is no list or tuple, or an item is no condition.
     """
     if not isinstance(requires, list | tuple):
         raise errors.UsageError(f"{task}: {option} is {requires!r:.60}: give a list of conditions")
@@ -165,13 +165,13 @@ def checked_conditions(
 
 
 async def aside(call: Callable[[], T], room: threading.BoundedSemaphore | None = None) -> T:
-    """Run a call that may block or hang in a daemon thread, and return its result.
+    """Run a blocking call in a daemon thread, and return its result.
 
-    The waiting task may be cancelled; the thread then ends with its call.
+    If the waiting task is cancelled, the thread ends after its call.
 
     Args:
         call: the blocking function.
-        room: limit of such calls at a time; None: the limit of probes.
+        room: limit of such calls at a time; None: the limit for probes.
 
     Raises:
         RuntimeError: too many calls hang already.
@@ -194,7 +194,7 @@ async def aside(call: Callable[[], T], room: threading.BoundedSemaphore | None =
         value, error = None, None
         try:
             value = call()
-        except BaseException as raised:  # noqa: BLE001 - the waiter's, not the thread's
+        except BaseException as raised:  # noqa: BLE001 - raised in the waiting task
             # A future cannot hold a StopIteration.
             stops = isinstance(raised, StopIteration)
             error = RuntimeError(f"it raised {raised!r}") if stops else raised
@@ -203,11 +203,11 @@ async def aside(call: Callable[[], T], room: threading.BoundedSemaphore | None =
         try:
             loop.call_soon_threadsafe(tell, value, error)
         except RuntimeError:
-            return  # the loop is closed: nobody waits any more
+            return  # the loop is closed: no task waits any more
 
     try:
         threading.Thread(target=work, name="taskq-probe", daemon=True).start()
-    except RuntimeError:  # the system has none left
+    except RuntimeError:  # the system refuses another thread
         room.release()
         raise
     return await future
@@ -229,7 +229,7 @@ def _takes_nothing(check: Callable[..., object]) -> bool:
 
 
 def _gives_condition(check: Callable[..., object]) -> bool:
-    """Return whether the brackets were forgotten, as in ``requires=[on_power]``."""
+    """Return whether the function returns a condition, as in ``requires=[on_power]``."""
     annotations: dict[str, object] = getattr(check, "__annotations__", {})
     return annotations.get("return") in (Condition, Condition.__name__)
 
@@ -245,7 +245,7 @@ _SUPPLIES: Final = Path("/sys/class/power_supply")
 
 @dataclass(frozen=True)
 class DiskFree(Condition):
-    """The disk of a path has ``free_bytes`` free; "" for the data directory."""
+    """The disk of a path has ``free_bytes`` free; "" is the data directory."""
 
     free_bytes: int
     path: str = ""
@@ -259,14 +259,14 @@ class DiskFree(Condition):
         return self if self.path else replace(self, path=str(data_dir))
 
     async def problem(self) -> str:
-        """Look; on a thread, since a network drive may hang."""
+        """Check in a thread, since a network drive may hang."""
         free = (await aside(lambda: shutil.disk_usage(self.path or "."))).free
         return "" if free >= self.free_bytes else f"{_spoken(free)} are free"
 
 
 @dataclass(frozen=True)
 class OnPower(Condition):
-    """The machine is not running from its battery, as Linux or Windows sees it."""
+    """The machine does not run from its battery, according to Linux or Windows."""
 
     @property
     def name(self) -> str:
@@ -286,15 +286,15 @@ class OnPower(Condition):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supply:
-    """An of the kernel's power supplies."""
+    """One of the kernel's power supplies."""
 
     #: "Mains", "USB", "Battery", …
     kind: str
-    #: 1 if it gives power now
+    #: 1 if it supplies power now
     online: str
     #: of a battery: "Charging", "Discharging", "Full", …
     status: str
-    #: "Device" for one of a mouse or a headset
+    #: "Device" for the battery of a mouse or a headset
     scope: str
 
 
@@ -306,7 +306,7 @@ def disk_free(size: parsing.Size, path: str | os.PathLike[str] | None = None) ->
         path: a file or folder on another disk.
 
     Raises:
-        UsageError: not a size.
+        UsageError: it is not a size.
     """
     if path is not None and not isinstance(path, str | os.PathLike):
         raise errors.UsageError(f"disk_free: path is {path!r:.60}: give a path")
@@ -320,7 +320,7 @@ def on_power() -> Condition:
 
 
 def read_supplies(directory: Path) -> list[Supply] | None:
-    """Read the power supplies that the kernel shows in a directory; None if it shows none there."""
+    """Read the kernel's power supplies from a directory; None without a directory or supplies."""
     if not directory.is_dir():
         return None
     return [

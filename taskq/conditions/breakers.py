@@ -20,14 +20,14 @@ PAUSE_SECONDS_MAX_DEFAULT: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerRule:
-    """Conditions for a queue to back off, and to come back.
+    """Rule for a queue to back off, and to resume.
 
     Attributes:
         queue: name of the queue.
-        failures: network failures in a row that open it.
-        pause_seconds: before the first try; each pause is twice the one before.
-        pause_seconds_max: the longest.
-        probe: what must hold before a try; None: nothing.
+        failures: network failures in a row that open the breaker.
+        pause_seconds: pause before the first try; each pause is twice the one before.
+        pause_seconds_max: the longest pause.
+        probe: condition that must hold before a try; None: none.
         is_failure: whether an error is a network failure.
     """
 
@@ -47,7 +47,7 @@ def breaker_rule(
     probe: Condition | Check | None,
     is_failure: Callable[[BaseException], bool],
 ) -> BreakerRule:
-    """Check what ``app.breaker`` was given.
+    """Return the rule from the checked arguments of ``app.breaker``.
 
     Raises:
         UsageError: an argument is wrong.
@@ -101,7 +101,7 @@ NETWORK_ERRNOS: Final = frozenset(
         errno.EPIPE,
     }
 )
-#: Errors of widespread clients and of sockets, by name, since none of them is imported for this.
+#: Names of errors of common clients and sockets; names, so that no client is imported.
 NETWORK_ERRORS: Final = frozenset(
     {
         "aiohttp.ClientConnectionError",
@@ -135,7 +135,7 @@ def _is_network(error: BaseException) -> bool:
     if exceptions.is_a(error, OSError):
         if _ERRNO.__get__(error) in NETWORK_ERRNOS:
             return True
-        # urllib.error.URLError keeps what it met here.
+        # urllib.error.URLError stores the original error here.
         reason = vars(error).get("reason")
         if reason is not error and exceptions.is_a(reason, OSError) and is_network_failure(reason):
             return True

@@ -1,4 +1,4 @@
-"""Conditions of the network: whether a host answers, and whether the line is paid by volume."""
+"""Conditions of the network: whether a host answers, and whether the line is metered."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from anyio import create_task_group, run_process, sleep
 from taskq.conditions.base import Condition, aside, say_once
 from taskq.core.errors import UsageError
 
-#: Interval of new tries of a host while earlier tries go on: the kernel itself waits 1, 2, 4 …
-#: seconds between two.
+#: Interval of new connection attempts while earlier ones go on; the kernel alone would wait
+#: 1, 2, 4 … seconds between two.
 ATTEMPT_SECONDS: Final = 0.5
 ATTEMPTS_MAX: Final = 6
-#: Addresses of one host that are tried at a time.
+#: Addresses of one host that are tried at the same time.
 ADDRESSES_MAX: Final = 4
 _PORT_MAX: Final = 65_535
-#: Set aside for documentation, so nobody is there; no packet is sent to them either.
+#: Addresses reserved for documentation; no packet is sent to them.
 _ANYWHERE: Final = (
     (socket.AF_INET, "192.0.2.1"),
     (socket.AF_INET6, "2001:db8::1"),
@@ -57,9 +57,9 @@ class Online(Condition):
 
 @dataclass(frozen=True)
 class Unmetered(Condition):
-    """The line to the world is not paid by volume, as NetworkManager sees it."""
+    """The network line is not metered, according to NetworkManager."""
 
-    #: asking takes a process each time
+    #: each probe starts a process
     interval_seconds: float = 2.0
 
     @property
@@ -81,7 +81,7 @@ def online(address: str) -> Condition:
     """Require that a host accepts TCP connections: ``online("api.example.com:443")``.
 
     Raises:
-        UsageError: that is no host with a port.
+        UsageError: the text is no host with a port.
     """
     given: object = address
     host, _, port = address.rpartition(":") if isinstance(given, str) else ("", "", "")
@@ -105,7 +105,7 @@ async def metered_line() -> str:
 
 
 def has_route(host: str) -> bool:
-    """Return whether the kernel knows a way to the host; for a name, to anywhere. Send nothing."""
+    """Return whether the kernel has a route to the host; for a name, to anywhere. Send nothing."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -118,12 +118,12 @@ def has_route(host: str) -> bool:
 
 
 def is_anywhere_routed() -> bool:
-    """Return whether the kernel would send a packet to the world at large."""
+    """Return whether the kernel has a route to the internet."""
     return any(_is_routed(*place) for place in _ANYWHERE)
 
 
 def metered_devices(devices: str) -> str:
-    """Return the metered ones of the connected devices of ``nmcli -t device show``; "" for none."""
+    """Return the metered connected devices from ``nmcli -t device show``; "" for none."""
     device, connected = "", False
     metered: list[str] = []
     for line in devices.splitlines():
@@ -152,7 +152,7 @@ def _is_routed(family: socket.AddressFamily, address: str) -> bool:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((address, _DISCARD_PORT))
     except OSError as error:
-        # Any other answer of the kernel says nothing about routes.
+        # Other errors of the kernel do not concern routes.
         return error.errno not in {
             errno.ENETUNREACH,
             errno.EHOSTUNREACH,
@@ -173,7 +173,7 @@ def _has_routes() -> bool:
 
 
 async def _reach(host: str, port: int) -> str:
-    """Return "" if a connection stands, else what a try met; one without an answer gets company."""
+    """Connect; return "" or the error. An attempt without an answer does not delay the next."""
     problem = f"it does not answer within {ATTEMPTS_MAX * ATTEMPT_SECONDS:g} s"
 
     async def attempt() -> None:
@@ -218,7 +218,7 @@ async def _connect(host: str, port: int) -> None:
 
 
 def _told(error: BaseException) -> str:
-    # Windows' own numbers have their text with them alone.
+    # The texts of Windows' own error numbers are only in the error itself.
     is_windows = getattr(error, "winerror", None) is not None
     is_named = isinstance(error, socket.gaierror) or is_windows
     if isinstance(error, OSError) and error.errno and not is_named:

@@ -1,5 +1,5 @@
-"""A program's hold on a log: opened at first use, in this process, once.
+"""A program's connection to a log: opened once in a process, at first use.
 
-Begin with ``connection``; ``settings`` is where its choices come from, ``handle`` is what an
-enqueue gives back. May import calls, conditions and what stands below them.
+Begin with ``connection``; ``settings`` reads its options, ``handle`` is the result of an enqueue.
+The package may import calls, conditions and lower layers.
 """

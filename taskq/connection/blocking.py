@@ -1,4 +1,4 @@
-"""Blocking twins of coroutines (``enqueue_sync``), and threads for blocking work beside a loop."""
+"""Blocking twins of coroutines (``enqueue_sync``), and threads for blocking work of a loop."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ R = TypeVar("R")
 
 
 def blocking(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
-    """Make a method's twin for its class: ``pause_sync = blocking`` of ``pause``.
+    """Return the blocking twin of a coroutine method, such as ``pause_sync``.
 
-    It raises a UsageError in an event loop's thread, which it would stop.
+    In an event loop's thread, which it would block, the twin raises a UsageError.
 
-    A twin runs the coroutine on the loop of one daemon thread of the process, and blocks the
-    calling thread meanwhile. Its arguments and result are the coroutine's, so both share one
+    The twin runs the coroutine on the loop of one daemon thread of the process, and blocks the
+    calling thread meanwhile. Arguments and result are the coroutine's, so both share one
     docstring.
 
-    asyncio is imported by the calls that need it: importing it takes longer than declaring an app,
-    and many programs that declare one start no loop.
+    asyncio is imported by the calls that need it: its import takes longer than declaring an app,
+    and many programs that declare an app start no loop.
     """
 
     @functools.wraps(method)
@@ -45,10 +45,10 @@ def blocking(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
 
 
 async def off_loop(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Do on a thread what would stop the event loop.
+    """Run work that would block the event loop in a thread.
 
     Raises:
-        UsageError: none of asyncio runs here.
+        UsageError: no asyncio loop runs here.
     """
     need_loop()
     from taskq.log.machine.threads import on_thread  # noqa: PLC0415 - as asyncio itself
@@ -57,10 +57,10 @@ async def off_loop(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R
 
 
 async def in_turns(steps: Generator[None, None, R]) -> R:
-    """Do long work in steps, and let the event loop turn after each.
+    """Do long work in steps, and let the event loop turn after each step.
 
     Raises:
-        UsageError: none of asyncio runs here.
+        UsageError: no asyncio loop runs here.
     """
     need_loop()
     import asyncio  # noqa: PLC0415 - see the module's docstring
@@ -75,13 +75,13 @@ async def in_turns(steps: Generator[None, None, R]) -> R:
 
 
 def need_loop(*who: str) -> asyncio.AbstractEventLoop:
-    """Return the event loop of asyncio that runs in this thread.
+    """Return the asyncio loop that runs in this thread.
 
     Args:
-        who: the beginning of the error's sentence, if the awaited call should not be named.
+        who: the subject of the error's sentence, in place of the awaited call.
 
     Raises:
-        UsageError: no loop runs; the message has a way out for trio.
+        UsageError: no loop runs; the message has advice for trio.
     """
     import asyncio  # noqa: PLC0415 - see the module's docstring
 
@@ -92,10 +92,10 @@ def need_loop(*who: str) -> asyncio.AbstractEventLoop:
 
 
 def run(coroutine: Coroutine[Any, Any, R]) -> R:
-    """Run a coroutine on the thread for such calls; interrupted, it is cancelled.
+    """Run a coroutine on the thread for such calls; an interrupt cancels it.
 
     Raises:
-        UsageError: a finalizer or a signal handler calls in the midst of a commit.
+        UsageError: a finalizer or a signal handler calls it in the middle of a commit.
     """
     from taskq.log.machine.threads import Pending, refuse_inside  # noqa: PLC0415 - as above
 
@@ -116,7 +116,7 @@ def run(coroutine: Coroutine[Any, Any, R]) -> R:
 
 
 class _Call(Generic[R]):
-    """A coroutine that runs for a thread; all of this on the loop."""
+    """A coroutine that runs for a thread; its methods run on the loop."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, R], pending: Pending[R]) -> None:
         self._coroutine = coroutine
@@ -149,9 +149,9 @@ def refuse_in_loop(call: str, instead: str) -> None:
     """Raise if an event loop runs in this thread.
 
     Raises:
-        UsageError: one does; the message names the coroutine to await.
+        UsageError: a loop runs here; the message names the coroutine to await.
     """
-    if "asyncio" not in sys.modules:  # then nobody runs one
+    if "asyncio" not in sys.modules:  # then no loop runs
         return
     import asyncio  # noqa: PLC0415 - see the module's docstring
 
@@ -163,9 +163,9 @@ def refuse_in_loop(call: str, instead: str) -> None:
 
 
 class _Background:
-    """A loop on a daemon thread of its own, started at first use; a forked child starts its own."""
+    """A loop on its own daemon thread, started at first use; a forked child starts another."""
 
-    #: reentrant: a signal handler may come while its thread has it
+    #: reentrant: a signal handler may need it while its own thread holds it
     _lock = threading.RLock()
     _present: _Background | None = None
 
@@ -184,7 +184,7 @@ class _Background:
 
     @classmethod
     def forget(cls) -> None:
-        # Its thread does not exist in the child, and may have held the lock in the parent.
+        # The thread does not exist in the child, and may have held the lock in the parent.
         cls._lock = threading.RLock()
         cls._present = None
 

@@ -34,7 +34,7 @@ _OURS: Final = frozenset({"taskq", "taskq_plugins", "taskq_workers"})
 
 
 def install() -> None:
-    """Let a ``UsageError`` that ends the program show the caller's line last, and none of ours.
+    """Make the traceback of an uncaught ``UsageError`` end at the caller's line.
 
     Other errors go to the previous ``sys.excepthook``.
     """
@@ -43,7 +43,7 @@ def install() -> None:
 
 
 def end_at_caller(error: errors.UsageError) -> None:
-    """Cut the traceback after the last line that is neither ours nor of the standard library."""
+    """Cut the traceback after the last line outside taskq and the standard library."""
     last: TracebackType | None = None
     trace = error.__traceback__
     while trace is not None:
@@ -52,16 +52,16 @@ def end_at_caller(error: errors.UsageError) -> None:
         trace = trace.tb_next
     if last is not None:
         last.tb_next = None
-    # Its context, such as an error of a library, adds nothing.
+    # The context, such as an error of a library, adds no information.
     error.__suppress_context__ = True
     if error.__cause__ is not None and not _is_of_caller(error.__cause__):
         error.__cause__ = None
 
 
 def caller() -> FrameType:
-    """Return the innermost line being run that is the program's; the outermost of all if none is.
+    """Return the program's innermost running frame; or its outermost frame.
 
-    A call of the kind ``…_sync`` may run on a thread where the program has none.
+    A ``…_sync`` call may run on a thread without frames of the program.
     """
     frame = sys._getframe(1)
     while not _is_of_program(frame.f_globals) and frame.f_back is not None:
@@ -70,7 +70,7 @@ def caller() -> FrameType:
 
 
 def _is_of_program(names: Mapping[str, object]) -> bool:
-    """Return whether code with these globals is neither ours nor of the standard library."""
+    """Return whether code with these globals is outside taskq and the standard library."""
     package = _package(names)
     return package not in _OURS and package not in sys.stdlib_module_names
 
@@ -108,20 +108,20 @@ _PLAIN: Final = Options()
 
 
 class Packer:
-    """The bodies of one log."""
+    """Packs and unpacks the bodies of one log."""
 
     def __init__(self, path: str, config: LogConfig) -> None:
         self.config: LogConfig = config
         self.bodies: BodyStore = BodyStore(path, config)
 
     def packing(self, chosen: Options) -> Compression | None:
-        """Return how the payload of a job with these options is packed; None: stored as it is."""
+        """Return the compression of payloads with these options; None for none."""
         return self.config.packing(chosen.queue, chosen.compress)
 
     # -- into the log -----------------------------------------------------------------------------
 
     def plain_item(self, call: Call[Any]) -> requests.Item | None:
-        """Return the call as the ports take it, or None if its payload must be packed first."""
+        """Return the call as an item for a port, or None if its payload must be packed first."""
         chosen = call.chosen
         if self.config.packing(chosen.queue, chosen.compress) is not None:
             return None
@@ -130,7 +130,7 @@ class Packer:
         return call.spec, call.body, call.extras
 
     def plain_items(self, calls: list[Call[R]]) -> list[requests.Item] | None:
-        """Return the calls as the ports take them, or None if any payload must be packed first."""
+        """Return the calls as items for a port, or None if a payload must be packed first."""
         items: list[requests.Item] = []
         for call in calls:
             item = self.plain_item(call)
@@ -140,13 +140,13 @@ class Packer:
         return items
 
     def loose(self, call: Call[Any]) -> Loose:
-        """Return the call as ``items`` takes it."""
+        """Return the call in the form that ``items`` takes."""
         packing, what = self.packing(call.chosen), f"{call.name}: the payload"
         check_size(what, call.body)
         return (call.spec, call.body, call.extras), packing, what
 
     def items_sync(self, given: Iterable[Loose]) -> list[requests.Item]:
-        """Return the jobs as the ports take them, their payloads packed here and now."""
+        """Return the jobs as items for a port; pack their payloads in this thread."""
         items: list[requests.Item] = []
         for (spec, body, extras), packing, what in given:
             stored, flags = self.bodies.pack(body, packing, what)
@@ -154,7 +154,7 @@ class Packer:
         return items
 
     async def items(self, given: list[Loose]) -> list[requests.Item]:
-        """Do as ``items_sync``, on a thread if that takes long."""
+        """Do as ``items_sync``, on a thread if packing takes long."""
         if sum(len(item[1]) for item, packing, _ in given if packing) <= QUICK_BYTES_MAX:
             return self.items_sync(given)
         return await blocking.off_loop(self.items_sync, given)
@@ -162,7 +162,7 @@ class Packer:
     async def result(
         self, body: bytes, packing: Compression | None, what: str
     ) -> tuple[bytes, int]:
-        """Return a result as its record holds it, and the record's flags; raises as ``items``."""
+        """Return a result as stored in its record, and the record's flags; raises as ``items``."""
         if packing is None or len(body) <= QUICK_BYTES_MAX:
             return self.bodies.pack(body, packing, what)
         return await blocking.off_loop(self.bodies.pack, body, packing, what)
@@ -170,7 +170,7 @@ class Packer:
     # -- out of it --------------------------------------------------------------------------------
 
     async def unpacked(self, stored: bytes, flags: int, what: str) -> bytes:
-        """Return a body as it was given; raises what ``BodyStore.unpack`` does."""
+        """Return a body in its original form; raises the errors of ``BodyStore.unpack``."""
         if not flags:
             return stored
         if self.bodies.is_quick(stored, flags):
@@ -178,24 +178,24 @@ class Packer:
         return await blocking.off_loop(self.bodies.unpack, stored, flags, what)
 
     async def payload(self, delivery: requests.Delivery) -> bytes:
-        """Return a job's payload as it was given; raises what ``BodyStore.unpack`` does."""
+        """Return a job's payload in its original form; raises as ``BodyStore.unpack``."""
         what = f"the payload of job {delivery.job_id}"
         return await self.unpacked(delivery.stored_payload, delivery.payload_flags, what)
 
     async def opened_view(self, view: views.JobView) -> views.JobView:
-        """Return the view with payload and result as given; raises as ``BodyStore.unpack``."""
+        """Return the view with original payload and result; raises as ``BodyStore.unpack``."""
         if not (view.payload_flags or view.result_flags):
             return view
         return await blocking.off_loop(self.bodies.open_view, view)
 
     async def listed(self, views: list[views.JobView]) -> list[views.JobView]:
-        """Return the views as lists show them; see ``BodyStore.list_views``."""
+        """Return the views in the form of lists; see ``BodyStore.list_views``."""
         if not any(view.payload_flags or view.result_flags for view in views):
             return views
         return await blocking.off_loop(self.bodies.list_views, views)
 
     def deliveries(self, claimed: list[requests.Delivery]) -> list[requests.Delivery]:
-        """Return the deliveries, with payloads that can be read wherever they are."""
+        """Return the deliveries with payloads that unpack themselves when read."""
         if not any(delivery.payload_flags for delivery in claimed):
             return claimed
         return [
@@ -215,18 +215,18 @@ class PackedDelivery(requests.Delivery):
 
     @property
     def payload(self) -> bytes:
-        """The bytes that were enqueued, read and decompressed each time that they are asked for.
+        """The enqueued bytes, read from disk and decompressed at each access.
 
         Raises:
-            LogDamaged: they do not read back.
-            PayloadTooLarge: decompressed they would be over decompressed_bytes_max.
-            CompressionUnavailable: they are compressed in a way that is not installed here.
+            LogDamaged: the payload is damaged.
+            PayloadTooLarge: decompressed it would be over decompressed_bytes_max.
+            CompressionUnavailable: its compression is not installed here.
         """
         return self.bodies.payload(self)
 
 
 def loose_put(job: Put, packer: Packer) -> Loose:
-    """Return the job, checked, as ``Connection.pack`` takes it."""
+    """Return the checked job in the form that ``Connection.pack`` takes."""
     if not isinstance(job, Put):
         raise errors.UsageError(f"put_many() takes Put(payload=...) values, got {job!r:.60}")
     check_bytes("the payload", job.payload)
@@ -262,25 +262,25 @@ def check_bytes(what: str, body: object) -> None:
 
 
 T = TypeVar("T")
-#: Before a request that the log refused for now is sent again: the first pause, the longest, each
-#: twice the one before; and from which on that is logged.
+#: Pauses before a temporarily refused request is sent again: the first, and the longest; each is
+#: twice the one before. Longer pauses than the third value are logged.
 _PAUSE_SECONDS: Final = 0.05
 _PAUSE_SECONDS_MAX: Final = 1.0
 _PAUSE_SECONDS_TOLD: Final = 4 * _PAUSE_SECONDS
-#: Room that a step finds before it runs: enough for most results.
+#: Free space that must exist before a step runs: enough for most results.
 _STEP_BYTES: Final = 64 * 1024
 
-#: Loaded where pytest runs: it reports a test that opens a production log.
+#: The pytest plugin, if loaded, reports a test that opens a production log.
 _PYTEST_PLUGIN: Final = "taskq.testing.plugin"
 
-#: A directory that holds this has logs below it, and is none; see ``taskq.shards``.
+#: A directory with this file has logs below it and is no log itself; see ``taskq.shards``.
 SHARDS_FILE: Final = "shards.json"
 
 install()
 
 
 class HasId(Protocol):
-    """A handle of a job."""
+    """The type of a job's handle."""
 
     @property
     def id(self) -> str:
@@ -292,20 +292,20 @@ JobId: TypeAlias = str | int | HasId
 
 
 class Connection:
-    """Opens the store of a directory when it is needed, off the event loop, and again after a fork.
+    """Opens the store of a directory at first use, off the event loop, and again after a fork.
 
     The thread that opens the store also imports its code, half of taskq: programs that only declare
-    tasks do without. A program that needs a fast first enqueue opens the app before.
+    tasks do not need it. Open the app before for a fast first enqueue.
 
     Attributes:
         path: absolute path of the directory.
-        config: what the store is opened with.
+        config: options of the store.
         current: the store, None before the first use; ``usable`` is False once it is closed or
             failed.
-        packer: packs what goes into the log, and unpacks what comes out.
+        packer: packs and unpacks the log's bodies.
         is_routed: calls of its app may go to other logs.
-        refusal: why the directory is no log to open; "" if it is one.
-        wait_begins: at most one function, set by a worker of this process: it is called with the
+        refusal: why the directory cannot be opened as a log; "" if it can.
+        wait_begins: at most one function, set by a worker of this process. It is called with the
             handle of a job whose result a caller awaits, and returns a function for the end of the
             wait, or None.
     """
@@ -314,7 +314,7 @@ class Connection:
 
     def __init__(self, path: str, config: LogConfig) -> None:
         check_directory(path)
-        # A later chdir, of a daemon for example, must not move the directory.
+        # A later chdir, for example of a daemon, must not change the directory.
         self.path: str = logoptions.absolute_path(path)
         self.config: LogConfig = config
         self.current: Store | None = None
@@ -322,9 +322,9 @@ class Connection:
         self.refusal = ""
         self.is_routed = False
         self._closed = False
-        #: ``with`` blocks that are open, one within another or side by side
+        #: open ``with`` blocks, nested or in parallel
         self._blocks = 0
-        #: within ``_lock``, which is reentrant
+        #: guarded by ``_lock``, which is reentrant
         self._is_opening = False
         self._tag = Tag("")
         self._lock = threading.RLock()
@@ -333,7 +333,7 @@ class Connection:
 
     @property
     def tag(self) -> Tag:
-        """First part of the log's job ids; known since the directory was first opened."""
+        """First part of the log's job ids; known after the directory was first opened."""
         return self._tag
 
     def is_traced(self) -> bool:
@@ -343,10 +343,10 @@ class Connection:
         return tracing.is_traced or self.is_routed
 
     def check_move(self, path: str) -> None:
-        """Check that another directory may be used.
+        """Refuse a change of the directory while the current one is open.
 
         Raises:
-            UsageError: the present one is open.
+            UsageError: the current directory is open.
         """
         check_directory(path)
         if self.current is not None and self.current.usable:
@@ -356,7 +356,7 @@ class Connection:
             )
 
     def move(self, path: str, config: LogConfig) -> None:
-        """Use another directory, see `check_move`."""
+        """Use another directory, see ``check_move``."""
         with self._lock:
             self.check_move(path)
             self.path = logoptions.absolute_path(path)
@@ -364,10 +364,10 @@ class Connection:
             self.packer = Packer(self.path, config)
 
     def store(self) -> Store:
-        """Return the open store; opens it here, which may block on the disk and on the writer lock.
+        """Return the open store; opening may block on the disk and on the writer lock.
 
         Raises:
-            LogClosed: after ``close``, until ``open``.
+            LogClosed: after ``close``, before ``open``.
             LogError: the directory cannot be used.
             UsageError: it is open in this process with another configuration.
         """
@@ -375,7 +375,7 @@ class Connection:
             return self._store_locked()
 
     async def opened(self) -> Store:
-        """Return the open store; opens it on a thread, once for all callers."""
+        """Return the open store; open it on a thread, once for all callers."""
         store = self.current
         if store is not None and store.usable:
             return store
@@ -386,7 +386,7 @@ class Connection:
         return await asyncio.wrap_future(self._open_on_thread())
 
     async def port(self) -> LoopPort:
-        """Return the running loop's way to the store, with room for a request."""
+        """Return the running loop's port to the store, with room for a request."""
         store = self.current
         if store is None or not store.usable:
             store = await self.opened()
@@ -396,10 +396,10 @@ class Connection:
         return port
 
     async def patiently(self, send: Callable[[LoopPort], Awaitable[T]]) -> T:
-        """Return what the log answers, once it has room for the request and its lock is free.
+        """Send a request, and retry while the log is full or locked by another process.
 
         Raises:
-            LogError: the log is closed or failed here, so that no wait would help.
+            LogError: the log is closed or failed here, so a retry would not help.
         """
         seconds = 0.0
         while True:
@@ -416,7 +416,7 @@ class Connection:
                 await asyncio.sleep(seconds)
 
     async def ready_for_step(self) -> None:
-        """Return once the log takes writes, and has room for a step that is to run now.
+        """Wait until the log accepts writes and has room for a step that is about to run.
 
         Raises:
             LogError: as ``patiently``.
@@ -426,17 +426,17 @@ class Connection:
             await self.patiently(lambda port: port.admit(_STEP_BYTES))
 
     def reopen(self) -> None:
-        """Let the next use open the directory again after ``close``."""
+        """Allow the next use to open the directory again after ``close``."""
         with self._lock:
             self._closed = False
 
     def enter(self, count: int = 1) -> None:
-        """Count a block that needs the log open; -1 takes it back."""
+        """Count a block that needs the log open; -1 removes a block."""
         with self._lock:
             self._blocks = max(self._blocks + count, 0)
 
     def close(self, *, block_ends: bool = False) -> None:
-        """Drain and close, blocking until every request is answered. Legal twice.
+        """Drain and close; block until every request is answered. Legal twice.
 
         Args:
             block_ends: close only if no other block needs the log.
@@ -462,7 +462,7 @@ class Connection:
         await blocking.off_loop(functools.partial(self.close, block_ends=block_ends))
 
     def check_tag(self, tag: str, lsn: int) -> None:
-        """Refuse an id of another log, once the store is open.
+        """Refuse an id of another log, if the store is open.
 
         Raises:
             WrongLog: the tag is not the store's.
@@ -478,10 +478,10 @@ class Connection:
         return self.thread_port().enqueued(spec, body, extras)
 
     async def pack(self, given: Loose) -> requests.Item:
-        """Return the job as the ports take it, its payload packed.
+        """Return the job as an item for a port, its payload packed.
 
         Raises:
-            PayloadTooLarge: it is over its limit.
+            PayloadTooLarge: the payload is over its limit.
             LogError: the log could not be opened, or the disk refused a file.
         """
         (item,) = await self.pack_many([given])
@@ -493,7 +493,7 @@ class Connection:
         return item
 
     async def pack_many(self, given: list[Loose]) -> list[requests.Item]:
-        """Do as ``pack`` for many; nobody is enqueued if one of them is refused."""
+        """Do as ``pack`` for many jobs; if one is refused, none is enqueued."""
         if given:
             await self.opened()
         return await self.packer.items(given)
@@ -507,12 +507,12 @@ class Connection:
     async def send_many(
         self, items: list[requests.Item] | requests.Plain, move: sources.Move | None = None
     ) -> list[int | requests.Duplicate]:
-        """Enqueue a transaction; an empty one does not even open the directory.
+        """Enqueue a transaction; an empty one does not open the directory.
 
-        With ``move`` the position of a source is part of it.
+        With ``move``, the transaction also changes a source's position.
 
         Raises:
-            PayloadTooLarge: it is over TRANSACTION_BYTES_MAX.
+            PayloadTooLarge: the transaction is over TRANSACTION_BYTES_MAX.
         """
         items, count = _transaction(items, move)
         if move is not None:
@@ -526,22 +526,22 @@ class Connection:
     def send_many_sync(
         self, items: list[requests.Item] | requests.Plain
     ) -> list[int | requests.Duplicate]:
-        """Do as ``send_many`` from a thread, blocking until the answer is durable."""
+        """Do as ``send_many``, from a thread, blocking until the answer is durable."""
         items, count = _transaction(items)
         if not count:
             return []
         return self.thread_port().enqueue_many(items).result()
 
     async def transact(self, bundle: requests.Bundle) -> requests.Done:
-        """Carry a transaction out; raises what its parts meet, and then nothing was written."""
+        """Write a transaction; if a part of it raises, nothing was written."""
         if not (bundle.settlements or bundle.cancels):
-            # Only new jobs: when the disk fills up, they are refused before what empties it.
+            # Only new jobs: on a full disk they are refused before changes that free space.
             return requests.Done([], await self.send_many(list(bundle.items)))
         port = await self.port()
         return await port.transact(bundle)
 
     def thread_port(self) -> ThreadPort:
-        """Return the port for threads, once there is room in it.
+        """Return the port for threads, once it has room.
 
         Raises:
             LogError: the log cannot be opened.
@@ -591,7 +591,7 @@ class Connection:
         return store
 
     def _tell_tests(self) -> None:
-        # On the caller's thread: the report names the caller's line.
+        # On the caller's thread: the report contains the caller's line.
         plugin = sys.modules.get(_PYTEST_PLUGIN)
         if plugin is not None and not self._closed:
             plugin.on_open(self.path, caller)
@@ -603,9 +603,10 @@ class Connection:
             opening = self._opening
             if opening is None:
                 opening = Future()
-                # Running from the start, so that a caller who gives up cannot cancel it.
+                # Set to running at once, so that a caller who gives up cannot cancel it.
                 opening.set_running_or_notify_cancel()
-                # A daemon: waiting for the lock of a stopped process must not keep this one alive.
+                # A daemon thread: waiting for a stopped process's lock must not keep this process
+                # alive.
                 threading.Thread(
                     target=self._open_for, args=(opening,), name="taskq-open", daemon=True
                 ).start()
@@ -642,7 +643,7 @@ forks.on_fork(_renew_all_after_fork)
 
 
 def _check_threads() -> None:
-    """Refuse green threads: the log's thread would never run while its caller waits."""
+    """Refuse green threads: the storage thread would never run while its caller waits."""
     patcher = sys.modules.get("eventlet.patcher")
     if patcher is not None and any(map(patcher.is_monkey_patched, ("thread", "select"))):
         raise errors.UsageError(
@@ -654,7 +655,7 @@ def _check_threads() -> None:
 def _transaction(
     items: list[requests.Item] | requests.Plain, move: sources.Move | None = None
 ) -> tuple[list[requests.Item] | requests.Plain, int]:
-    """Return jobs as the log takes them, and how many; refuse them if they are too large."""
+    """Return jobs as items, and their number; refuse them if they are too large together."""
     from taskq.log.decide.enqueue import together  # noqa: PLC0415 - declaring an app needs no log
 
     items = together(items)
@@ -670,6 +671,6 @@ def _transaction(
 
 
 def split_job_id(job: JobId) -> tuple[str, int]:
-    """Return the log's tag, "" where a number alone was given, and the job's lsn."""
+    """Return the log's tag, "" for a number alone, and the job's lsn."""
     job_id = getattr(job, "id", job)
     return parsing.split_id(str(job_id).strip() if type(job_id) is int else job_id)

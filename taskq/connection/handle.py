@@ -1,4 +1,4 @@
-"""A caller's hold on a job: its id, its state, its result."""
+"""A handle on a job: its id, its state, its result."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The last words of a running job about how far it is.
+    """The latest progress report of a running job.
 
     Attributes:
-        fraction: how much of it is done, 0 to 1.
-        message: what it does now, "" if it said nothing.
-        at: when it told that, in UTC.
+        fraction: the done part, 0 to 1.
+        message: the job's current activity, "" without a message.
+        at: when it was reported, in UTC.
     """
 
     fraction: float
@@ -40,11 +40,11 @@ class Progress:
 
 
 class JobHandle(Generic[R]):
-    """A hold on one job, from any process that opens its directory.
+    """A handle on one job, usable in any process that opens its directory.
 
     Attributes:
         lsn: the job's position in the log.
-        duplicate: the key was taken: this is the job that holds it, enqueued earlier.
+        duplicate: the key was taken, and this is the earlier job that holds it.
     """
 
     __slots__ = ("_app", "_tag", "_task", "duplicate", "lsn")
@@ -59,33 +59,33 @@ class JobHandle(Generic[R]):
 
     @property
     def id(self) -> str:
-        """The job's id, unique for ever; ``app.job(id)`` makes a handle of it again."""
+        """The job's id, unique for ever; ``app.job(id)`` makes a handle from it."""
         return self._tag.id(self.lsn)
 
     def __await__(self) -> Generator[Any, None, R]:
         """Wait for the job's end, as ``result()`` does."""
         return self.result().__await__()
 
-    if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+    if not TYPE_CHECKING:  # a type checker would accept any name otherwise
 
         def __getattr__(self, name: str) -> Any:
-            """Name our counterpart of another library's attribute."""
+            """Raise an error that names taskq's counterpart of another library's attribute."""
             raise habits.no_attribute(self, "a job", name, habits.JOBS, "job")
 
     async def result(self, timeout: durations.Duration | None = None) -> R:  # noqa: ASYNC109 - part of the API
-        """Wait until the job is settled, by whichever process, and return what the task returned.
+        """Wait until the job is settled, by any process, and return its task's return value.
 
         Args:
-            timeout: how long to wait; None for ever. The job goes on when it passes.
+            timeout: how long to wait; None for ever. The job goes on after the timeout.
 
         Raises:
             JobFailed: the job is dead.
-            JobCancelled: it was cancelled.
-            JobExpired: its ``expires`` passed before it ran.
-            ResultGone: it succeeded, but its task keeps no results.
-            ResultTimeout: it is not settled yet.
+            JobCancelled: the job was cancelled.
+            JobExpired: the job's ``expires`` passed before it ran.
+            ResultGone: the job succeeded, but its task keeps no results.
+            ResultTimeout: the job is not settled yet.
             JobNotFound: the log has no such job.
-            LogDamaged: the result does not read back.
+            LogDamaged: the result is damaged.
         """
         limit = None if timeout is None else durations.seconds(timeout, "timeout")
         import asyncio  # noqa: PLC0415 - whoever waits here has it
@@ -101,7 +101,7 @@ class JobHandle(Generic[R]):
                 with self._late(limit):
                     async with Deadline(model.LATE_SECONDS_MAX):
                         now = await self._view()
-                # A job that was settled meanwhile has its outcome on the way.
+                # If the job was settled meanwhile, its outcome arrives soon.
                 if now.state in model.LIVE_STATES:
                     raise await off_loop(self._explained, limit or 0.0, now)
             outcome = await future
@@ -119,33 +119,32 @@ class JobHandle(Generic[R]):
     result_sync: Final = blocking(result)
 
     async def view(self) -> views.JobView:
-        """Return everything the log holds about the job.
+        """Return all data of the job in the log.
 
         Raises:
             JobNotFound: the log has no such job.
-            LogDamaged: its payload or result does not read back.
+            LogDamaged: its payload or result is damaged.
         """
         return await self._app._connection.packer.opened_view(await self._view())
 
     view_sync: Final = blocking(view)
 
     async def status(self) -> model.State:
-        """Return where the job is in its life, now.
+        """Return the current state of the job.
 
-        Compare it with ``State.DEAD``, or ``str()`` of it with "dead": a state is no text.
+        Compare it with ``State.DEAD``, or its ``str()`` with "dead": a state is no text.
         """
         return (await self._view()).state
 
     status_sync: Final = blocking(status)
 
     async def cancel(self) -> bool:
-        """Withdraw the job if it waits, stop it if it runs; False when it is settled already.
+        """Withdraw a waiting job, stop a running job; False if it is settled already.
 
-        True means that it does not run again, even if its worker dies. A running job is stopped by
-        its own process, within 100 ms if that is not busy: an async task is cancelled and may clean
-        up, a child process is killed, and a function in a thread goes on, but its outcome is
-        dropped. ``result()`` then raises ``JobCancelled``, or returns the result if the task was
-        faster.
+        True means that the job does not run again, even if its worker dies. Its own process stops a
+        running job, within 100 ms if it is not busy: an async task is cancelled and may clean up, a
+        child process is killed, and a function in a thread goes on, but its outcome is dropped.
+        ``result()`` then raises ``JobCancelled``, or returns the result if the task finished first.
 
         Raises:
             JobNotFound: the log has no such job.
@@ -166,7 +165,7 @@ class JobHandle(Generic[R]):
     why_sync: Final = blocking(why)
 
     async def attempts(self) -> tuple[views.AttemptView, ...]:
-        """Return its attempts, oldest first: when, by which process, and what went wrong.
+        """Return its attempts, oldest first, with time, process and error.
 
         Raises:
             JobNotFound: the log has no such job.
@@ -176,10 +175,10 @@ class JobHandle(Generic[R]):
     attempts_sync: Final = blocking(attempts)
 
     async def requeue(self) -> None:
-        """Make the job, a dead letter, ready again; its attempts are counted from 0 again.
+        """Make a dead job ready again; its attempts are counted from 0 again.
 
         Raises:
-            NotDead: it is no dead letter (any more).
+            NotDead: the job is no dead letter (any more).
             KeyHeld: another job holds its dedup key now.
             JobNotFound: the log has no such job.
         """
@@ -188,7 +187,7 @@ class JobHandle(Generic[R]):
     requeue_sync: Final = blocking(requeue)
 
     async def progress(self) -> Progress | None:
-        """Return how far the job is, as it told last; None if it does not run, or told nothing yet.
+        """Return the job's latest progress report; None if it does not run, or has not reported.
 
         Raises:
             JobNotFound: the log has no such job.
@@ -202,13 +201,13 @@ class JobHandle(Generic[R]):
     progress_sync: Final = blocking(progress)
 
     async def watch(self, every: durations.Duration = 0.5) -> AsyncIterator[Progress]:
-        """Yield the latest report of the job at each look, if it is new, until the job has ended.
+        """Yield the latest new report of the job at each look, until the job has ended.
 
-        Reports between two looks are left out, and so is one shortly before the end: await
-        ``result()`` for that. A worker writes reports down ten times a second at most.
+        Reports between two looks are skipped, and so may be a report shortly before the end: await
+        ``result()`` for the end. A worker writes at most ten reports a second.
 
         Args:
-            every: how often the job is looked at.
+            every: interval of the looks.
 
         Raises:
             JobNotFound: the log has no such job.
@@ -227,7 +226,7 @@ class JobHandle(Generic[R]):
             await asyncio.sleep(pause)
 
     async def _view(self) -> views.JobView:
-        """Return the view with payload and result as stored: reading them may take long."""
+        """Return the view with payload and result as stored: decompression may take long."""
         port = await self._port()
         view: views.JobView | None = await port.view(self.lsn)
         if view is None:
@@ -244,7 +243,7 @@ class JobHandle(Generic[R]):
         return f"the result of job {self.id}"
 
     def _needs_view(self, state: model.State) -> bool:
-        # A handle made from an id learns its task, and with it the result's type, from the log.
+        # A handle made from an id finds its task, and so the result's type, in the log.
         return self._task is None and state is model.State.SUCCEEDED
 
     def _value(self, state: model.State, body: bytes | None, view: views.JobView | None) -> R:
@@ -258,7 +257,7 @@ class JobHandle(Generic[R]):
         if task is None and view is not None:
             task = self._app.tasks.get(view.task)
         if body is None:
-            # The job's own flag counts, also if its task is not registered.
+            # The job's own flag counts, also if its task is not registered here.
             stores_result = view.stores_result if view is not None else True
             if not stores_result or (task is not None and not task.store_result):
                 raise errors.ResultGone(self.id)
@@ -269,7 +268,7 @@ class JobHandle(Generic[R]):
 
     @contextlib.contextmanager
     def _late(self, limit: float | None) -> Iterator[None]:
-        """Raise ``ResultTimeout`` where the log does not answer in time, by its lock or disk."""
+        """Raise ``ResultTimeout`` if the log does not answer in time, because of lock or disk."""
         try:
             yield
         except TimeoutError:
@@ -279,7 +278,7 @@ class JobHandle(Generic[R]):
             ) from None
 
     def _explained(self, seconds: float, view: views.JobView) -> errors.ResultTimeout:
-        """Return what to raise when it is not settled in time. Reads the log."""
+        """Return the error for a job that is not settled in time. Reads the log."""
         from taskq.log.read.reader import explain  # noqa: PLC0415 - most are in time
 
         connection = self._app._connection
@@ -300,10 +299,7 @@ class JobHandle(Generic[R]):
 
 
 class PendingJob(Generic[R]):
-    """A job that joins the success of the task that asked for it, and has no id before that.
-
-    Likewise with another transaction.
-    """
+    """A job enqueued by a task's success or another transaction; it has no id before that."""
 
     __slots__ = ("_handle", "_together_with", "call")
 
@@ -316,10 +312,10 @@ class PendingJob(Generic[R]):
 
     @property
     def handle(self) -> JobHandle[R]:
-        """The hold on the job.
+        """The handle on the job.
 
         Raises:
-            JobNotYetEnqueued: the transaction that it belongs to is not on disk yet.
+            JobNotYetEnqueued: its transaction is not on disk yet.
         """
         if self._handle is None:
             raise errors.JobNotYetEnqueued(
@@ -353,14 +349,14 @@ class PendingJob(Generic[R]):
 def make_handle(
     app: call.AppPort[Connection], task: call.TaskPort[R] | None, tag: Tag, answer: int | Duplicate
 ) -> JobHandle[R]:
-    """Return the handle of an enqueue's answer."""
+    """Return the handle for the answer to an enqueue."""
     if isinstance(answer, int):
         return JobHandle(app, task, tag, answer)
     return JobHandle(app, task, tag, answer.lsn, duplicate=True)
 
 
 def _progress_of(journal: Journal, job: int) -> Progress | None:
-    """Return what a running job told last; None if it does not run, or told nothing."""
+    """Return a running job's latest report; None if it does not run, or has not reported."""
     from taskq.log.read.diagnosis import find_progress  # noqa: PLC0415 - few ask
 
     noted = find_progress(journal, job)
