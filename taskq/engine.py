@@ -1,16 +1,16 @@
-"""The door of the engine, for commands, workers and plugins: everything below it is private.
+"""The engine's public interface for commands, workers and plugins; lower layers are private.
 
-It defines nothing, it names. What is named here is kept for one minor version after it has been
-deprecated; ``taskq.log`` and ``taskq.core`` below it may change on any day.
+It only re-exports names. They are kept for one minor version after their deprecation; ``taskq.log``
+and ``taskq.core`` may change at any time.
 
-- open a log: ``Store`` to write, ``LogReader`` to read, both by a ``LogConfig``; a ``LoopPort``
+- open a log: ``Store`` to write, ``LogReader`` to read, both with a ``LogConfig``; a ``LoopPort``
   takes requests from an event loop (``Settlement``, ``ClaimRequest``, ``EnqueueSpec``, …);
-  ``LogView`` and ``Moment`` are what a look may see
-- read what stands there: ``Record``, ``kinds`` (what records do), ``Gap``, ``Scanner``; under a
-  name that is kept, ``NamedReader``
-- copy it as it stands: ``DurableLog`` to send, ``Replica`` to keep, ``Border`` to compare
-- files: ``Identity``, ``Disk`` and ``Clock`` as the machine has them
-- care: ``check_health``, ``check_start``, ``back_up``, ``restore``, ``repair_directory``,
+  ``LogView`` and ``Moment`` are the views of a read
+- read records: ``Record``, ``kinds`` (effects of records), ``Gap``, ``Scanner``; with a stored
+  position, ``NamedReader``
+- copy a log: ``DurableLog`` to send, ``Replica`` to store, ``Border`` to compare
+- files: ``Identity``, and the machine's ``Disk`` and ``Clock``
+- upkeep: ``check_health``, ``check_start``, ``back_up``, ``restore``, ``repair_directory``,
   ``excerpt``
 """
 
@@ -162,5 +162,5 @@ _HOMES: Final = {
     "taskq.log.upkeep.health": "check_health check_start",
 }
 
-if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+if not TYPE_CHECKING:  # a type checker would accept any name otherwise
     __getattr__ = lazily(__name__, _HOMES)

@@ -1,4 +1,4 @@
-"""Find what else is installed, and say in a message what is missing."""
+"""Find optional packages, and word the messages about missing ones."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ _CLONE: Final = "PATH/TO/THE/CLONE"
 
 
 def workers() -> Any:
-    """Import the package of the workers; by name, since imports point from there to here.
+    """Import the package of the workers, by name: imports point from workers to this package.
 
     Raises:
-        ImportError: it is not installed.
+        ImportError: the package is not installed.
     """
     return importlib.import_module("taskq_workers")
 
 
 class _NoPandas:
-    """Lets Python find no pandas."""
+    """Import finder that hides pandas."""
 
     def find_spec(self, name: str, *_: object) -> None:
-        """Refuse that one package."""
+        """Refuse pandas."""
         if name == "pandas":
             raise ModuleNotFoundError(name, name=name)
 
 
 def import_arrow() -> Any:
-    """Import pyarrow for a command; pandas, where it is installed, does not follow.
+    """Import pyarrow for a command, without pandas.
 
-    pyarrow imports pandas once, at its first array of a list: half a second. A later request for a
-    pandas frame still works.
+    pyarrow imports an installed pandas at its first array of a list: half a second. A later request
+    for a pandas frame still works.
 
     Raises:
         ImportError: pyarrow is not installed.
@@ -54,9 +54,9 @@ def missing(what: str, package: str | None, extra: str) -> str:
     """Return the message about a missing package: its extra, and the command that installs it.
 
     Args:
-        what: the part that needs it; the beginning of the sentence.
-        package: by the name that is imported; None if nobody knows.
-        extra: of this distribution, which brings it.
+        what: the part that needs it; the subject of the sentence.
+        package: its import name; None if unknown.
+        extra: the extra of this distribution that installs it.
     """
     needs = (
         f"the package {package.partition('.')[0]}, of the extra {extra!r}"
@@ -67,7 +67,7 @@ def missing(what: str, package: str | None, extra: str) -> str:
 
 
 def install_line(extra: str = "") -> str:
-    """Return the command that installs taskq anew, with an extra, from where this one came."""
+    """Return the command that reinstalls taskq with an extra, from the source of this install."""
     import shlex  # noqa: PLC0415 - only errors need them
     import subprocess  # noqa: PLC0415
 
@@ -80,7 +80,7 @@ def install_line(extra: str = "") -> str:
 
 
 def _source() -> tuple[str, bool]:
-    """Return the folder, file or address that pip installed taskq from, and if it is edited there.
+    """Return the folder, file or address that pip installed taskq from, and whether editable.
 
     See https://packaging.python.org/en/latest/specifications/direct-url/.
     """

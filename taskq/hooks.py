@@ -1,15 +1,16 @@
-"""The door of an app, for workers, plugins, commands and ``taskq.testing``.
+"""The public interface of an app's internals, for workers, plugins, commands, ``taskq.testing``.
 
-``app.tasks``, ``app.hooks`` (what else it declares), ``app.settings`` and ``app.connection`` (its
-port, packer and tag) are the app's own. This module names the helpers for running its jobs, and for
+``app.tasks``, ``app.hooks`` (other declarations), ``app.settings`` and ``app.connection`` (port,
+packer and tag) are the app's own. This module re-exports helpers for running its jobs, and for
 making and reading jobs without its tasks. It defines nothing; ``taskq.app``, ``taskq.calls``,
-``taskq.connection`` and so on may change on any day.
+``taskq.connection`` and similar packages may change at any time.
 
-- run a job: ``running_job`` is the context variable of the job that code runs for, ``Resources``
-  the values of lifespans, ``Inputs`` the inputs of a step, ``encode_reason`` the cause of a failure
-- make one: ``Options``, ``encode_loose``, ``key_bytes``
+- run a job: ``running_job`` is the context variable of the running job, ``Resources`` the values of
+  lifespans, ``Inputs`` the inputs of a step, ``encode_reason`` the cause of a failure
+- make a job: ``Options``, ``encode_loose``, ``key_bytes``
 - read: ``LogStatus`` and ``JobStatus`` for people, ``look_at_records``, ``Search`` for jobs
-- beside a loop: ``off_loop`` does on a thread what blocks, ``blocking`` makes a ``_sync`` twin
+- with an event loop: ``off_loop`` runs blocking work on a thread, ``blocking`` makes a ``_sync``
+  twin
 """
 
 from __future__ import annotations
@@ -99,5 +100,5 @@ _HOMES: Final = {
     "taskq.reading.status": "JobStatus LogStatus",
 }
 
-if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+if not TYPE_CHECKING:  # a type checker would accept any name otherwise
     __getattr__ = lazily(__name__, _HOMES)

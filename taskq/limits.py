@@ -1,4 +1,4 @@
-"""Limits of time that do not count a stall of the event loop, or of the whole process."""
+"""Time limits that do not count a stall of the event loop or of the whole process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Self
 class Alarm:
     """Calls a function of the loop after some seconds.
 
-    After a stall the loop runs its timers before what it has for their tasks: an answer that came
-    in time would count as none. So an alarm that is late gives that time back, once, and no more
-    than it had.
+    After a stall the loop runs its timers before the callbacks of its tasks: an answer that came in
+    time would be ignored. So a late alarm extends the time once, by its delay, and at most by its
+    own length.
     """
 
     __slots__ = ("_loop", "_ring", "_seconds", "_timer")
@@ -33,7 +33,7 @@ class Alarm:
 
 
 class Deadline:
-    """``asyncio.timeout`` with such an alarm; None for no limit."""
+    """Like ``asyncio.timeout``, with such an alarm; None for no limit."""
 
     __slots__ = ("_alarm", "_seconds", "_timeout")
 

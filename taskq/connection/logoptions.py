@@ -1,4 +1,4 @@
-"""Options of a log, and the files that settings come from: read without pydantic.
+"""Options of a log, and the files of the settings: read without pydantic.
 
 A program without settings need not import pydantic-settings, a third of its loaded code.
 """
@@ -21,7 +21,7 @@ from taskq.log.format.bodies import Compression
 
 
 class QueueOptions(TypedDict, total=False):
-    """Exceptions for one queue, in the words of ``LogOptions``."""
+    """Options for one queue; they override those in ``LogOptions``."""
 
     compress: Compression | None
     keep: durations.Duration | None
@@ -32,16 +32,16 @@ class QueueOptions(TypedDict, total=False):
 class LogOptions(TypedDict, total=False):
     """Options for opening a log; all may be left out."""
 
-    #: the crash that an awaited enqueue survives
+    #: the kind of crash that an awaited enqueue survives
     durability: model.Durability | str
     #: with durability "interval": the longest time until the next fsync
     interval: durations.Duration
-    #: size at which the log begins its next file
+    #: size of a segment at which the log begins the next segment
     segment_bytes: int
-    #: longest time until then, once a job ended in this one; an eighth of `keep`, unless given
+    #: longest use of a segment after the end of one of its jobs; by default an eighth of `keep`
     segment_age: durations.Duration | None
-    #: bytes of the disk that enqueues leave free: below that they raise ``DiskFull``, and settling
-    #: goes on; 16 MiB, or 2 % of a small disk, unless given
+    #: free bytes of the disk below which enqueues raise ``DiskFull``, while settling goes on; by
+    #: default 16 MiB, or 2 % of a small disk
     min_free: int | None
     #: room set aside for settling jobs on a full disk; 1 MiB, or 2 % of a small disk, unless given
     reserve: int | None
@@ -51,31 +51,31 @@ class LogOptions(TypedDict, total=False):
     exclusive: bool
     #: name of the process in ``taskq workers``
     name: str
-    #: how payloads and results are compressed, unless task or queue say otherwise
+    #: how payloads and results are compressed, unless the task or the queue has its own setting
     compress: Compression
-    #: a body that would become larger is not decompressed
+    #: a body is not decompressed if it would become larger
     decompressed_bytes_max: int
-    #: how long finished jobs are kept after their end; "never": they never go
+    #: how long finished jobs are kept after their end; "never": they are never removed
     keep: durations.Duration
-    #: the log's size beyond which the oldest finished jobs go, even if they are young
+    #: the log's size beyond which the oldest finished jobs are removed before `keep` is over
     keep_bytes: int | None
-    #: likewise, the number of full segments
+    #: the number of full segments beyond which they are removed, likewise
     keep_segments: int | None
-    #: how long dead letters are kept after their death; "never", the default: they never go
+    #: how long dead letters are kept after their death; "never", the default: never removed
     keep_dead: durations.Duration
-    #: most dead letters; the oldest deaths go first
+    #: most dead letters; the oldest deaths are removed first
     dead_max: int | None
-    #: a named reader keeps what it has not read only while the log is smaller
+    #: unread records are kept for named readers only while the log is smaller
     reader_lag_bytes: int | None
-    #: whether a process that works also keeps the log in order
+    #: whether the process also does upkeep, if it works on jobs
     upkeep: bool
-    #: a job that waits longer rises one priority for each such window, up to 9; or "never"
+    #: a waiting job rises one priority for each such time, up to 9; or "never"
     starvation: durations.Duration | None
-    #: most dedup keys that are held at a time; an enqueue with another is refused
+    #: most dedup keys that are held at a time; an enqueue with a further key is refused
     keys_max: int
     #: exceptions for single queues, by their names; JSON in the environment
     queues: Mapping[str, QueuePolicy | QueueOptions]
-    #: access to a new log: "private" (its user) or "group"; as its directory, unless given
+    #: access to a new log: "private" (its user) or "group"; by default like its directory
     mode: Mode | None
 
 
@@ -90,7 +90,7 @@ _UNITS: Final = {
     "reserve": "reserve_bytes",
     "starvation": "starvation_seconds",
 }
-#: Whole numbers, those among them that count something, and that may be None.
+#: Options that are whole numbers: counts, and options that may be None.
 COUNTS: Final = frozenset({"keep_segments", "dead_max", "keys_max"})
 OR_NONE: Final = frozenset(
     {"min_free", "reserve", "keep_bytes", "keep_segments", "dead_max", "reader_lag_bytes"}
@@ -98,7 +98,7 @@ OR_NONE: Final = frozenset(
 NUMBERS: Final = OR_NONE | {
     "segment_bytes", "decompressed_bytes_max", "keys_max",
 }  # fmt: skip
-#: Spans of time: how each is read, and whether it may be None besides.
+#: Options that are durations: how each is read, and whether it may be None.
 SPANS: Final[dict[str, tuple[Callable[[Any, str], float | None], bool]]] = {
     "interval": (durations.seconds, False),
     "lock_wait": (durations.seconds, False),
@@ -111,17 +111,17 @@ SWITCHES: Final = frozenset({"exclusive", "upkeep"})
 
 
 def named_in_units(names: Iterable[str]) -> list[tuple[str, str]]:
-    """Return each option with its name in the log's words."""
+    """Return each option with its name in ``LogConfig``."""
     return [(name, _UNITS.get(name, name)) for name in names]
 
 
 def in_units(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with their names in the log's words."""
+    """Return options by their names in ``LogConfig``."""
     return {unit: options[name] for name, unit in named_in_units(options)}
 
 
 def log_config(options: LogOptions) -> LogConfig:
-    """Return the options in the log's words."""
+    """Return the options as a ``LogConfig``."""
     known = LogOptions.__annotations__
     values: dict[str, Any] = {}
     for name, value in options.items():
@@ -141,9 +141,9 @@ def log_config(options: LogOptions) -> LogConfig:
 
 
 def config_if_plain(options: LogOptions | dict[str, Any]) -> LogConfig | None:
-    """Return the options in the log's words; None if they are for the settings to read or refuse.
+    """Return the options as a ``LogConfig``; None if only the settings can read or refuse them.
 
-    Those take text where a number is meant, and 0.1 s to import.
+    The settings accept text for numbers, and take 0.1 s to import.
     """
     with contextlib.suppress(errors.UsageError):
         return log_config(cast("LogOptions", options))
@@ -151,7 +151,7 @@ def config_if_plain(options: LogOptions | dict[str, Any]) -> LogConfig | None:
 
 
 def checked_numbers(options: LogOptions) -> dict[str, Any]:
-    """Return the options, whose numbers may be text as in settings: nothing else stands for one."""
+    """Return the options with checked numbers; text is accepted as in the settings."""
     return {
         name: value if isinstance(value, str) or name not in NUMBERS else _checked(name, value)
         for name, value in options.items()
@@ -160,7 +160,7 @@ def checked_numbers(options: LogOptions) -> dict[str, Any]:
 
 
 def _checked(name: str, value: Any) -> Any:
-    """Refuse at the door what would be an error of another kind further in."""
+    """Refuse a wrong value here, before it causes an unrelated error later."""
     if name in NUMBERS and not (value is None and name in OR_NONE):
         return parsing.whole(value, name)
     if name in SWITCHES and type(value) is not bool:
@@ -211,7 +211,7 @@ def _durability(value: model.Durability | str) -> model.Durability:
 
 
 def unknown_option(name: str) -> errors.UsageError:
-    """Return the error of an unknown option, which lists the known ones."""
+    """Return the error for an unknown option, with the known options."""
     known = LogOptions.__annotations__
     return errors.UsageError(f"there is no option {name!r}: {option_instead(name, known)}")
 
@@ -219,25 +219,25 @@ def unknown_option(name: str) -> errors.UsageError:
 PREFIX: Final = "TASKQ_"
 #: Variables with the prefix that are no settings: ``taskq._native`` reads them at import.
 NO_SETTINGS: Final = frozenset({"TASKQ_NATIVE"})
-#: In the log's directory, in the working directory and in the user's configuration.
+#: A file in the log's directory, in the working directory and in the user's configuration.
 TOML: Final = "taskq.toml"
-#: In the working directory: other programs' too.
+#: Files in the working directory that other programs use as well.
 DOTENV, PYPROJECT = ".env", "pyproject.toml"
-#: Files of the working directory; an earlier one wins.
+#: Files of the working directory; an earlier file wins.
 NEAR: Final = (DOTENV, TOML, PYPROJECT)
-#: The log's directory unless given.
+#: The default of the log's directory.
 DATA_DIR_DEFAULT: Final = "taskq-data"
-#: From which level on ``taskq worker`` writes to stderr, likewise.
+#: The default of the lowest level that ``taskq worker`` writes to stderr.
 LOG_LEVEL_DEFAULT: Final = "warning"
 LOG_FORMAT_DEFAULT: Final = "text"
 
 
-#: A shorter path is one for every system.
+#: Shorter paths are possible on every system.
 _LONG: Final = 150
 
 
 def user_data_dir(name: str) -> Path:
-    """Return where this user's system keeps the data of a desktop program of that name."""
+    """Return the user's data directory for a desktop program of that name."""
     if not name.strip(" .") or "/" in name or "\\" in name or "\0" in name:
         raise errors.UsageError(f"{name!r:.60} is no program's name: give one such as 'My App'")
     from platformdirs import user_data_path  # noqa: PLC0415 - few programs are desktop apps
@@ -263,7 +263,7 @@ def checked_data_dir(data_dir: object) -> str | Path | None:
 
 
 def absolute_path(path: str) -> str:
-    """Return the path from the root on, its links as they are."""
+    """Return the absolute path, with its links unresolved."""
     try:
         return os.path.abspath(path)  # noqa: PTH100 - resolve() would follow links
     except FileNotFoundError:
@@ -277,7 +277,7 @@ class SettingsFile(NamedTuple):
 
     Attributes:
         path: the file.
-        is_near: it is of the working directory, which may be anybody's: it names no hub.
+        is_near: it is in the working directory, where other users may write: it may name no hub.
     """
 
     path: Path
@@ -287,12 +287,12 @@ class SettingsFile(NamedTuple):
 def settings_places(
     data_dir: str | os.PathLike[str] | None, default: Path | None = None
 ) -> list[SettingsFile]:
-    """Return the files that may hold settings, the first wins: of the log, from here, of the user.
+    """Return the files that may hold settings, the first wins: the log's, local, the user's.
 
     Args:
-        data_dir: the log's directory as somebody named it, in code, -d or the environment: where
-            the program starts is then of no concern.
-        default: the directory if nobody did.
+        data_dir: the log's directory if code, -d or the environment names it; files of the
+            working directory are then ignored.
+        default: the log's directory otherwise.
     """
     directory = Path(data_dir) if data_dir is not None else default or Path(DATA_DIR_DEFAULT)
     here = [] if data_dir is not None else [SettingsFile(Path(name), True) for name in NEAR]
@@ -305,12 +305,12 @@ def _config_home() -> Path:
 
 
 def read_plain_file(path: Path) -> str | None:
-    """Return the text of a plain file; None of anything else, such as a pipe."""
+    """Return the text of a plain file; None for anything else, such as a pipe."""
     try:
         mode = path.stat().st_mode
-    except (OSError, ValueError):  # where this user may not even look there is nothing for it
+    except (OSError, ValueError):  # this user may not see the file
         return None
-    if stat.S_ISDIR(mode) and path.name == TOML:  # a container's mount of a file that is missing
+    if stat.S_ISDIR(mode) and path.name == TOML:  # a container's mount of a missing file
         raise errors.UsageError(f"{path} is a directory, and no file of settings: remove it")
     is_plain = stat.S_ISREG(mode)
     try:
@@ -323,7 +323,7 @@ def read_plain_file(path: Path) -> str | None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Return whether what is no UTF-8 has settings in it all the same."""
+    """Return whether a file that is no UTF-8 contains settings nevertheless."""
     try:
         return path.name == DOTENV and PREFIX.encode() in path.read_bytes().upper()
     except OSError:
@@ -331,7 +331,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def has_no_settings(data_dir: str | os.PathLike[str] | None) -> bool:
-    """Return whether neither environment nor files set anything."""
+    """Return whether neither environment nor files set an option."""
     if any(name[: len(PREFIX)].upper() == PREFIX for name in os.environ.keys() - NO_SETTINGS):
         return False
     return not any(_speaks(place.path) for place in settings_places(data_dir))
@@ -359,7 +359,7 @@ def _table_of_project(text: str) -> object:
 
 
 def refuse_planted(path: Path) -> None:
-    """See that nobody put a file for others to obey, as anybody may in a directory like /tmp."""
+    """Refuse a settings file that another user may have put there, as in a directory like /tmp."""
     if _others_may_write(path):
         from taskq.log.machine.access import geteuid  # noqa: PLC0415 - few files lie so
 

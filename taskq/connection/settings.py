@@ -1,4 +1,4 @@
-"""Settings of an app: from code, ``TASKQ_…`` variables, and three places for files."""
+"""Settings of an app from code, ``TASKQ_…`` variables, and files in three places."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from taskq.log.machine.system import system
 
 
 def _seconds(value: durations.Duration) -> float:
-    # The environment holds text alone, where a bare number means seconds as it does elsewhere.
+    # The environment holds only text; a bare number means seconds, as everywhere.
     try:
         return durations.seconds(float(value) if isinstance(value, str) else value)
     except ValueError:
@@ -56,7 +56,7 @@ def _seconds_or_never(value: durations.Duration | None) -> float | None:
 
 
 def _seconds_or_always(value: durations.Duration) -> float:
-    # None stands for the log's own value.
+    # None means the log's own value.
     return config.ALWAYS_SECONDS if value == durations.NEVER else _seconds(value)
 
 
@@ -67,7 +67,7 @@ def _named(value: object) -> object:
 
 
 def _names(value: object) -> object:
-    # The environment holds text alone: names with commas between them.
+    # The environment holds only text: names separated by commas.
     return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
 
 
@@ -76,7 +76,7 @@ def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
-#: Kubernetes gives every program the addresses of services, such as one with the name taskq-hub.
+#: Kubernetes sets variables with the addresses of services, such as a service named taskq-hub.
 _SERVICES: Final = re.compile(
     r"TASKQ_(.+_)?(SERVICE_(HOST|PORT(_.+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)",
     re.IGNORECASE,
@@ -84,10 +84,10 @@ _SERVICES: Final = re.compile(
 
 
 def _check_environment() -> tuple[str, ...]:
-    """Refuse variables that look like a setting and are none.
+    """Refuse variables that are similar to a setting.
 
     Returns:
-        Others with our prefix: another program's, or mistyped.
+        Other variables with the prefix: another program's, or misspelled.
     """
     known = [*Settings.model_fields, *(f"hub_{name}" for name in HubSettings.model_fields)]
     strange = list[str]()
@@ -118,9 +118,9 @@ class QueueSettings(BaseModel):
     compress: Compression | None = None
     #: seconds, text such as "7d", or "never": how long finished jobs are kept after their end
     keep: Annotated[float, BeforeValidator(_seconds_or_always)] | None = None
-    #: likewise, dead letters after their death
+    #: how long dead letters are kept after their death, likewise
     keep_dead: Annotated[float, BeforeValidator(_seconds_or_always)] | None = None
-    #: most dead letters of the queue, which is then counted by itself
+    #: most dead letters of the queue, counted separately
     dead_max: int | None = None
 
     @model_validator(mode="before")
@@ -133,7 +133,7 @@ class QueueSettings(BaseModel):
         }
 
     def policy(self) -> config.QueuePolicy:
-        """Return the same in the log's words."""
+        """Return the settings as a ``QueuePolicy``."""
         return config.QueuePolicy(**logoptions.in_units(dict(self)))
 
 
@@ -142,24 +142,24 @@ class HubSettings(BaseModel):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
-    #: where it is, such as https://hub.example
+    #: its address, such as https://hub.example
     url: str = ""
     #: the file that holds the token of this device
     token_file: Path | None = None
-    #: the token itself, where the environment is where secrets are kept
+    #: the token itself, if secrets are kept in the environment
     token: SecretStr | None = None
     #: certificates of the hub's authority, unless the machine trusts it already
     ca: Path | None = None
-    #: how long the hub must have had records before they may go here
+    #: how long the hub must have had records before they may be removed here
     grace: Annotated[float, BeforeValidator(_seconds)] = 2 * 86_400.0
-    #: longest time that something is not sent, and that a hub hears nothing
+    #: longest time without sending new records, and without contact to the hub
     every: Annotated[float, BeforeValidator(_seconds)] = 30.0
     poll: Annotated[float, BeforeValidator(_seconds)] = 900.0
-    #: whether frames are compressed on the way, "zlib" or "none"
+    #: compression of frames in transit, "zlib" or "none"
     compress: Literal["none", "zlib"] = "zlib"
-    #: id of this machine; unless given, from /etc/machine-id, and empty in a container
+    #: id of this machine; by default from /etc/machine-id, and empty in a container
     machine: str | None = None
-    #: names of tasks that the hub may ask for, such as photos.*; none unless said
+    #: names of tasks that the hub may enqueue here, such as photos.*; none by default
     accept: tuple[str, ...] = ()
     #: conditions for sending: "on_power", "unmetered", "online"
     requires: tuple[Literal["on_power", "unmetered", "online"], ...] = ()
@@ -167,12 +167,12 @@ class HubSettings(BaseModel):
     #: "all" as over other lines
     metered: Literal["never", "tail", "all"] = "tail"
     metered_bytes_per_day: ByteSize = ByteSize(5 * 2**20)
-    #: bytes that are sent in a second; as fast as the line is, unless given
+    #: most bytes that are sent in a second; no limit by default
     rate: Annotated[ByteSize, Field(ge=1_024)] | None = None
 
 
 def _log_fields() -> dict[str, Any]:
-    """Return the numbers, spans and switches of a log's options, as fields of a model."""
+    """Return the numbers, durations and switches of ``LogOptions`` as fields of a model."""
     fields: dict[str, Any] = {}
     defaults = config.LogConfig()
     for name, unit in logoptions.named_in_units(logoptions.LogOptions.__annotations__):
@@ -208,8 +208,8 @@ class Settings(BaseSettings, _LogSettings):
 
     The log's own ``taskq.toml`` wins over ``.env``, ``taskq.toml`` and ``pyproject.toml`` of the
     working directory. These are ignored if the log's directory is given, since a program may be
-    started anywhere, and they may not name a hub. ``taskq/taskq.toml`` of the user's configuration
-    comes last.
+    started in any directory, and they may not name a hub. ``taskq/taskq.toml`` in the user's
+    configuration has the lowest priority.
 
     This module is imported only if code, environment or a file sets anything: pydantic-settings
     takes 0.1 s.
@@ -220,7 +220,7 @@ class Settings(BaseSettings, _LogSettings):
         frozen=True,
         env_nested_delimiter="_",
         env_nested_max_split=1,
-        # A .env holds other programs' variables too; files of our own are checked as they are read.
+        # A .env holds other programs' variables too; taskq's own files are checked when read.
         extra="ignore",
     )
 
@@ -228,11 +228,11 @@ class Settings(BaseSettings, _LogSettings):
     data_dir: Annotated[Path, BeforeValidator(_named)] = Path(logoptions.DATA_DIR_DEFAULT)
     durability: model.Durability = model.Durability.FSYNC
     name: str = ""
-    #: from which level on ``taskq worker`` writes to stderr
+    #: lowest level that ``taskq worker`` writes to stderr
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = (
         logoptions.LOG_LEVEL_DEFAULT
     )
-    #: how: lines for people, or a JSON document each
+    #: format of its log lines: text for people, or a JSON document each
     log_format: Literal["text", "json"] = logoptions.LOG_FORMAT_DEFAULT
     compress: Compression = "none"
     #: plugins of other packages for workers, in this order: entry points of ``taskq.plugins``
@@ -247,12 +247,12 @@ class Settings(BaseSettings, _LogSettings):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Absolute paths of the files that set something."""
+        """Absolute paths of the files that set an option."""
         return self._files
 
     @property
     def sources(self) -> str:
-        """Names of these files, and variables that are no setting, for people."""
+        """Names of these files, and variables that are no setting, as text for people."""
         strange = [f"{name} in the environment is no setting" for name in self._strange]
         return "; ".join(filter(None, [", ".join(map(str, self._files)), *strange]))
 
@@ -265,7 +265,7 @@ class Settings(BaseSettings, _LogSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - its caller names it
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - likewise
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the places, first wins."""
+        """Return the sources of settings, the first wins."""
         if isinstance(env_settings, EnvSettingsSource):
             given = env_settings.env_vars.items()
             env_settings.env_vars = {
@@ -276,7 +276,7 @@ class Settings(BaseSettings, _LogSettings):
         return init_settings, env_settings, *tables
 
     def log_config(self) -> config.LogConfig:
-        """Return the log's share of the settings."""
+        """Return the settings that are options of the log."""
         given = {name: getattr(self, name) for name in logoptions.LogOptions.__annotations__}
         given["queues"] = {name: queue.policy() for name, queue in self.queues.items()}
         return config.LogConfig(**logoptions.in_units(given))
@@ -296,7 +296,7 @@ def _said(data_dir: str | os.PathLike[str] | None) -> list[tuple[Path, dict[str,
 
 
 def _table(place: logoptions.SettingsFile, *, may_move: bool = True) -> dict[str, Any]:
-    """Return what one file sets."""
+    """Return the settings of one file."""
     path = place.path
     text = logoptions.read_plain_file(path)
     if text is None:
@@ -320,7 +320,7 @@ def _table(place: logoptions.SettingsFile, *, may_move: bool = True) -> dict[str
 
 
 def _table_of_project(path: Path, text: str) -> dict[str, Any]:
-    """Return ``[tool.taskq]``, and nothing where it is broken or another program's."""
+    """Return ``[tool.taskq]``; an empty table if the file is broken or has none."""
     try:
         tool = tomllib.loads(text).get("tool", {})
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -335,7 +335,7 @@ def _table_of_project(path: Path, text: str) -> dict[str, Any]:
 
 
 def _problem_of(table: Any) -> str:
-    """Say why a table is none of ours; "" if it is."""
+    """Return why a table is no table of settings; "" if it is one."""
     if not isinstance(table, dict):
         return "tool.taskq is no table"
     if unknown := table.keys() - Settings.model_fields.keys():
@@ -349,7 +349,7 @@ def _problem_of(table: Any) -> str:
 
 
 def _read(name: str, value: Any) -> Any:
-    """Return a setting as its own value. Raises ValidationError."""
+    """Return a setting converted to its type. Raises ValidationError."""
     field = Settings.model_fields[name]
     kind: Any = Annotated[field.annotation, field]
     return TypeAdapter(kind).validate_python(value)
@@ -368,7 +368,7 @@ def _no_setting(name: str, known: Iterable[str]) -> str:
 
 
 def _check_hub(place: logoptions.SettingsFile, hub: dict[str, Any]) -> None:
-    """Check that the file is this user's own, and resolve its paths from its folder."""
+    """Check that the file belongs to this user, and resolve its paths from its folder."""
     if not place.is_near and place.path.stat().st_uid not in {0, geteuid()}:
         raise errors.UsageError(
             f"{place.path} is another user's: it may have no [hub]: take that out"
@@ -383,7 +383,7 @@ def _warn(problem: str) -> None:
 
 
 def settings_files(data_dir: str | os.PathLike[str] | None = None) -> list[Path]:
-    """Return the absolute paths of the files that set something.
+    """Return the absolute paths of the files that set an option.
 
     Args:
         data_dir: the log's directory, if code or a command line names it.
@@ -423,7 +423,7 @@ def load_settings(base: Settings | None, **given: Any) -> Settings:
 
 
 def _no_json(error: SettingsError) -> str:
-    # It has the name in its text alone.
+    # The error contains the name only in its text.
     name = next((field for field in Settings.model_fields if f'"{field}"' in str(error)), "")
     more = "…" if name == "hub" else ""
     return (

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer, TracerProvider
 
 SYSTEM: Final = "taskq"
-#: Variables that name a provider, which the API then loads by itself.
+#: Variables that name a provider; OpenTelemetry's API then loads it by itself.
 _PROVIDER_VARIABLES: Final = ("OTEL_PYTHON_TRACER_PROVIDER", "OTEL_PYTHON_METER_PROVIDER")
 _NOTHING: Final = frozenset(
     {"NoOpTracerProvider", "ProxyTracerProvider", "NoOpMeterProvider", "_ProxyMeterProvider"}
 )
 
-#: The tracer; None: nothing is traced.
+#: The tracer; None: enqueues are not traced.
 tracer: Tracer | None = None
-#: The meter; None: nothing is measured.
+#: The meter; None: enqueues are not measured.
 meter: Meter | None = None
 #: True with a tracer, a meter or an app of several logs: the only flag that the hot path reads.
 #: ``look``, ``choose`` and ``choose_meter`` set all of these.
@@ -35,10 +35,10 @@ _is_chosen = _is_meter_chosen = False
 
 
 def look() -> None:
-    """Trace and measure from now on if the program has providers; costs nothing if it has none."""
+    """Trace and measure from now on if the program has providers; cheap if it has none."""
     if (_is_chosen or tracer is not None) and (_is_meter_chosen or meter is not None):
         return
-    # A program that set a provider has imported one of these.
+    # A program with a provider has imported one of these modules.
     modules, named = sys.modules, any(name in os.environ for name in _PROVIDER_VARIABLES)
     if not _is_chosen and tracer is None and (named or "opentelemetry.trace" in modules):
         from opentelemetry import trace  # noqa: PLC0415 - most programs never need it
@@ -59,7 +59,7 @@ def choose(provider: TracerProvider | None) -> None:
 
 
 def choose_meter(provider: MeterProvider | None) -> None:
-    """Measure with this provider from now on, likewise."""
+    """Measure with this provider from now on, not with the program's; None: do not measure."""
     _check(provider, "measure", "MeterProvider", "get_meter")
     global _is_meter_chosen  # noqa: PLW0603 - as above
     _is_meter_chosen = True
@@ -98,6 +98,6 @@ def _set_meter(provider: MeterProvider | None) -> None:
 
 
 def _version() -> str:
-    # The package itself is above all rooms, and loaded by now.
+    # The package itself is a higher layer, and already loaded.
     version: str = sys.modules["taskq"].__version__
     return version

@@ -1,4 +1,4 @@
-"""Steps within a task, so that it goes on where it was: after a crash, a retry, or days of waiting.
+"""Durable steps within a task: it continues after a crash, a retry, or days of waiting.
 
 ::
 
@@ -10,11 +10,11 @@
         return await durable.step("ship", ship, order_id, paid)
 
 The result of a finished step is a record of the log, on disk before the next line runs. When the
-job runs again, finished steps answer from the log, and the rest runs. Waiting for a time, a signal
-or other jobs holds no slot: the run ends by ``Suspended``, and the job runs again when the wait is
-over.
+job runs again, the results of finished steps are read from the log, and the rest runs. Waiting for
+a time, a signal or other jobs holds no slot: the run ends by ``Suspended``, and the job runs again
+after the wait.
 
-A step is identified by its name and the number of its call, counted when it is called. So steps may
+A step is identified by its name and the number of its call, counted at the call. So steps may
 run side by side and end in any order. A crash between the effect of a step and its record repeats
 the effect; ``key()`` is an idempotency key against that.
 """
@@ -141,19 +141,19 @@ def step(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any
     the next attempt runs it again.
 
     Args:
-        name: of the step, as for events: 1 to 255 bytes that print, without "#".
+        name: name of the step, as for events: 1 to 255 printable bytes, without "#".
         fn: the function.
         args: its arguments.
         retry: tries of the step in each attempt of its job: a policy, or their number. A failed
-            try is a record and burns no attempt; a delay of over a second takes no slot.
+            try is a record and uses no attempt; a delay of over a second holds no slot.
         timeout: limit of each try, which fails by TimeoutError after it. A thread cannot be
             stopped: a plain function goes on, and its result is dropped.
         kwargs: its arguments by name. An argument "retry" or "timeout" needs
             ``functools.partial``.
 
     Raises:
-        InvalidStep: the name is invalid or belongs to another kind of step, the value cannot be
-            kept, or does not fit the function's return type today. The job is dead at once.
+        InvalidStep: the name is invalid or belongs to another kind of step, or the value cannot
+            be stored or no longer fits the function's return type. The job is dead at once.
         UsageError: no job runs here.
     """
     here = DurableRun.here("step")
@@ -233,7 +233,7 @@ def as_step(
 
     Args:
         fn: the function, if the decorator is written without options.
-        name: of the step, if not the function's.
+        name: name of the step, if not the function's.
         retry: as for ``step``.
         timeout: as for ``step``.
 
@@ -298,7 +298,7 @@ def undo(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Und
     not undone.
 
     Args:
-        name: of the undoing step.
+        name: name of the undoing step.
         fn: its function; an async one runs in this loop, any other in a thread.
         args: its arguments.
         kwargs: its arguments by name, and ``retry`` and ``timeout`` as for ``step``; ten tries by
@@ -321,10 +321,10 @@ def undo_sync(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -
 
 
 def sleep(duration: Duration) -> Part[None]:
-    """Wait without a slot, counted from the first attempt; less than a second in place.
+    """Wait without a slot, counted from the first attempt; under a second with the slot.
 
     Raises:
-        InvalidStep: that is no duration.
+        InvalidStep: the argument is no duration.
         UsageError: no job runs here.
     """
     return DurableRun.here("sleep").sleep(_span(duration, "sleep"))
@@ -365,16 +365,16 @@ def event(
     """Wait without a slot for a signal that ``app.signal(job, name, value)`` sends to this job.
 
     Each call of a name takes the oldest signal of that name that fits, also an earlier one.
-    A signal that does not fit stays, for another call.
+    A signal that does not fit is kept for another call.
 
     Args:
-        name: of the signal.
+        name: name of the signal.
         kind: type of its value; None for plain JSON.
         timeout: how long to wait, counted from the first attempt; None for ever.
         where: whether a value fits; a plain function without effects, called again in each attempt.
 
     Raises:
-        EventTimeout: none came in time.
+        EventTimeout: no signal came in time.
         InvalidStep: as ``step``.
     """
     here = DurableRun.here("event")
@@ -434,13 +434,13 @@ def call(
 def call(calls: Any, *, on_failure: OnFailure = "raise", detach: bool = False) -> Any:
     """Enqueue jobs, wait without a slot until all have ended, and return their results in order.
 
-    They are enqueued once, together with the record of this step, and their results are kept for
-    as long as this job lives.
+    They are enqueued once, together with the record of this step, and their results are kept
+    until this job ends.
 
     Args:
         calls: one ``task.call(...)``, or a list of them.
-        on_failure: of a job: "raise" the error of its ``result()``; "run": a ``Failed`` stands for
-            its result.
+        on_failure: reaction to a failed job: "raise" the error of its ``result()``, or "run" on
+            with a ``Failed`` as its result.
         detach: the jobs go on if this one is cancelled; by default they are cancelled with it.
 
     Raises:
@@ -487,16 +487,16 @@ def first(*parts: Part[Any]) -> Any:
 
         paid = await durable.first(durable.event("paid", Payment), durable.sleep("2d"))
 
-    The log's order decides, once: every later attempt gets the same. Signals and jobs come before
-    times that have passed. The other waits are dropped: their signals stay for later events, and
-    their jobs go on.
+    The order in the log decides, once: every later attempt gets the same result. Signals and jobs
+    come before times that have passed. The other waits are dropped: their signals stay for later
+    events, and their jobs go on.
 
     Args:
         parts: results of ``event``, ``sleep`` and ``call``, not awaited. Add new ones at the end.
 
     Raises:
         EventTimeout: an event's ``timeout`` came first.
-        InvalidStep: one of them is something else.
+        InvalidStep: an argument is no such wait.
     """
     return DurableRun.here("first").first(parts)
 
@@ -519,7 +519,7 @@ def first_sync(*parts: Part[Any]) -> Any:
 
 
 def version(current: str, *, before: str | None = None) -> Coroutine[Any, Any, str]:
-    """Return the version of the code that this job began with: ``current`` when it first asks.
+    """Return the version of the code that this job began with: ``current`` at its first call.
 
     ::
 

@@ -31,15 +31,15 @@ from taskq.log.segments.bodystore import QUICK_BYTES_MAX
 from taskq.log.store.port import LoopPort
 
 _log: Final = logging.getLogger("taskq")
-#: A shorter sleep waits in place, and is no step.
+#: A shorter sleep keeps its slot, and is no step.
 IN_PLACE_NS: Final = model.SECOND_NS
 #: If one task of a run waits, the others get this long after the last step to ask for another.
 _GRACE_SECONDS: Final = 0.01
 #: ... and at least as many turns of the loop.
 _GRACE_TURNS: Final = 10
-#: Name of the steps that call jobs; numbered like steps that people name.
+#: Name of the steps that call jobs; numbered like steps that users name.
 CALL: Final = "call"
-#: Key of the step that runs here.
+#: Key of the step that is running.
 step_here: Final[ContextVar[str]] = ContextVar("taskq_step")
 T = TypeVar("T")
 #: Set while steps of a run that is over are undone.
@@ -47,9 +47,9 @@ undoing_here: Final[ContextVar[bool]] = ContextVar("taskq_undoing", default=Fals
 
 
 class Suspended(BaseException):
-    """Ends the run of a job that waits; the job runs again later and comes back to the same line.
+    """Ends the run of a waiting job; the job runs again later and comes back to the same line.
 
-    Let it pass: ``finally`` and ``async with`` do. A task that catches it and goes on fails.
+    ``finally`` and ``async with`` let it pass. A task that catches it and goes on fails.
     """
 
 
@@ -68,8 +68,8 @@ class Attempt:
     """The steps of one attempt at a job. Used by one event loop.
 
     Attributes:
-        suspended: the run is over, since it waits; anything that it still does is ignored.
-        broken: misuse of waits, which no other attempt would survive.
+        suspended: the run is over because it waits; its further actions are ignored.
+        broken: misuse of waits, which would fail in every other attempt, too.
         unwinding: end of the job once its steps are undone; None if the job goes on.
     """
 
@@ -81,7 +81,7 @@ class Attempt:
         self._connection = job.app.connection
         #: compression of its values
         self._packing = self._connection.config.packing(job.queue)
-        #: by name and number: finished steps; and the ones among them not asked for yet
+        #: by name and number: finished steps, and the finished steps not requested yet
         self._done: dict[tuple[str, int], Stepped] = {}
         self._unasked: set[tuple[str, int]] = set()
         #: places of steps whose bodies are read on demand
@@ -104,9 +104,9 @@ class Attempt:
         self._registered: set[tuple[str, int]] = set()
         self.unwinding: dict[str, Any] | None = None
         self._busy = 0
-        #: ids of the tasks that asked for steps
+        #: ids of the tasks that requested steps
         self._tasks: set[int] = set()
-        #: how often a task asked for a step or ended one; whether a look at the end is due
+        #: number of requests and ends of steps; whether a check for the end is scheduled
         self._active, self._looks = 0, False
         self._is_cut = False
         self._time_ns = self._read_at_ns = 0
@@ -195,7 +195,7 @@ class Attempt:
         return done
 
     async def _stop_if_unwinding(self) -> None:
-        """End a run that replayed everything up to the failure or the cancellation of its job."""
+        """End a run that has replayed its steps up to its job's failure or cancellation."""
         if self.unwinding is not None and not undoing_here.get():
             await self._wait()
 
@@ -205,7 +205,7 @@ class Attempt:
         if self.broken is not None:
             raise self.broken
         if self.suspended:
-            # Its end may still be under way: in ``finally``, or in tasks of a cancelled group.
+            # Its end may still be in progress: in ``finally``, or in tasks of a cancelled group.
             current = None if self._in_thread else asyncio.current_task()
             if current in self._ended and not _is_handled(sys.exc_info()[1]):
                 raise self._break(_SWALLOWED.format(self._job.task))
@@ -286,7 +286,7 @@ class Attempt:
         signal: int = 0,
         detach: bool = False,
     ) -> Stepped | None:
-        """Write the step; it is as durable as the app's setting when this returns."""
+        """Write the step; on return it is as durable as the app's settings ask for."""
         self._check_goes_on()
         delivery, packing = self._job.delivery, self._packing
         self._busy += 1
@@ -318,14 +318,14 @@ class Attempt:
         return done
 
     async def _ready(self) -> None:
-        """Return once the log has room for the record of a step that is about to run."""
+        """Wait until the log has room for the record of a step that is about to run."""
         try:
             await self._connection.ready_for_step()
         except errors.LogError as error:
             raise self._cut_off(error) from None
 
     def _cut_off(self, error: errors.TaskqError) -> Suspended:
-        """Mark the run as over: the log failed, or another worker has the job now."""
+        """Mark the run as over: the log failed, or another worker has claimed the job."""
         if not isinstance(error, errors.StaleDelivery):
             _log.warning("job %s stops where it is: %s", self._job.id, error)
         self._is_cut = True
@@ -344,9 +344,9 @@ class Attempt:
     # -- waiting ----------------------------------------------------------------------------------
 
     async def _reached(self, wait: Wait) -> Wait:
-        """Return the wait as first reached, since its time counts from there.
+        """Return the wait as first recorded, since its time counts from that record.
 
-        It is written at once, so that a crash of this attempt does not start the time anew.
+        The record is written at once, so that a crash of this attempt does not restart the time.
         """
         title = wait.name, wait.number
         if title not in self._begun:
@@ -367,9 +367,9 @@ class Attempt:
             self._look_soon()
 
     async def _wait(self, *waits: Wait) -> Never:
-        """End the run as soon as none of its steps is under way.
+        """End the run as soon as none of its steps is running.
 
-        A wait that is cancelled before that is forgotten.
+        A wait that is cancelled before the end is dropped.
         """
         titles = [(wait.name, wait.number) for wait in waits]
         self._waits.update(zip(titles, waits, strict=True))
@@ -402,7 +402,7 @@ class Attempt:
         callers = [it for it in misuse.futures if it is not None and not it.done()]
         for future in callers or (waiter,):
             future.set_exception(error)
-        waiter.cancel()  # nobody would retrieve its error
+        waiter.cancel()  # its error would never be retrieved
         return False
 
     @cached_property
@@ -486,15 +486,15 @@ _WHAT: Final[dict[int, str]] = {
     Form.FIRST: "the first of several waits", Form.VERSION: "the version of the code",
     Form.UNDO: "a step that undoes",
 }  # fmt: skip
-#: Forms that people name, one form a name. The other forms count on with steps of their names.
+#: Forms that users name, one form for each name. Other forms continue the numbers of a name.
 _NAMED: Final = frozenset({Form.STEP, Form.EVENT, Form.UNDO})
-#: Records beside the step of the same name and number.
+#: Forms of records besides the step of the same name and number.
 _BESIDE: Final = frozenset({Form.FAILED, Form.TRIED, Form.UNDO, Form.UNDOING})
 _SWALLOWED: Final = (
     "{} caught durable.Suspended and went on: the run was over there, and what it did since counts "
     "for nothing. Catch Exception, not BaseException, or raise it again"
 )
-#: Tasks and signals whose warning was logged, each once.
+#: Tasks and signals whose warning was logged; each is logged once.
 warned: Final[set[str | tuple[str, int]]] = set()
 
 
@@ -512,11 +512,11 @@ def _is_suspended(error: BaseException) -> bool:
     return all(exceptions.is_a(item, Suspended) for item in exceptions.failures(error))
 
 
-# -- awaits that swallow the end of a run, or limit it in vain -------------------------------------
+# -- awaits that swallow the end of a run, or limit it without effect ------------------------------
 #
 # A run ends while it waits, so ``asyncio.timeout()`` around a wait never fires, and
-# ``asyncio.wait`` takes the end of the run for a result. Both show in the tasks and coroutines
-# between the run and the wait, while these are suspended.
+# ``asyncio.wait`` takes the end of the run for a result. Both can be found in the suspended tasks
+# and coroutines between the run and the wait.
 
 _FIRST: Final = (
     "write await durable.first(...) for the first of several waits, and await asyncio.gather(...) "
@@ -540,13 +540,13 @@ _CALLBACKS: Final = {
     ),
 }
 _GATHER: Final = "gather.<locals>._done_callback"
-#: Path of the worker's code, whose limits end a run properly.
+#: Path of the worker's code, whose limits may end a run.
 _WORKERS: Final = "taskq_workers"
 _DEPTH_MAX: Final = 100
 
 
 class Misuse(NamedTuple):
-    """A problem, and the futures by which the caller gets the error besides the wait itself."""
+    """A problem, and the futures that also pass the error to the caller."""
 
     problem: str
     futures: tuple[Any, ...] = ()
@@ -555,7 +555,7 @@ class Misuse(NamedTuple):
 def misuse_of(task: asyncio.Task[Any], function: CodeType | None) -> Misuse | None:
     """Return a misuse in a suspended task, or in the tasks and futures that await it.
 
-    ``function`` is the code of the run's own function: limits outside of it are its worker's.
+    ``function`` is the code of the run's own function: limits outside of it belong to its worker.
     """
     future: Any = task
     for _ in range(_DEPTH_MAX):
@@ -595,7 +595,7 @@ def _above(callback: Callable[..., Any]) -> Any:  # noqa: PLR0911 - a case each
     if getattr(getattr(callback, "func", None), "__name__", "") == "_release_waiter":
         return Misuse(_NEVER_FIRES.format("asyncio.wait_for()"))
     owner = getattr(callback, "__self__", None)
-    if isinstance(owner, asyncio.Task):  # it awaits the one below
+    if isinstance(owner, asyncio.Task):  # it awaits the future or task below it
         return owner
     if owner is None and name.endswith("task_done"):  # a task group of anyio
         group = _variables(callback).get("self")
@@ -608,7 +608,7 @@ def _variables(function: Callable[..., Any]) -> dict[str, Any]:
     cells = getattr(function, "__closure__", None) or ()
     values: dict[str, Any] = {}
     for name, cell in zip(names, cells, strict=True):
-        with contextlib.suppress(ValueError):  # it is empty
+        with contextlib.suppress(ValueError):  # the cell is empty
             values[name] = cell.cell_contents
     return values
 
@@ -618,7 +618,7 @@ def _limit_around(coroutine: Any, function: CodeType | None) -> str:
     limit = ""
     for _ in range(_DEPTH_MAX):
         code = _attribute(coroutine, "code")
-        if code is None:  # an object that awaits in its own way
+        if code is None:  # an object with its own ``__await__``
             below = (it for it in gc.get_referents(coroutine) if inspect.iscoroutine(it))
             coroutine = next(below, None)
         else:
@@ -648,7 +648,7 @@ def _attribute(coroutine: Any, name: str) -> Any:
 
 
 def _limit_among(referents: Iterable[Any]) -> str:
-    """Return the time limit whose ``with`` block holds a coroutine: the exit is a referent."""
+    """Return the time limit whose ``with`` block contains a coroutine: its exit is a referent."""
     for referent in referents:
         if getattr(referent, "__name__", "") in {"__exit__", "__aexit__"}:
             limit = _limit_of(getattr(referent, "__self__", None))
@@ -658,7 +658,7 @@ def _limit_among(referents: Iterable[Any]) -> str:
 
 
 def _limit_of(manager: Any) -> str:
-    """Return the common name of a context manager that limits time; "" for another."""
+    """Return the common name of a context manager that limits time; "" for any other."""
     kind = type(manager)
     if isinstance(manager, asyncio.Timeout):
         return "asyncio.timeout()" if manager.when() is not None else ""

@@ -53,12 +53,12 @@ class StepCall(NamedTuple):
         return f"{self.name}#{self.number}"
 
 
-#: Policy of an undo that has none of its own.
+#: Policy of an undo without its own policy.
 UNDO_POLICY: Final = StepPolicy(exponential(attempts=10), None)
 
 
 class Undone(NamedTuple):
-    """The end of a job whose steps were undone; with a ``kind`` of 0 the waits of an undo."""
+    """The end of a job whose steps were undone; with a ``kind`` of 0, the waits of an undo."""
 
     kind: int
     cause: int
@@ -66,18 +66,18 @@ class Undone(NamedTuple):
 
 
 class Undo:
-    """A block whose work is undone by a step if the job fails for good or is cancelled in call."""
+    """A block that a step undoes if the job fails for good or is cancelled in the block."""
 
     def __init__(self, here: StepAttempt, call: StepCall) -> None:
         self._here = here
         self.call = call
 
     async def __aenter__(self) -> None:
-        """Record the step in the log; from now on it runs if the job ends badly."""
+        """Record the undo in the log; from now on it runs if the job fails for good."""
         await self._here.enter(self)
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Drop the undo if the block ended well."""
+        """Drop the undo if the block ended without an error."""
         if error is None:
             self._here.undos.remove(self)
 
@@ -86,16 +86,16 @@ class Undo:
         blocking.run(self._here.enter(self))
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Drop the undo if the block ended well."""
+        """Drop the undo if the block ended without an error."""
         if error is None:
             self._here.undos.remove(self)
 
 
 class StepAttempt(Attempt):
-    """An attempt that runs steps, and undoes them.
+    """An attempt that runs steps and undoes them.
 
     Attributes:
-        undos: steps that run if the job fails for good or is cancelled now, the newest last.
+        undos: steps that would run if the job failed for good or was cancelled now, newest last.
     """
 
     def __init__(self, job: JobContext, *, in_thread: bool) -> None:
@@ -184,7 +184,7 @@ class StepAttempt(Attempt):
     def _run_in_thread(self, call: StepCall) -> Any:
         if (
             call.policy is not None and call.policy.timeout_ns is not None
-        ):  # no thread can stop itself
+        ):  # a thread cannot stop itself
             return blocking.run(self._run(call))
         token = step_here.set(f"{self._job.id}:{call}")
         tracer = tracing.tracer
@@ -202,7 +202,7 @@ class StepAttempt(Attempt):
         return value
 
     async def _pause(self, call: StepCall) -> None:
-        """Wait for the next try of a step; without a slot if that is long."""
+        """Wait for the next try of a step; a long wait holds no slot."""
         title = call.name, call.number
         tries = self._tries.get(title)
         if tries is None:
@@ -224,7 +224,7 @@ class StepAttempt(Attempt):
     async def _record_try(
         self, call: StepCall, error: Exception, policy: RetryPolicy, began_ns: int
     ) -> None:
-        """Write a failed try; raises its error if there is no other try."""
+        """Write a failed try; raise its error if no try is left."""
         if isinstance(error, errors.InvalidStep | Snooze):
             raise error
         title = call.name, call.number
@@ -275,7 +275,7 @@ class StepAttempt(Attempt):
             raise self._about(call.name, call.number, error) from None
 
     async def enter(self, undo: Undo) -> None:
-        """Record an undo, unless an earlier attempt did."""
+        """Record an undo, unless an earlier attempt did so."""
         title = undo.call.name, undo.call.number
         self._check_goes_on()
         await self._loaded()
@@ -287,15 +287,15 @@ class StepAttempt(Attempt):
         self.undos.append(undo)
 
     def unwinds(self, *, is_end: bool) -> bool:
-        """Return whether undos must run before the job ends, or waits again."""
+        """Return whether undos must run before the job ends or waits again."""
         if self.unwinding is not None:
             return is_end or self.suspended
         return is_end and bool(self.undos)
 
     async def undo(self, kind: int, cause: int, reason: str) -> Undone:
-        """Run the undos, the newest first; returns the end of the job.
+        """Run the undos, newest first; return the end of the job.
 
-        The reason names an undo that failed for good; the older ones run nevertheless.
+        The reason names an undo that failed for good; older undos still run.
         """
         token = undoing_here.set(True)
         task, notes = asyncio.current_task(), []
@@ -317,7 +317,7 @@ class StepAttempt(Attempt):
                     is_over = isinstance(error, Suspended) and (self._waits or self._is_cut)
                     if is_over or task.cancelling() > cancelled:
                         raise
-                    # It is the undo's own error: the older ones still run.
+                    # The error belongs to the undo: older undos still run.
                     _log.exception("job %s: %s could not be undone", self._job.id, undo.call)
                     notes.append(f"not undone: {undo.call} ({summary(error)})")
         except Suspended:

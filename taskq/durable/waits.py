@@ -31,9 +31,9 @@ _log: Final = logging.getLogger("taskq")
 SLEEP: Final = "sleep"
 FIRST: Final = "first"
 VERSION: Final = "durable.version"
-#: A failed job raises, or gives a ``Failed``.
+#: A failed job raises, or its result is a ``Failed``.
 OnFailure = Literal["raise", "run"]
-#: Jobs of a call that are looked at before the event loop turns.
+#: Jobs of a call that are checked before the event loop turns.
 _TURN_JOBS: Final = 1_000
 #: Returns the step that enqueued the jobs of a call.
 Enqueued: TypeAlias = Callable[[], Awaitable[Stepped | None]]
@@ -41,10 +41,10 @@ T = TypeVar("T")
 
 
 class EventTimeout(errors.TaskqError, TimeoutError):
-    """No signal came in time. A later attempt raises it again, even if a signal came meanwhile.
+    """No signal came in time. Later attempts raise it again, even if a signal came meanwhile.
 
     Attributes:
-        name: of the signal.
+        name: name of the signal.
     """
 
     def __init__(self, name: str, job_id: str) -> None:
@@ -63,15 +63,15 @@ class EventWait(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """Place of an awaited thing in the log's order; the least came first."""
+    """Place of a wait's end in the log's order; the smallest came first."""
 
-    #: 0: its step is done; 1: it is in the log; 2: its time has passed
+    #: 0: its step is done; 1: its end is in the log; 2: its time has passed
     rank: int
     place: int
 
 
 class Part(Coroutine[Any, Any, T]):
-    """A wait: await it, or give it to ``durable.first`` among others."""
+    """A wait: await it, or pass it to ``durable.first`` with others."""
 
     __slots__ = ("_coroutine", "look", "title")
 
@@ -86,27 +86,27 @@ class Part(Coroutine[Any, Any, T]):
         self._coroutine = coroutine
 
     def __await__(self) -> Generator[Any, Any, T]:
-        """Wait for it."""
+        """Wait for the end."""
         return self._coroutine.__await__()
 
     def send(self, value: Any) -> Any:
-        """Go on with a value, as a coroutine does."""
+        """Continue with a value, like a coroutine."""
         return self._coroutine.send(value)
 
     def throw(self, *error: Any) -> Any:
-        """Go on with an error, as a coroutine does."""
+        """Continue with an error, like a coroutine."""
         return self._coroutine.throw(*error)
 
     def close(self) -> None:
-        """Give it up."""
+        """Drop the wait."""
         self._coroutine.close()
 
 
 class DurableRun(StepAttempt):
-    """An attempt that waits."""
+    """An attempt with waits."""
 
     def sleep(self, span_ns: int) -> Part[None]:
-        """Return what ``durable.sleep`` does."""
+        """Return the wait of ``durable.sleep``."""
         number = self.number(SLEEP, Form.SLEEP)
         look = partial(self._look_at_sleep, number, span_ns)
         return Part((SLEEP, number), look, self._sleep(number, span_ns))
@@ -135,7 +135,7 @@ class DurableRun(StepAttempt):
     def event(
         self, name: str, kind: Any, limit_ns: int | None, where: Callable[[Any], object] | None
     ) -> Part[Any]:
-        """Return what ``durable.event`` does."""
+        """Return the wait of ``durable.event``."""
         event = EventWait(name, self.number(name, Form.EVENT), kind, limit_ns, where)
         readers = event_readers.setdefault(name, {}).setdefault(self._job.task, {})
         readers[repr(kind)] = partial(_valid, kind)
@@ -202,7 +202,7 @@ class DurableRun(StepAttempt):
         return event.where is None or bool(event.where(value))
 
     def call(self, calls: Any, on_failure: OnFailure, *, detach: bool) -> Part[Any]:
-        """Return what ``durable.call`` does."""
+        """Return the wait of ``durable.call``."""
         number = self.number(CALL, Form.CALL)
         is_single = isinstance(calls, Call)
         some: list[Call[Any]] = [calls] if is_single else list(calls)
@@ -244,7 +244,7 @@ class DurableRun(StepAttempt):
     async def _enqueued(
         self, number: int, some: list[Call[Any]], *, detach: bool
     ) -> Stepped | None:
-        """Return the step that enqueued these jobs; None if there are none."""
+        """Return the step that enqueued these jobs; None without jobs."""
         done = await self._begin(Form.CALL, CALL, number)
         if done is None and some:
             items = await self._items(some)
@@ -259,7 +259,7 @@ class DurableRun(StepAttempt):
         return done
 
     def first(self, parts: Sequence[Any]) -> Coroutine[Any, Any, Any]:
-        """Return what ``durable.first`` does."""
+        """Return the wait of ``durable.first``."""
         for part in parts:
             if not isinstance(part, Part):
                 raise errors.InvalidStep(
@@ -282,7 +282,7 @@ class DurableRun(StepAttempt):
                 part.close()
 
     async def _chosen(self, number: int, parts: Sequence[Part[Any]]) -> int:
-        """Return the index of the wait that came first; it is decided once."""
+        """Return the index of the wait that ended first; it is decided once."""
         done = await self._begin(Form.FIRST, FIRST, number)
         if done is not None:
             chosen = int(await self._unpacked(done))
@@ -317,7 +317,7 @@ class DurableRun(StepAttempt):
             return chosen
 
     async def _keep_failed(self, done: Stepped, ends: list[InputEnd]) -> None:
-        """Write the failed jobs, since a requeued one may succeed before the next attempt."""
+        """Write the failed jobs, since a requeued job may succeed before the next attempt."""
         failed = [
             (end.job - done.first, int(end.state), _reason(end))
             for end in ends
@@ -355,9 +355,9 @@ class DurableRun(StepAttempt):
         return items
 
     async def _ends(self, done: Stepped, failed: dict[int, InputEnd]) -> list[InputEnd] | None:
-        """Return the ends of a call's jobs; None while one of them lives.
+        """Return the ends of a call's jobs; None while a job has not ended.
 
-        ``failed``: ends that an earlier attempt recorded.
+        ``failed`` are ends that an earlier attempt recorded.
         """
         ends: list[InputEnd] = []
         jobs = [*range(done.first, done.first + done.jobs)]

@@ -42,7 +42,7 @@ _SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A job; ``takes``: its first argument is the result of the part before it."""
+    """A job. If it ``takes``, its first argument is the result of the part before it."""
 
     call: Call[Any]
     takes: bool = False
@@ -50,7 +50,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Parts one after the other; ``policy``: reaction of each part to a failure before it."""
+    """Parts one after the other; ``policy`` is each part's reaction to a failure before it."""
 
     parts: tuple[Node, ...]
     policy: flows.Policy
@@ -68,8 +68,8 @@ class Plan:
     """The jobs of a flow, in the order in which they are enqueued.
 
     Attributes:
-        calls: with the links between the jobs in their extras.
-        ends: number of jobs, from the first, whose results are the flow's.
+        calls: the calls, with the links between their jobs in the extras.
+        ends: number of jobs, from the first, whose results form the flow's result.
         shape: nesting of these results.
     """
 
@@ -89,12 +89,12 @@ def begins_open(node: Node) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """Stands for the result of a failed job under ``on_failure="run"``.
+    """Replaces the result of a failed job under ``on_failure="run"``.
 
     Attributes:
         job_id: the job.
         reason: reason of its death, "cancelled", or "expired".
-        failed: marks it among other values in JSON.
+        failed: distinguishes it from other values in JSON.
     """
 
     job_id: str
@@ -104,12 +104,12 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flow(Runnable[R_co]):
-    """Jobs that belong together and give an ``R``. Enqueue it as often as you like.
+    """Jobs that belong together and have a result of type ``R``. It may be enqueued repeatedly.
 
     Made by ``chain``, ``group``, ``chord`` and ``task.map``.
 
     A flow is built from calls, frozen and typed. All of its jobs are enqueued in one transaction,
-    and none runs before its inputs are done, whichever process dies.
+    and none runs before its inputs are done, even if a process dies.
     """
 
     node: Node
@@ -168,7 +168,7 @@ class Step(Generic[X_contra, R_co]):
 
     node: Node
 
-    if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+    if not TYPE_CHECKING:  # a type checker would accept any name otherwise
 
         def __getattr__(self, name: str) -> Any:
             """Raise an error that names the remedy for attributes of whole flows."""
@@ -178,7 +178,7 @@ class Step(Generic[X_contra, R_co]):
         """Return a new step with these options changed.
 
         Raises:
-            UsageError: an option is wrong, or the step is made of several.
+            UsageError: an option is wrong, or the step consists of several steps.
         """
         if not isinstance(self.node, Leaf):
             raise errors.UsageError(
@@ -271,7 +271,7 @@ def group(*members: Any) -> Any:
 
     Args:
         members: calls, steps or flows, one by one or as one iterable. A group of steps is a step
-            itself: each of them takes the same value.
+            itself: each member takes the same value.
 
     Raises:
         UsageError: a part is neither a call, a step nor a flow.
@@ -311,7 +311,7 @@ def chord(members: Any, callback: Any, on_failure: OnFailure = "cancel") -> Any:
     Args:
         members: calls or flows, or one group; a group among others is one member with a list as its
             result.
-        callback: a step; or a call or flow, which waits for the members and takes nothing.
+        callback: a step; or a call or flow, which only waits for the members.
         on_failure: if a member dies, is cancelled or expires: "cancel" the callback and everything
             after it; "run" it with a ``Failed`` in that member's place; or let it "wait" until the
             dead letter is requeued and succeeds (a member that is cancelled, expired or purged
@@ -338,7 +338,7 @@ def plan_of(flow: object) -> Plan:
 
 
 def plan_steps(flow: object) -> Generator[None, None, Plan]:
-    """Expand a flow into jobs, some of them between two steps, and return them."""
+    """Expand a flow into jobs, a few between two yields, and return them."""
     if not isinstance(flow, Flow):
         what = flow.name if isinstance(flow, Call) else f"{flow!r:.80}"
         remedy = "chain(...) makes a flow of task.call(...)"
@@ -417,7 +417,7 @@ class _Job:
     def __init__(self, call: Call[Any]) -> None:
         self.call = call
         self.inputs: Sequence[_Job] = ()
-        #: the same by their indexes
+        #: the inputs by their indexes
         self.runs: tuple[tuple[int, int], ...] = ()
         self.shape = b""
         self.policy = flows.Policy.CANCEL
@@ -431,9 +431,9 @@ class _Link(NamedTuple):
     jobs: Sequence[_Job]
     shape: bytes
     policy: flows.Policy = flows.Policy.CANCEL
-    #: name of a task among them that keeps no result
+    #: name of a task of these jobs that keeps no result
     dropped_by: str = ""
-    #: of these jobs, each once
+    #: tasks of these jobs, each once
     tasks: tuple[TaskPort[Any], ...] = ()
 
 
@@ -478,7 +478,7 @@ def _expand(node: Node, before: _Link | None, nested: int) -> _Link:
         inputs = link if not number or link is None else link._replace(policy=node.policy)
         link = _expand(part, inputs, nested + 1)
         if not link.jobs and inputs is not None and inputs.jobs:
-            # An empty group gives its empty list once the part before it has ended.
+            # An empty group has its result, an empty list, once the part before it has ended.
             shape = flows.skipping(len(inputs.jobs)) + link.shape
             link = _Link(inputs.jobs, shape, tasks=inputs.tasks)
     assert link is not None
@@ -523,10 +523,10 @@ def _check_input(task: TaskPort[Any] | None, before: _Link) -> None:
 
 
 def _number_jobs(ends: Sequence[_Job]) -> list[_Job]:
-    """Number the ends and all their inputs, direct or not; returns them in order.
+    """Number the ends and all their inputs, direct or not; return them in order.
 
     Jobs that wait for the same others share one sequence of these, which is walked once: a group
-    after a group takes no square of time.
+    after a group does not take quadratic time.
     """
     jobs: list[_Job] = []
     waiting: dict[int, list[_Job]] = {}
@@ -538,7 +538,7 @@ def _number_jobs(ends: Sequence[_Job]) -> list[_Job]:
                 jobs.append(job)
 
     place(ends)
-    for job in jobs:  # the list grows meanwhile
+    for job in jobs:  # the list grows during the loop
         alike = waiting.setdefault(id(job.inputs), [])
         if not alike:
             place(job.inputs)

@@ -29,8 +29,8 @@ class FlowProgress:
     Attributes:
         total: all jobs.
         waiting: jobs that wait for their inputs, their time, or a worker.
-        running: jobs that run now.
-        succeeded: also jobs that compaction has dropped since.
+        running: running jobs.
+        succeeded: succeeded jobs, including jobs that compaction has removed.
         dead, cancelled, expired: jobs with that end.
     """
 
@@ -44,10 +44,10 @@ class FlowProgress:
 
 
 class FlowHandle(Generic[R]):
-    """A flow in the log, for any process that opens its directory.
+    """A flow in the log, usable in any process that opens its directory.
 
     Attributes:
-        jobs: its jobs, the last to run first.
+        jobs: its jobs; the last jobs to run come first.
     """
 
     __slots__ = ("_app", "_ends", "_shape", "jobs")
@@ -71,7 +71,7 @@ class FlowHandle(Generic[R]):
         The result of that job is the flow's result, or the first value in it.
 
         Raises:
-            UsageError: the flow is an empty group, which is no job at all.
+            UsageError: the flow is an empty group, which has no job.
         """
         if not self.jobs:
             raise errors.UsageError("an empty group is no job, so it has no id")
@@ -85,14 +85,14 @@ class FlowHandle(Generic[R]):
         """Wait until the flow has ended, and return its result.
 
         Args:
-            timeout: how long to wait; None for ever. The flow goes on when it passes.
+            timeout: how long to wait; None for ever. The flow goes on after the timeout.
 
         Raises:
             JobFailed: one of its jobs is dead, so there will be no result.
-            JobCancelled: it was cancelled.
+            JobCancelled: the flow was cancelled.
             JobExpired: the ``expires`` of a job passed before it ran.
             ResultGone: its last job keeps no result; within a group such a result is None.
-            ResultTimeout: it has not ended yet.
+            ResultTimeout: the flow has not ended yet.
         """
         values, gone = await self._values(timeout)
         value = flows.nested(self._shape, values)
@@ -104,7 +104,7 @@ class FlowHandle(Generic[R]):
         """Wait until the flow has ended, whether its jobs keep results or not.
 
         Raises:
-            JobError: as ``result``, but for ``ResultGone``.
+            JobError: as ``result``, except ``ResultGone``.
         """
         await self._values(timeout)
 
@@ -112,7 +112,7 @@ class FlowHandle(Generic[R]):
         self,
         timeout: durations.Duration | None,  # noqa: ASYNC109 - as above
     ) -> tuple[list[Any], errors.ResultGone | None]:
-        """Return the results of its last jobs, None for a missing one, and the error for it."""
+        """Return the results of its last jobs, None for a missing one, and that job's error."""
         limit = None if timeout is None else durations.seconds(timeout, "timeout")
         until = None if limit is None else time.monotonic() + limit
         values: list[Any] = []
@@ -130,7 +130,7 @@ class FlowHandle(Generic[R]):
         return values, gone
 
     async def progress(self) -> FlowProgress:
-        """Count its jobs by state, now."""
+        """Count its jobs by their current state."""
         counts = Counter(await self._states())
         return FlowProgress(
             total=len(self.jobs),
@@ -143,7 +143,7 @@ class FlowHandle(Generic[R]):
         )
 
     async def cancel(self) -> int:
-        """Cancel its jobs that wait, ask the running ones to stop; returns their number.
+        """Cancel its waiting jobs, ask running jobs to stop; return their number.
 
         Later parts are cancelled first, so that no job starts meanwhile.
         """
@@ -169,7 +169,7 @@ class FlowHandle(Generic[R]):
         return self._app._connection
 
     async def _live_states(self) -> list[model.State]:
-        """Return the states of its jobs; ABSENT after the end."""
+        """Return the states of its jobs; ABSENT for a job that has ended."""
         from taskq.log.read.flows import STATES_MAX, look_at_states  # noqa: PLC0415 - the log is open
 
         states: list[model.State] = []
@@ -181,7 +181,7 @@ class FlowHandle(Generic[R]):
         return states
 
     async def _states(self) -> list[model.State]:
-        """Return the states of its jobs; ABSENT if the log has dropped a job."""
+        """Return the states of its jobs; ABSENT for a job that the log has removed."""
         from taskq.log.read.flows import ENDS_MAX, look_at_ends  # noqa: PLC0415 - as above
 
         states = await self._live_states()
@@ -196,7 +196,7 @@ class FlowHandle(Generic[R]):
         return states
 
     async def _raise_cause(self) -> None:
-        """Raise the failure for which a job was cancelled, if there is one."""
+        """Raise the failure that caused a job's cancellation, if there is one."""
         states = await self._states()
         for job, state in reversed(list(zip(self.jobs, states, strict=True))):
             if state is model.State.DEAD:
@@ -210,7 +210,7 @@ class FlowHandle(Generic[R]):
 
 
 class PendingFlow(Generic[R]):
-    """A flow that is enqueued together with the success of the running job; it has no id before."""
+    """A flow that is enqueued with the running job's success; it has no id before."""
 
     __slots__ = ("_app", "_ends", "_pending", "_shape")
 

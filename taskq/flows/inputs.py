@@ -1,4 +1,4 @@
-"""Payloads of jobs: decompressed, and with the results of its inputs as a step's first argument."""
+"""Payloads of jobs: decompressed, with the inputs' results as a step's first argument."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taskq.log.requests import Delivery
 if TYPE_CHECKING:
     from taskq.log.read.flows import InputEnd
 
-#: The results that one job takes in, together.
+#: Most bytes of the results that one job takes.
 INPUT_BYTES_MAX: Final = 64 * 1024 * 1024
 _REASON_CHARACTERS_MAX: Final = 1_024
 
@@ -34,9 +34,9 @@ class Inputs:
         """Return the job's payload for its task.
 
         Raises:
-            LogDamaged: the result of an input is gone, or the payload does not read back.
+            LogDamaged: the result of an input is gone, or the payload is damaged.
             PayloadTooLarge: the inputs' results are over INPUT_BYTES_MAX together.
-            InvalidCall: the task's first parameter has gone since.
+            InvalidCall: the task no longer has a first parameter.
         """
         body = await self._app._connection.packer.payload(delivery)
         if not is_of_flow(delivery.record):
@@ -115,7 +115,7 @@ def _json(value: Any) -> bytes:
 
 
 def _with_first(name: str, value: bytes, body: bytes) -> bytes:
-    """Return the JSON object with one more member in front."""
+    """Return the JSON object with another member in front."""
     from pydantic_core import to_json  # noqa: PLC0415 - slow to import
 
     rest = body.strip()[1:]

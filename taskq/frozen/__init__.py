@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def hook_dirs() -> list[str]:
-    """Return where the hooks are."""
+    """Return the directories with the hooks."""
     return [str(Path(__file__).parent)]

@@ -1,4 +1,4 @@
-"""Collects what taskq imports by name, and its metadata, whose entry points bring commands in."""
+"""Collect modules that taskq imports by name, and its metadata with the commands' entry points."""
 
 from PyInstaller.utils.hooks import collect_submodules, copy_metadata
 

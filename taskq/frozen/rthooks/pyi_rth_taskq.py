@@ -1,4 +1,4 @@
-"""Makes a child of a frozen program before its own code runs, whether or not that asks for it."""
+"""Turn a child process of a frozen program into a taskq child before the program's code runs."""
 
 import os
 import sys
