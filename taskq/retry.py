@@ -1,4 +1,4 @@
-"""How failed jobs are tried again: ``@task(retry=retry.exponential(attempts=5, cap="5m"))``."""
+"""Retry policies: ``@task(retry=retry.exponential(attempts=5, cap="5m"))``."""
 
 from __future__ import annotations
 

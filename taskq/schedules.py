@@ -23,28 +23,28 @@ if TYPE_CHECKING:
     from taskq.connection.connection import Connection
     from taskq.log.state.facets import LogView
 
-#: Ticks that ``catch_up="all"`` makes up for at most; of more that were missed, the latest.
+#: Most missed ticks that ``catch_up="all"`` makes up for, the latest ones.
 CATCH_UP_MAX: Final = 1_000
-#: With ``catch_up="skip"``, a tick that is later than that counts as missed. It covers the longest
-#: sleep of a scheduler.
+#: With ``catch_up="skip"``, a later tick counts as missed. The time covers a scheduler's longest
+#: sleep.
 LATE_SECONDS: Final = 60.0
 #: The shortest interval, and the longest jitter of a cron schedule.
 INTERVAL_NS_MIN: Final = model.SECOND_NS
 JITTER_NS_MAX: Final = 3_600 * model.SECOND_NS
 _LATE_NS: Final = round(LATE_SECONDS * model.SECOND_NS)
-#: How far back the latest ticks are looked for at first, and how much farther each time after.
+#: First span of the search for the latest ticks, and its growth from try to try.
 _LOOK_BACK_NS: Final = 3_600 * model.SECOND_NS
 _LOOK_BACK_GROWTH: Final = 8
 _MINUTE: Final = 60
 _DAY: Final = 86_400
-#: Clocks of two moments in one zone differ from the time between them by at most that.
+#: Most difference between elapsed time and the clock's change in one time zone.
 _SHIFT_MAX: Final = 27 * 3_600
-#: An expression without a tick in that many days, 50 years, never comes.
+#: An expression without a tick in 50 years of days never ticks.
 _DAYS_MAX: Final = 18_263
 _DAY_ZERO: Final = date(1970, 1, 1)
 _NO_DAY: Final = -(10**9)
 _FIELDS: Final = "minute hour day-of-month month day-of-week"
-#: Any moment will do to parse an expression, and to look whether it ever comes.
+#: A moment to parse an expression and to check that it ticks at all; any moment would do.
 _SOME_DAY: Final = datetime(2024, 1, 1, tzinfo=UTC)
 
 
@@ -78,10 +78,10 @@ class Every:
 
 
 class _Fields:
-    """The fields of a cron expression, and the next time that clocks show which fits them.
+    """The fields of a cron expression; finds the next clock time that matches.
 
-    Clocks are seconds since 1970 as people read them, without a zone. cronsim parses; its own walk
-    loses ticks where clocks change by half an hour, and does not always end.
+    Clock times are seconds since 1970 in local time, without a zone. cronsim parses; its own search
+    loses ticks when clocks change by half an hour, and does not always end.
     """
 
     def __init__(self, expression: str) -> None:
@@ -94,9 +94,9 @@ class _Fields:
         self._minutes = sorted(parsed.minutes)
         self._hours = sorted(parsed.hours)
         *_, minute, hour, _day, _month, _weekday = expression.split()
-        #: counts elapsed time, not the hands of a clock
+        #: whether it follows elapsed time instead of the clock
         self.is_star = minute.startswith("*") or hour.startswith("*")
-        self._day = _NO_DAY  # the latest that fits
+        self._day = _NO_DAY  # the latest matching day
 
     def first(self, clock: int) -> int | None:
         day, rest = divmod(clock, _DAY)
@@ -147,11 +147,11 @@ def _fields(expression: str) -> _Fields:
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """Ticks as a cron expression says it, in a time zone; see ``parse_cron``.
+    """Ticks of a cron expression in a time zone; see ``parse_cron``.
 
-    In spring and autumn it goes by Debian's rules, with seconds as without: a time within the hour
-    that is left out comes right after it, a time within the hour that comes twice comes the first
-    time only; but expressions whose minute or hour begins with ``*`` go by the time that passes.
+    When clocks change it follows Debian's rules, also for seconds. A time within the skipped hour
+    ticks right after it; a time within the repeated hour ticks the first time only. Expressions
+    whose minute or hour begins with ``*`` follow elapsed time.
     """
 
     expression: str
@@ -174,7 +174,7 @@ class Cron:
         fields = _fields(self.expression)
         star = fields.is_star
         begin = start if star else start - _MINUTE
-        # What clocks have shown already does not come a second time, unless time itself counts.
+        # A clock time that was shown before does not tick again, unless elapsed time counts.
         shown = self._highest_clock(begin - _SHIFT_MAX, begin)
         while True:
             end, offset = self._stretch(begin, begin + _DAY)
@@ -190,12 +190,12 @@ class Cron:
             if following is None:
                 return
             begin, shown = end, max(shown, end + offset)
-            # No tick fits before that moment, for any change of the clocks: go there at once.
+            # No tick matches before that moment, however the clocks change: skip to it.
             if not star or fields.first(end + offset - _SHIFT_MAX) == following:
                 begin = max(end, following - offset - _SHIFT_MAX)
 
     def _highest_clock(self, begin: int, until: int) -> int:
-        """Return what clocks have shown at most before ``until``, plus a second."""
+        """Return the latest clock time shown before ``until``, plus a second."""
         highest = begin
         while begin < until:
             begin, offset = self._stretch(begin, until)
@@ -240,12 +240,12 @@ Rule: TypeAlias = Cron | Every
 
 
 class DueTicks(NamedTuple):
-    """The ticks of a schedule that are to be written now.
+    """The ticks of a schedule to write now.
 
     Attributes:
-        moments: in their order.
-        done_ns: up to where the schedule is done with then; 0: nothing is due.
-        is_cut: more were missed than are made up for.
+        moments: the ticks, in order.
+        done_ns: the schedule is done up to this moment then; 0: no tick is due.
+        is_cut: whether more ticks were missed than are made up for.
     """
 
     moments: tuple[int, ...] = ()
@@ -257,7 +257,7 @@ def parse_cron(expression: str, tz: object = "UTC") -> Cron:
     """Return the rule of a cron expression: five fields, or six with the seconds first.
 
     Raises:
-        UsageError: it is no cron expression, never comes, or the time zone is unknown.
+        UsageError: it is no cron expression, never ticks, or the time zone is unknown.
     """
     if not isinstance(expression, str):
         raise errors.UsageError(
@@ -300,10 +300,10 @@ def parse_every(interval: durations.Duration) -> Every:
 
 
 def parse_rule(rule: bytes) -> Rule:
-    """Return what ``rule`` of a rule gave.
+    """Return the rule from its bytes.
 
     Raises:
-        UsageError: this taskq does not know such a rule.
+        UsageError: this taskq does not know the kind of rule.
     """
     kind, _, rest = rule.decode("utf-8", "replace").partition(" ")
     if kind == "every" and rest.isdecimal() and int(rest) >= INTERVAL_NS_MIN:
@@ -317,21 +317,21 @@ def parse_rule(rule: bytes) -> Rule:
 def due_ticks(
     name: str, rule: Rule, catch_up: str, most_ns: int, done_ns: int, now_ns: int
 ) -> DueTicks:
-    """Return what is due of a schedule.
+    """Return the due ticks of a schedule.
 
     Args:
-        name: of the schedule.
-        rule: of the schedule.
+        name: name of the schedule.
+        rule: its rule.
         catch_up: "skip", "last" or "all".
         most_ns: its longest jitter.
-        done_ns: up to where it is done with.
+        done_ns: it is done up to this moment.
         now_ns: wall time.
     """
     count = CATCH_UP_MAX if catch_up == "all" else 1
     sure_ns = max(now_ns - most_ns, done_ns)
     moments = rule.latest(count + 1, done_ns, sure_ns)
     for at_ns in rule.after(sure_ns):
-        # In their order: one whose jitter is short waits for those before it.
+        # In order: a tick with a short jitter waits for earlier ticks.
         if at_ns > now_ns or at_ns + schedules.jitter_ns(name, at_ns, most_ns) > now_ns:
             break
         moments.append(at_ns)
@@ -345,7 +345,7 @@ def due_ticks(
 
 
 def next_due_ns(name: str, rule: Rule, most_ns: int, done_ns: int) -> int | None:
-    """Return when the first tick after ``done_ns`` is due; None: never."""
+    """Return when the first tick after ``done_ns`` is due; None if none follows."""
     for at_ns in islice(rule.after(done_ns), 1):
         return at_ns + schedules.jitter_ns(name, at_ns, most_ns)
     return None
@@ -380,28 +380,28 @@ def _zone(name: str) -> tzinfo:
         ) from None
 
 
-#: Moments to come that a list shows of each schedule.
+#: Next ticks of each schedule in a list.
 NEXT_COUNT: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleView:
-    """A schedule, as the worker that was started last with it knows it, or as it was added.
+    """A schedule as last declared by a worker, or as added at run time.
 
     Attributes:
-        name: of the schedule.
+        name: its name.
         rule: the cron expression, or "every 0:10:00"; "?" if a newer taskq wrote it.
         tz: name of its time zone, "" for an interval.
         task: name of the task that it enqueues.
-        queue: where its jobs go.
+        queue: queue of its jobs.
         catch_up: "skip", "last" or "all".
         overlap: "allow" or "skip".
-        jitter_seconds: by how much later its ticks may come.
-        paused: whether it ticks only once it is resumed.
+        jitter_seconds: longest delay of its ticks.
+        paused: whether it is paused until ``resume``.
         added: whether it was added at run time, and is in no code.
-        last_tick: the latest moment that it ticked for; None: it never did.
-        done_until: all its moments up to there are done with.
-        next_ticks: moments to come, jitter not counted; of a paused one those that it would have.
+        last_tick: its latest tick; None if it never ticked.
+        done_until: all its ticks up to this moment are done.
+        next_ticks: next ticks, without jitter; computed also for a paused schedule.
     """
 
     name: str
@@ -419,7 +419,7 @@ class ScheduleView:
     added: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as a document of JSON."""
+        """Return the view as a JSON document."""
         return {
             "name": self.name,
             "rule": self.rule,
@@ -437,16 +437,16 @@ class ScheduleView:
         }
 
 
-#: The class has a method of that name.
+#: The class has a method ``list``.
 Views: TypeAlias = list[ScheduleView]
 
 
 class LogSchedules:
     """The schedules of a log: ``app.schedules``.
 
-    A log knows a schedule once a worker that has it was started; what the code says is with the
-    app itself (``@app.cron``). All of it raises a ``LogError`` if the log could not be opened or
-    written, and what is about one schedule a ``UsageError`` if the log knows none of that name.
+    A log knows a schedule once a worker with it was started; the declarations in code are in the
+    app (``@app.cron``). All methods raise a ``LogError`` if the log could not be opened or written.
+    Methods for one schedule raise a ``UsageError`` if the log knows no schedule of that name.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -463,15 +463,15 @@ class LogSchedules:
     list_sync: Final = blocking(list)  # noqa: A003 - the method of that name is what is meant
 
     async def pause(self, name: str) -> bool:
-        """Let a schedule tick no more, in any process, until it is resumed; False if it is so."""
+        """Stop a schedule's ticks in every process until ``resume``; False if it was paused."""
         return await self._steer(name, "pause")
 
     async def resume(self, name: str) -> bool:
-        """Let it tick again, from now on: what it missed is not made up for; False if it is so."""
+        """Let it tick again, without making up for missed ticks; False if it is not paused."""
         return await self._steer(name, "resume")
 
     async def reset(self, name: str) -> bool:
-        """Let it count from now: for one that ticked ahead of its time, by a wrong clock."""
+        """Restart a schedule from now: for ticks ahead of time, caused by a wrong clock."""
         return await self._steer(name, "reset")
 
     async def forget(self, name: str) -> bool:
@@ -528,7 +528,7 @@ def _view(name: str, state: schedules.ScheduleState, now_ns: int, next_count: in
 
 
 def _moment(zone: tzinfo, moment_ns: int) -> datetime:
-    # What stands in a file may be any number.
+    # A damaged file may contain any number.
     return moment_in(zone, min(max(moment_ns, 0), model.TIME_NS_MAX))
 
 

@@ -33,12 +33,12 @@ class Shards:
     """Several logs below a root: ``TaskQ(shards=Shards("data", prefix="jobs", bits=2))`` has four.
 
     Attributes:
-        root: the directory that they lie in.
-        prefix: how their names begin: letters, digits, ``_`` and ``-``; "" for none.
-        bits: 1 to 10: there are 2 to that power.
+        root: their parent directory.
+        prefix: prefix of their names: letters, digits, ``_`` and ``-``; "" for none.
+        bits: 1 to 10; the number of shards is 2 to that power.
 
     Raises:
-        UsageError: the prefix has other signs in it, or the bits are out of their range.
+        UsageError: the prefix has other characters, or the bits are out of range.
     """
 
     root: str | os.PathLike[str]
@@ -68,12 +68,12 @@ class Shards:
         return 1 << self.bits
 
     def names(self) -> list[str]:
-        """Their directories, by index."""
+        """Return their directories, by index."""
         head = f"{self.prefix}." if self.prefix else ""
         return [f"{head}{self.bits:x}.{index:03x}" for index in range(self.count)]
 
     def index_of(self, call: Call[Any]) -> int | None:
-        """Return the shard that a call belongs to; None: any will do."""
+        """Return the shard that a call belongs to; None: any shard."""
         home = _home(call)
         if home is None:
             return None
@@ -86,7 +86,7 @@ class Shards:
 
     @classmethod
     def of(cls, root: str | os.PathLike[str]) -> Self | None:
-        """Return the shards that a directory says it has; None if it says nothing.
+        """Return the shards declared in a directory; None without a declaration.
 
         Raises:
             LogError: the file is not readable.
@@ -110,10 +110,10 @@ class Shards:
             ) from error
 
     def settle_in(self, root: str) -> list[str]:
-        """Return the paths of the shards below a root, which says from now on that it has these.
+        """Return the paths of the shards below a root, and record their number in it.
 
         Raises:
-            UsageError: it has others.
+            UsageError: the root has another number of shards.
             LogError: the directory cannot be used.
         """
         known = Shards.of(root)
@@ -145,12 +145,12 @@ class Shards:
             raise errors.refusal(str(path), error) from error
 
 
-# All calls with one key lie in one directory, since the log decides by a key within one. The index
-# is the low bits of BLAKE2b-64 of two texts, each preceded by its length (16 bits, little-endian):
-# the task's name and the concurrency key (b"" without one) if the task has a limit, since the limit
-# counts these; else the queue and the dedup key.
+# All calls with one key belong to one shard, since a log checks a key only against its own jobs.
+# The index is the low bits of BLAKE2b-64 of two texts, each preceded by its length (16 bits,
+# little-endian): the task's name and the concurrency key (b"" without one) if the task has a limit,
+# since the limit counts these jobs; else the queue and the dedup key.
 def _home(call: Call[Any]) -> tuple[bytes, bytes] | None:
-    """Return what decides on the call's shard; None: nothing but the call itself."""
+    """Return the two texts that decide the call's shard; None: any shard."""
     extras, task = call.extras, call.task
     key = b"" if extras is None else extras.concurrency_key
     if key or (task is not None and task.limit is not None):

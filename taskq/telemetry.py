@@ -2,17 +2,17 @@
 
 An enqueue is a span ``send QUEUE`` of the kind PRODUCER, whose context travels in the job's headers
 (``traceparent``). Each attempt is a span ``process QUEUE`` of the kind CONSUMER: a child of the
-first span, so that one trace shows the whole job, and linked to it, as the conventions ask, for
-backends that cut traces short. Jobs enqueued together with something else, such as children of a
+first span, so that one trace shows the whole job, and also linked to it, as the conventions ask,
+for backends that cut traces short. Jobs enqueued in another transaction, such as children of a
 task, are ``create QUEUE``. A running step is ``step NAME`` within the span of its attempt; a step
-answered from the log has no span.
+whose result is read from the log has no span.
 
 This module measures ``messaging.client.sent.messages`` and ``messaging.client.operation.duration``;
 the measures of workers are in ``taskq_workers``.
 
-Nothing is traced or measured, and opentelemetry not even imported, unless the program has a tracer
-or a meter provider: these are looked at when a log is opened and when a worker starts. A program
-that sets one later, or has several, calls ``use`` and ``measure``.
+Without a tracer or meter provider in the program, taskq traces and measures nothing, and does not
+import opentelemetry. It looks for providers when a log is opened and when a worker starts. A
+program that sets a provider later, or has several, calls ``use`` and ``measure``.
 """
 
 from __future__ import annotations
@@ -39,53 +39,53 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-#: Name of taskq in traces and measures.
+#: Name of taskq in traces and metrics.
 SYSTEM: Final = tracing.SYSTEM
 
 
 def use(provider: TracerProvider | None) -> None:
     """Trace with this provider from now on, instead of the program's own; None: do not trace.
 
-    Workers that run already go on as before.
+    Running workers are not affected.
 
     Raises:
-        UsageError: it is no provider.
+        UsageError: the argument is no provider.
     """
     tracing.choose(provider)
 
 
 def measure(provider: MeterProvider | None) -> None:
-    """Measure with this provider from now on, likewise; None: not at all.
+    """Measure with this provider from now on, instead of the program's own; None: do not measure.
 
     ::
 
         telemetry.measure(MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())]))
 
     Raises:
-        UsageError: it is no provider.
+        UsageError: the argument is no provider.
     """
     tracing.choose_meter(provider)
 
 
 def tracer() -> Tracer | None:
-    """Return what makes spans from now on; None if nothing is traced."""
+    """Return the tracer; None if nothing is traced."""
     tracing.look()
     return tracing.tracer
 
 
 def meter() -> Meter | None:
-    """Return what makes instruments from now on; None if nothing is measured."""
+    """Return the meter; None if nothing is measured."""
     tracing.look()
     return tracing.meter
 
 
 def sending(connection: connection.Connection, calls: list[Call[R]]) -> Sending[R]:
-    """Return the span of an enqueue of these calls, if that is traced; to be entered."""
+    """Return the span of an enqueue of these calls, to be entered; a dummy without tracing."""
     return Sending(calls, is_traced=connection.is_traced() and bool(calls))
 
 
 class Sending(Generic[R]):
-    """An enqueue, its span and what is measured of it: one for all calls of a transaction.
+    """An enqueue with its span and metrics, for all calls of a transaction.
 
     Attributes:
         calls: the calls, with the span's context in their headers.
@@ -102,7 +102,7 @@ class Sending(Generic[R]):
             self.calls = [_stamped(call, headers) for call in calls]
 
     def sent(self, handles: list[handle.JobHandle[R]]) -> list[handle.JobHandle[R]]:
-        """Note what came of it."""
+        """Record the result in span and metrics."""
         if self._span is None:
             return handles
         if len(handles) == 1:
@@ -132,7 +132,7 @@ class Sending(Generic[R]):
 
 
 def created(call: Call[R]) -> Call[R]:
-    """Return the call with a span of its own, for a call that is enqueued later with others."""
+    """Return the call with a span of its own; it is enqueued later with others."""
     if tracing.tracer is None:
         return call
     span = _producer("create", (call,))
@@ -141,7 +141,7 @@ def created(call: Call[R]) -> Call[R]:
 
 
 def stepping(name: str, number: int, tracer: Tracer) -> contextlib.AbstractContextManager[Span]:
-    """Return the span of a step that runs, to be entered."""
+    """Return the span of a running step, to be entered."""
     attributes = {"taskq.step": f"{name}#{number}"}
     return tracer.start_as_current_span(f"step {name}", attributes=attributes)
 
@@ -159,14 +159,14 @@ def _full_name(kind: type) -> str:
 
 
 def fail(span: Span, description: str) -> None:
-    """Say that what a span stands for has failed."""
+    """Set a span's status to an error."""
     from opentelemetry.trace import Status, StatusCode  # noqa: PLC0415 - it is loaded by now
 
     span.set_status(Status(StatusCode.ERROR, description))
 
 
 def leave() -> tuple[tuple[str, str], ...]:
-    """The present context, for a child process that goes on with it; empty without tracing."""
+    """Return the current context for a child process; empty without tracing."""
     headers: dict[str, str] = {}
     if tracing.tracer is not None:
         from opentelemetry import propagate  # noqa: PLC0415 - as above
@@ -176,7 +176,7 @@ def leave() -> tuple[tuple[str, str], ...]:
 
 
 def enter(carried: tuple[tuple[str, str], ...]) -> None:
-    """Go on with a context that another process left, until this context ends."""
+    """Continue with another process's context, until the current context ends."""
     if carried:
         from opentelemetry import context, propagate  # noqa: PLC0415 - as above
 
@@ -246,7 +246,7 @@ def _carrier_of(span: Span) -> dict[str, str]:
 
 def _stamped(call: Call[R], headers: Mapping[str, str]) -> Call[R]:
     extras = call.extras or model.Extras()
-    # The caller's headers win: it may hand on a context of its own.
+    # The caller's headers win: they may pass on another context.
     together = {**headers, **extras.headers}
     if headers_bytes(together) > model.HEADERS_BYTES_MAX:
         return call  # the caller's headers matter more

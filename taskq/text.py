@@ -1,4 +1,4 @@
-"""Make foreign text safe to show: no terminal codes, no faked lines, no secrets.
+"""Make foreign text safe to show: no terminal codes, no forged lines, no secrets.
 
 A value with a secret's name is shown as ``(set)``, also in text that quotes it: ``password=…``.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-# The patterns are compiled when they are first used, by ``re`` itself: a start uses none of them.
+# ``re`` compiles the patterns at first use: a start uses none of them.
 
 #: The text in place of a secret.
 _SET: Final = "(set)"
@@ -16,13 +16,13 @@ _TOLD_BY: Final = (
     r"(?i)secret|token(?!s)|passw|passphrase|credential|authoriz|cookie|bearer"
     r"|(?:api|access|private|signing|encryption)[-_ ]?key"
 )
-#: These are so only as a whole word: there are authors and pinned pages.
+#: Words that mark a secret only as a whole: "author" and "pinned" are no secrets.
 _SECRET_WORDS: Final = frozenset({"auth", "oauth", "pin", "pwd"})
 _WORDS: Final = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+"
 #: A user and a password in an address.
 _IN_URL: Final = r"//[^/@\s]*@"
 _BEARER: Final = r"(?i)\b(bearer)\s+[\w.~+/=-]+"
-#: A name and what stands between it and its value, as programs, JSON and Python's repr write them.
+#: A name and the text between it and its value, as programs, JSON and Python's repr write them.
 _NAMED: Final = r"""(?<![\w-])([\w-]++)["']?\s*+[=:]\s*+"""
 #: The value; a value with an opening bracket extends to the end of the line.
 _VALUE: Final = (
@@ -32,7 +32,7 @@ _VALUE: Final = (
 
 
 def printable(text: str) -> str:
-    """Return the text with its control characters escaped, but for newlines."""
+    """Return the text with its control characters escaped, except newlines."""
     if text.isprintable():
         return text
     return "".join(
@@ -41,12 +41,12 @@ def printable(text: str) -> str:
 
 
 def flat(text: str) -> str:
-    """Return the text as a part of one line: its newlines are escaped, too."""
+    """Return the text as a part of one line: newlines are escaped, too."""
     return printable(text).replace("\n", "\\n")
 
 
 def is_secret(name: str) -> bool:
-    """Return whether what stands under the name is nobody's business."""
+    """Return whether a value with this name is a secret."""
     if re.search(_TOLD_BY, name):
         return True
     return any(word.lower() in _SECRET_WORDS for word in re.findall(_WORDS, name))
@@ -69,7 +69,7 @@ def hidden(text: str) -> str:
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """Return a JSON value for others to read: of a secret it is only told that it is set."""
+    """Return a JSON value without secrets: a secret is replaced by ``(set)``."""
     if value and not isinstance(value, bool) and is_secret(name):
         return _SET
     if isinstance(value, dict):

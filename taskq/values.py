@@ -1,4 +1,4 @@
-"""Small things that every room needs: spans of time, names, JSON, limits, hints, exceptions."""
+"""Small helpers for every room: durations, names, JSON, limits, hints, exceptions."""
 
 from __future__ import annotations
 
@@ -97,5 +97,5 @@ _HOMES: Final = {
     "taskq.core.values": "NamedTuple dataclass",
 }
 
-if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+if not TYPE_CHECKING:  # a type checker would accept any name otherwise
     __getattr__ = lazily(__name__, _HOMES)

@@ -1,4 +1,4 @@
-"""The values that readers of a log get: frozen, each of one snapshot, and the same as JSON."""
+"""The values that readers of a log return: frozen, from one snapshot, also as JSON."""
 
 from __future__ import annotations
 
@@ -114,5 +114,5 @@ _HOMES: Final = {
     "taskq.schedules": "ScheduleView",
 }
 
-if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+if not TYPE_CHECKING:  # a type checker would accept any name otherwise
     __getattr__ = lazily(__name__, _HOMES)

@@ -1,4 +1,4 @@
-"""The log read as a log: records, streams, named readers, replay and dead letters.
+"""Read a log's records: streams, named readers, replay and dead letters.
 
-Begin with ``stream``. May import schedules and what stands below it, never flows.
+Begin with ``stream``. The package may import schedules and lower layers, never flows.
 """

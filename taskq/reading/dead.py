@@ -1,4 +1,4 @@
-"""Acts on jobs that do not run: edits, cancels, and the dead letters of ``app.dead``."""
+"""Changes of jobs that do not run: edits, cancels, and the dead letters of ``app.dead``."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from taskq.log.read import selection
 from taskq.log.read.jobs import EVERY, JobFilter
 from taskq.log.requests import LETTERS_MAX, WITHDRAWN_MAX, Edit, Letter, Rewrite
 
-# Acts on many jobs: filters and results.
+# Changes of many jobs: filters and results.
 
 _STATES: Final = {state.name.lower(): state for state in selection.WAITING}
-#: Refusals that are kept with their reason; of more only the number.
+#: Refusals kept with their reason; further refusals are only counted.
 REFUSED_MAX: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """Result for a selection of jobs.
+    """Result of a change of selected jobs.
 
     Attributes:
-        count: jobs that it was done to.
-        refused_count: jobs that it could not be done to.
-        refused: why, by job id, for the first 1 000 of these.
-        running: jobs that were meant, but run and were left alone.
+        count: changed jobs.
+        refused_count: jobs that could not be changed.
+        refused: the reason by job id, for the first 1 000 of these.
+        running: selected jobs that are running and were left alone.
     """
 
     count: int = 0
@@ -53,7 +53,7 @@ class Swept:
 
 
 def moment_before(value: durations.Duration | datetime, what: str) -> int:
-    """Return wall time in nanoseconds, of a datetime with a zone or a span back from now.
+    """Return wall time in nanoseconds from a datetime with a zone or a span back from now.
 
     Raises:
         UsageError: it is neither.
@@ -64,7 +64,7 @@ def moment_before(value: durations.Duration | datetime, what: str) -> int:
 
 
 def checked_limit(limit: int, what: str = "limit") -> int:
-    """Return the most of something that is asked for.
+    """Return a checked limit.
 
     Raises:
         UsageError: it is below 1, or no whole number.
@@ -82,13 +82,13 @@ async def sweep(
     limit: int | None,
     size: int,
 ) -> Swept:
-    """Act upon the jobs that fit now, slice by slice.
+    """Change the jobs that match now, slice by slice.
 
     Args:
         connection: to the log.
-        look: gives a page of them.
-        act: does it to one slice.
-        limit: of jobs, done or refused; None for all.
+        look: returns a page of matching jobs.
+        act: changes one slice.
+        limit: most jobs, changed or refused; None for all.
         size: jobs of a slice.
     """
     port = await connection.port()
@@ -110,7 +110,7 @@ async def sweep(
 async def withdraw(
     connection: Connection, wanted: JobFilter, limit: int | None, *, dry_run: bool
 ) -> Swept:
-    """Cancel the waiting jobs that fit, slice by slice; running jobs are only counted."""
+    """Cancel the matching waiting jobs, slice by slice; running jobs are only counted."""
 
     async def act(jobs: list[int]) -> Swept:
         if not dry_run:
@@ -128,7 +128,7 @@ async def withdraw(
 def waiting_states(
     state: Literal["scheduled", "ready"] | model.State | None,
 ) -> frozenset[model.State]:
-    """Return the states that are meant; raises UsageError if that is no state of a waiting job."""
+    """Return the selected states; raise UsageError if one is no state of a waiting job."""
     if state is None:
         return selection.WAITING
     chosen = _STATES.get(state) if isinstance(state, str) else state
@@ -141,37 +141,37 @@ def waiting_states(
 Views: TypeAlias = list[views.JobView]
 Jobs: TypeAlias = list[int]
 Letters: TypeAlias = list[Letter]
-#: Does something to the dead letters of one slice.
+#: Changes the dead letters of one slice.
 Act: TypeAlias = Callable[["DeadLetters", Jobs], Awaitable[Swept]]
 
 _LIST_DEFAULT: Final = 100
 
 
 class DeadFilters(TypedDict, total=False):
-    """Filter of dead letters; what is left out or None does not matter."""
+    """Filter of dead letters; options that are missing or None match all."""
 
     #: name of their queue
     queue: str | None
     #: name of their task
     task: str | None
-    #: text that the reason holds, or a compiled pattern that is found in it
+    #: text contained in the reason, or a compiled pattern found in it
     error: str | re.Pattern[str] | None
-    #: died at this time (with a time zone) or later; a duration counts back from now. In seconds
+    #: died at this time (with a time zone) or later; a duration in seconds counts back from now
     since: durations.Duration | datetime | None
-    #: likewise, died before
+    #: died before this time, likewise
     before: durations.Duration | datetime | None
 
 
 class DeadLetters:
     """Jobs that used up their attempts or were rejected, kept until they are requeued or purged.
 
-    Acts on many jobs go in slices of some hundreds; a slice is atomic. Jobs that refuse the act
-    (another process was faster, the key is held) are in ``Swept.refused``. A wrong argument or an
-    id of another log raises ``UsageError`` before anything is done.
+    Changes of many jobs go in slices of some hundreds; a slice is atomic. Jobs that cannot be
+    changed (another process was faster, the key is held) are in ``Swept.refused``. A wrong argument
+    or an id of another log raises ``UsageError`` before any change.
 
     Args:
         connection: to the log.
-        rest: of an app with several logs.
+        rest: further connections of an app with several logs.
     """
 
     def __init__(self, connection: Connection, *rest: Connection) -> None:
@@ -179,12 +179,12 @@ class DeadLetters:
         self._rest = [DeadLetters(connection) for connection in rest]
 
     async def list(self, *, limit: int = _LIST_DEFAULT, **filters: Unpack[DeadFilters]) -> Views:
-        """List at most ``limit`` dead letters that fit, the latest death first.
+        """List at most ``limit`` matching dead letters, the latest death first.
 
         Payloads and results over 1 MiB, or damaged, are left out; ``problem`` has the reason.
 
         Args:
-            limit: of letters.
+            limit: most dead letters.
             filters: see ``DeadFilters``.
 
         Raises:
@@ -212,7 +212,7 @@ class DeadLetters:
     list_sync: Final = blocking(list)  # noqa: A003 - the method of that name is what is meant
 
     async def count(self, **filters: Unpack[DeadFilters]) -> int:
-        """Return how many dead letters fit.
+        """Return the number of matching dead letters.
 
         Raises:
             UsageError: an argument is wrong.
@@ -229,14 +229,14 @@ class DeadLetters:
     async def requeue(self, job_id: str) -> None:
         """Make one dead letter ready again, with its id, payload and options.
 
-        Its attempts are counted from 0 again; those before stay visible in its timeline. It is due
-        at once. It expires when it was to, but if that has passed it does not expire any more.
+        Its attempts are counted from 0 again; earlier attempts stay visible in its timeline. It is
+        due at once. It keeps its expiry unless that has passed; then it never expires.
 
         Raises:
-            NotDead: it is no dead letter (any more).
+            NotDead: the job is no dead letter (any more).
             KeyHeld: another job holds its dedup key now.
             JobNotFound: the log has no such job.
-            WrongLog: the id is of another log.
+            WrongLog: the id belongs to another log.
         """
         _raise_first(await self.requeue_many([job_id]))
 
@@ -250,12 +250,12 @@ class DeadLetters:
     async def requeue_all(
         self, *, limit: int | None = None, dry_run: bool = False, **filters: Unpack[DeadFilters]
     ) -> Swept:
-        """Make all dead letters that fit ready again, or the ``limit`` oldest jobs among them.
+        """Make all matching dead letters ready again, or the ``limit`` oldest jobs among them.
 
-        Letters that die while it goes on are left as they are.
+        Jobs that die during the call are left as they are.
 
         Args:
-            limit: of letters.
+            limit: most dead letters.
             dry_run: change nothing, and count.
             filters: see ``DeadFilters``.
         """
@@ -265,12 +265,12 @@ class DeadLetters:
     requeue_all_sync: Final = blocking(requeue_all)
 
     async def purge(self, job_id: str) -> None:
-        """Forget one dead letter: its job is unknown afterwards.
+        """Remove one dead letter: its job is unknown afterwards.
 
         Raises:
-            NotDead: it is no dead letter (any more).
+            NotDead: the job is no dead letter (any more).
             JobNotFound: the log has no such job.
-            WrongLog: the id is of another log.
+            WrongLog: the id belongs to another log.
         """
         _raise_first(await self.purge_many([job_id]))
 
@@ -284,7 +284,7 @@ class DeadLetters:
     async def purge_all(
         self, *, limit: int | None = None, dry_run: bool = False, **filters: Unpack[DeadFilters]
     ) -> Swept:
-        """Forget all dead letters that fit; see ``requeue_all``."""
+        """Remove all matching dead letters; see ``requeue_all``."""
         act = DeadLetters._count if dry_run else DeadLetters._purge
         return await self._sweep(dead_filter(filters), limit, act)
 
@@ -353,7 +353,7 @@ class DeadLetters:
         return Swept(count=len(jobs))
 
     def _told(self, answers: Iterable[tuple[int, errors.TaskqError | None]]) -> Swept:
-        """Sum up the answers to one slice, by job: None where it was done."""
+        """Sum up the answers to one slice, by job: None for a changed job."""
         given, tag = list(answers), self._connection.tag
         refused = {tag.id(job): error for job, error in given if error is not None}
         done = len(given) - len(refused)
@@ -370,10 +370,10 @@ def _raise_first(swept: Swept) -> None:
 
 
 def dead_filter(filters: DeadFilters) -> selection.DeadFilter:
-    """Return the filters in the log's words.
+    """Return the filters in the log's types.
 
     Raises:
-        UsageError: one is unknown or wrong.
+        UsageError: a filter is unknown or wrong.
     """
     unknown = filters.keys() - DeadFilters.__annotations__.keys()
     if unknown:
@@ -394,7 +394,7 @@ def dead_filter(filters: DeadFilters) -> selection.DeadFilter:
     )
 
 
-#: How often a job is looked at anew that others change meanwhile.
+#: Most retries of an edit while other processes change the job.
 _LOOKS_MAX: Final = 100
 
 
@@ -433,7 +433,7 @@ def edit_of(
 
 
 async def edit_job(connection: Connection, lsn: int, wish: Callable[[Rewrite], Edit]) -> bool:
-    """Let a waiting job wait so; False if it does. Raises what ``LogHolder.edit`` does."""
+    """Edit a waiting job; return False if nothing changed. Raises like ``LogHolder.edit``."""
     for _ in range(_LOOKS_MAX):
         port = await connection.port()
         item: Rewrite = await port.look(partial(selection.waiting_job, job=lsn))

@@ -1,4 +1,4 @@
-"""The records that streams hand out, and the choice of them."""
+"""The records of streams, and their filter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KIND_AT: Final = 4
 
 
 class Named(Protocol):
-    """A record as a choice sees it, or a row made of one."""
+    """A record for a filter, or a row made of one."""
 
     @property
     def type(self) -> int: ...
@@ -46,9 +46,10 @@ def hand_out(
     bodies: bodystore.BodyStore,
     limit: int | None = None,
 ) -> Record:
-    """Give a record that a choice wants its job's id and names, and unpack its bodies.
+    """Add job id and names to a selected record, and unpack its bodies.
 
-    Packed bodies over ``limit`` bytes are left out and noted in ``problem``; 0: all, silently.
+    Packed bodies over ``limit`` bytes are left out and noted in ``problem``; with 0 all are left
+    out without a note.
     """
     record.job_id = tag.id(record.job) if record.job else ""
     record.queue, record.task = names
@@ -57,15 +58,15 @@ def hand_out(
 
 
 class Choice:
-    """Filter of records that a stream hands out.
+    """Filter of the records of a stream.
 
     Args:
         kinds, queues, tasks: names; None for all.
-        since_ns, until_ns: records from then on, and before then; asked by ``names`` alone.
-        name_all: find out queue and task of every job, also where no choice depends on it.
+        since_ns, until_ns: records from then on, and before then; checked by ``names`` only.
+        name_all: look up queue and task of every job, also without a filter by name.
 
     Raises:
-        UsageError: one is no list of names, or a kind is unknown.
+        UsageError: an argument is no list of names, or a kind is unknown.
     """
 
     def __init__(
@@ -90,16 +91,16 @@ class Choice:
         self._queues = _names("queues", queues)
         self._tasks = _names("tasks", tasks)
         self._known: OrderedDict[int, tuple[str, str]] = OrderedDict()
-        #: whether the filter needs a record's job, and whether its names are wanted anyway
+        #: whether the filter needs a record's job, and whether its names are needed anyway
         self.is_by_name: bool = self._queues is not None or self._tasks is not None
         self.needs_names: bool = name_all or self.is_by_name
 
     def skips(self, kind: int) -> bool:
-        """Return whether a record of this kind need not even be decoded."""
+        """Return whether a record of this kind can be skipped without decoding."""
         return self._kinds is not None and kind not in self._kinds and kind not in kinds.BEGINNINGS
 
     def note(self, record: Named) -> None:
-        """Remember the job that a record brings."""
+        """Remember the job that a record creates."""
         if record.type in kinds.BEGINNINGS:
             self.learn(record.job, record.queue, record.task)
 
@@ -111,7 +112,7 @@ class Choice:
             known.popitem(last=False)
 
     def lacks(self, record: Named) -> bool:
-        """Return whether the record fits depends on a job that is not known."""
+        """Return whether the filter needs the record's job, and the job is not known."""
         return (
             self.needs_names
             and record.type in kinds.OF_JOBS
@@ -120,9 +121,9 @@ class Choice:
         )
 
     def fits(self, record: Named) -> tuple[str, str] | None:
-        """Return (queue, task) of the record if it is wanted, else None.
+        """Return (queue, task) of the record if it matches, else None.
 
-        A record of a job that nothing is known of any more is wanted, too.
+        A record whose job is no longer known matches, too.
         """
         if self._kinds is not None and record.type not in self._kinds:
             return None
@@ -144,7 +145,7 @@ class Choice:
         return names
 
     def names(self, record: Named, reader: reader.LogReader) -> tuple[str, str] | None:
-        """Return (queue, task) as ``fits`` does, for records in order; asks for unknown jobs."""
+        """Return (queue, task) like ``fits``, for records in order; look up unknown jobs."""
         if self.until_ns is not None and record.time_ns >= self.until_ns:
             return None
         self.note(record)
@@ -167,26 +168,26 @@ def _names(what: str, names: Iterable[str] | None) -> frozenset[str] | None:
     return None if names is None else frozenset(names)
 
 
-# The wanted records of a log, one after the other, and the place to go on from.
+# The matching records of a log in order, and the position of the reader.
 
-#: Records that are looked at before the loop's other tasks get a turn: about a millisecond's.
+#: Records read before the loop's other tasks get a turn: about a millisecond of work.
 _TURN_RECORDS: Final = 128
-#: Lookups by hopping over frames; more are worth an index of the growing segment.
+#: Lookups by hopping over frames; for more lookups an index of the last segment is built.
 _HOPS_MAX: Final = 64
 
 
 class RecordReader:
-    """The records that a choice wants. For one event loop.
+    """Reads the records that match a filter. For one event loop.
 
     A call of ``next`` that is cancelled loses nothing.
 
     Args:
-        frames: where they come from.
-        choice: which are wanted.
-        tag: what the log's job ids start with.
+        frames: source of the frames.
+        choice: the filter.
+        tag: the prefix of the log's job ids.
         bodies: unpacks payloads and results.
-        position: records before its lsn are passed over.
-        from_ns: so are those before the first frame of that time or later.
+        position: records before its lsn are skipped.
+        from_ns: records before the first frame of that time or later are skipped.
         body_bytes_max: see ``hand_out``.
     """
 
@@ -209,10 +210,10 @@ class RecordReader:
         self._place = position
         self._from_ns = from_ns
         self._frame: Frame | None = None
-        #: the frame that the place names
+        #: the frame of the current place
         self._placed: Frame | None = None
         self._places: Iterator[tuple[int, int, int]] = iter(())
-        #: a record that is not handed out yet
+        #: a record that was not returned yet
         self._held: Record | None = None
         self._looked_at = 0
         self._lookup: follow.Onlooker | None = None
@@ -223,7 +224,7 @@ class RecordReader:
         return self._place._replace(lsn=self._lsn)
 
     async def next(self, extent: segments.Extent) -> Record | None:
-        """Return the next record that fits; None at the extent."""
+        """Return the next matching record; None at the extent."""
         while True:
             record = self._held or self._decode_next()
             if record is None:
@@ -239,7 +240,7 @@ class RecordReader:
             names, made = self._choice.fits(record), None
             if names is not None:
                 making = record, self._tag, names, self._bodies, self._body_bytes_max
-                # What is large is unpacked on a thread.
+                # A large body is unpacked on a thread.
                 is_quick = all(self._bodies.is_quick(*body) for body in record.packed)
                 made = hand_out(*making) if is_quick else await off_loop(hand_out, *making)
             self._held = None
@@ -264,7 +265,7 @@ class RecordReader:
         return True
 
     def _decode_next(self) -> Record | None:
-        """Return the frame's next record that is worth decoding; None at its end."""
+        """Return the frame's next record that needs decoding; None at its end."""
         frame = self._frame
         if frame is None:
             return None
@@ -293,7 +294,7 @@ class RecordReader:
             self._placed = frame
 
     def _look_up(self, job: int) -> None:
-        """Find the queue and task of a job that is no longer remembered; on a thread."""
+        """Find the queue and task of a forgotten job; on a thread."""
         try:
             if self._lookup is None:
                 self._lookup = follow.Onlooker(reader.open_journal(self.frames.files.path))
@@ -305,7 +306,7 @@ class RecordReader:
             if data is None:
                 entry = next(journal.indexes.about(job), None)
                 data = entry.record if entry is not None else None
-        except errors.LogError:  # the segment was removed just now
+        except errors.LogError:  # the segment has just been removed
             return
         if data is not None:
             record = Record(data, job, 0, 0)

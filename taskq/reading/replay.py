@@ -1,4 +1,4 @@
-"""Enqueueing past jobs once more: ``await log.replay(since="2h", state="dead")``."""
+"""Enqueue past jobs again: ``await log.replay(since="2h", state="dead")``."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ _TRANSACTION_JOBS: Final = 256
 _TRANSACTION_BYTES: Final = 1024 * 1024
 #: Jobs that ``replay`` lists one by one; the rest are counted.
 REPLAYED_MAX: Final = 10_000
-#: Steps of a job that are named.
+#: Steps of a job that an error names.
 _NAMED_MAX: Final = 12
 _KEPT_FLAGS: Final = int(records.Flag.DROP_RESULT | records.Flag.DURABLE_CLAIM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """A job that was enqueued again, or would be.
+    """A job that was enqueued again, or would be in a dry run.
 
     Attributes:
-        job_id: the job of the past.
-        new_id: the new one; "" with ``dry_run``, and where there is a problem.
-        queue, task: of both.
-        state: what became of the job of the past.
+        job_id: the original job.
+        new_id: the new job; "" with ``dry_run``, or with a problem.
+        queue, task: queue and task of both jobs.
+        state: final state of the original job.
         problem: why it was not enqueued again; "" if it was.
     """
 
@@ -64,8 +64,8 @@ class ReplayReport:
 
     Attributes:
         count: jobs enqueued again.
-        problems: jobs that could not be.
-        jobs: both kinds one by one, the first 10 000 of them.
+        problems: jobs that could not be enqueued.
+        jobs: the first 10 000 of both kinds.
         dry_run: whether nothing was enqueued.
     """
 
@@ -84,7 +84,7 @@ def past_of(
     state: States | None = None,
     limit: int | None = None,
 ) -> JobFilter:
-    """Return the choice in the log's units."""
+    """Return the filter in the log's types."""
     if queue is not None:
         parsing.check_name("queue name", queue)
     if task:
@@ -102,12 +102,12 @@ def past_of(
 async def replay(
     connection: Connection, past: JobFilter, *, dry_run: bool
 ) -> AsyncIterator[Replayed]:
-    """Enqueue the jobs that fit once more, some in each transaction, and yield each.
+    """Enqueue the matching jobs again, some in each transaction, and yield each.
 
-    Jobs enqueued after the call do not count. A dry run does not open the log for writing.
+    Jobs enqueued after the call do not match. A dry run does not open the log for writing.
     """
     if not dry_run:
-        # The choice must be durable before the new jobs are.
+        # The selected jobs must be durable before the new jobs are.
         await (await connection.port()).extent()
     chosen = await off_loop(_Chosen, connection, past)
     try:
@@ -121,7 +121,7 @@ async def replay(
 
 
 class _Chosen:
-    """The jobs to enqueue, in portions; made and used on threads, by one at a time."""
+    """The jobs to enqueue, in portions; made and used on threads, one thread at a time."""
 
     def __init__(self, connection: Connection, past: JobFilter) -> None:
         self._connection = connection
@@ -182,14 +182,12 @@ class _Chosen:
         body = packer.bodies.unpack(record.body or b"", record.body_flags, what)
         flags = record.flags if record.carried is None else _flags_of(record.carried.born)
         old = record.extras or model.Extras()
-        # Neither its due time nor its end nor its key: those were the old job's.
+        # Without due time, expiry and key, which belonged to the old job.
         headers = {**old.headers, REPLAY_HEADER: replayed.job_id}
         extras = model.Extras(
             headers=headers, keep_ns=old.keep_ns, concurrency_key=old.concurrency_key
         )
-        options.encode_extras(
-            extras, 0
-        )  # headers that leave no room for one more are this job's alone
+        options.encode_extras(extras, 0)  # headers without room for one more fail this job alone
         spec = spec_of(
             replayed.queue,
             replayed.task,
@@ -202,7 +200,7 @@ class _Chosen:
         return item
 
     def _packing(self, queue: str, flags: int) -> bodies.Compression | None:
-        """Return how queue and log pack a body; where they say nothing, as the job was stored."""
+        """Return the compression by queue or log; by default the stored job's."""
         compress: bodies.Compression | None = None
         if flags & records.Flag.ZLIB:
             compress = "zlib"
@@ -259,7 +257,7 @@ def _states(state: States | None) -> frozenset[model.State]:
 async def replay_job(
     connection: Connection, job: JobId, from_step: str | None, *, dry_run: bool
 ) -> Replayed:
-    """Enqueue one job once more; it has the steps that were done before ``from_step``."""
+    """Enqueue one job again; it keeps the steps that were done before ``from_step``."""
     tag, lsn = split_job_id(job)
     port = await connection.port()
     connection.check_tag(tag, lsn)
@@ -289,7 +287,7 @@ async def replay_all(
     dry_run: bool,
     on_job: Callable[[Replayed], object] | None = None,
 ) -> ReplayReport:
-    """Do as ``replay``, and count; that every past job fits must be allowed."""
+    """Do as ``replay``, and count; a filter that matches every past job must be allowed."""
     if past._replace(limit=EVERY) == JobFilter(model.SETTLED_STATES) and not is_allowed:
         raise errors.UsageError(
             "replay() without a choice would enqueue every job there ever was: "

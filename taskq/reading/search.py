@@ -19,36 +19,36 @@ from taskq.text import hidden, is_secret, without_secrets
 if TYPE_CHECKING:
     from taskq.log.read.reader import LogReader
 
-#: Jobs that one look reads, and at a time: each may hold a payload of 1 MiB.
+#: Most jobs read by one search, and by one step: each may have a payload of 1 MiB.
 LOOKED_MAX: Final = 1_000
 _SLICE: Final = 200
-#: Characters of a payload or result that text is looked for in.
+#: Characters of a payload or result that are searched for text.
 _BODY_BYTES_MAX: Final = 16_384
-#: Bytes of a payload whose fields are looked at.
+#: Largest payload whose fields are searched.
 _FIELDS_BYTES_MAX: Final = 262_144
 _NAMES: Final = (
     "state", "queue", "task", "key", "priority", "since", "took", "fingerprint",
 )  # fmt: skip
-#: Fields of a job that have names of their own: arguments, and headers (tags).
+#: Prefixes for fields with user-chosen names: arguments, and headers (tags).
 _FIELDS: Final = {"arg": "arg", "header": "header", "tag": "header"}
 #: A value in quotes may hold spaces.
 _WORD: Final = re.compile(r'(?<!\S)"([^"]*)"(?!\S)|([A-Za-z_][^\s":]*:=?"[^"]*"(?!\S)|\S+)')
 #: "http://host" and "10:30" are text.
 _NAMED: Final = re.compile(r"((?:arg|header|tag)\.[^:\s]+|[A-Za-z_]+):(?!//)(.+)", re.DOTALL)
-#: Characters copied along with an id from a log line.
+#: Characters that are copied together with an id from a log line.
 _AROUND_IDS: Final = "\"'`()[]<>{}:;,."
 _ID: Final = re.compile(r"(?:[0-9a-f]+-)?\d+")
 
 
 @values.dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """Search for jobs that have all of the properties and words; of several values any.
+    """Search for jobs that have all properties and words; of several values any.
 
-    Names and values fit by a part, or whole with a leading equals sign.
+    Names and values match by a part, or as a whole after an equals sign.
 
     Attributes:
-        fields: of arguments and headers: (kind, path, values).
-        hides: whether secret values are not seen.
+        fields: fields of arguments and headers: (kind, path, values).
+        hides: whether secret values are hidden from the search.
     """
 
     states: frozenset[State] | None = None
@@ -114,12 +114,12 @@ class Search:
         )
 
     def only(self, states: frozenset[State]) -> Search | None:
-        """Return the same among these states alone; None if nothing can fit."""
+        """Return the search limited to these states; None if no job can match."""
         among = states if self.states is None else self.states & states
         return replace(self, states=among) if among else None
 
     def counts(self, lanes: Mapping[tuple[str, str], Counter[str]]) -> Counter[str] | None:
-        """Return how many jobs of its queues and tasks are in each state; None if it asks more."""
+        """Return its number of jobs by state, from counts by lane; None if these do not suffice."""
         if replace(self, states=None, queues=(), tasks=(), hides=True) != Search():
             return None
         counts: Counter[str] = Counter()
@@ -129,7 +129,7 @@ class Search:
         return counts
 
     def fits(self, job: views.JobView) -> bool:
-        """Return whether a job fits each part of the search."""
+        """Return whether a job matches each part of the search."""
         if self.fingerprints:
             fingerprint = fingerprints.failure_of(job.task, "dead", job.reason)[2]
             if fingerprint not in self.fingerprints:
@@ -159,15 +159,15 @@ class Search:
         return all(word in text for word in self.words)
 
     def find(self, reader: LogReader, limit: int, before: int = 0) -> JobPage:
-        """Return jobs that fit, before the one of that lsn unless it is 0; at most ``limit``.
+        """Return at most ``limit`` matching jobs, before the job with that lsn unless it is 0.
 
-        Where text is looked for it ends after LOOKED_MAX jobs; ``following`` goes on from there.
+        A search for text stops after LOOKED_MAX jobs; ``following`` continues from there.
         """
         fitting: list[views.JobView] = []
         looked = 0
         states = None if self.states is None else set(self.states)
         queue, task = _sole(self.queues), _sole(self.tasks)
-        # Then the log itself finds what fits, and nothing else need be read.
+        # If the log itself finds the jobs, no other job need be read.
         rest = replace(self, states=None, since_ns=0, hides=True)
         rest = replace(rest, queues=() if queue is not None else rest.queues)
         rest = replace(rest, tasks=() if task is not None else rest.tasks)
@@ -190,7 +190,7 @@ class Search:
 
     @staticmethod
     def words_of(text: str) -> list[str]:
-        """Return the words of a search as they were written."""
+        """Return the words of a search in their original form."""
         return [word or f'"{quoted}"' for quoted, word in _WORD.findall(text)]
 
     @staticmethod
@@ -202,10 +202,10 @@ class Search:
 
     @staticmethod
     def job_named(reader: LogReader, text: str) -> str | None:
-        """Return the id of the one job that a line names, alone: whole, its end, or as copied."""
+        """Return the job's id if a line is only an id: whole, its end, or with copied signs."""
         text = text.strip()
         word = text.strip(_AROUND_IDS).removeprefix("-")
-        # A number in quotes is text to be found, as any other.
+        # A number in quotes is text to search for.
         if not _ID.fullmatch(word) or (word.isdecimal() and text == f'"{word}"'):
             return None
         with contextlib.suppress(errors.TaskqError):
@@ -224,19 +224,19 @@ class Search:
 
 
 def _fits(wanted: tuple[str, ...], whole: str) -> bool:
-    """Return whether any of the values fits; no value fits all."""
+    """Return whether any of the values matches; no values match all."""
     return not wanted or any(
         value[1:] == whole if value.startswith("=") else value in whole for value in wanted
     )
 
 
 def _sole(wanted: tuple[str, ...]) -> str | None:
-    """Return the whole name, if just that is wanted."""
+    """Return the whole name, if the search is for exactly one name."""
     return wanted[0][1:] if len(wanted) == 1 and wanted[0].startswith("=") else None
 
 
 def _field(value: Any, path: str, *, hides: bool) -> str | None:
-    """Return the text of ``order.id`` in a JSON object, or of that very name; None without it."""
+    """Return the text of ``order.id`` in a JSON object, or of exactly that name; else None."""
     while isinstance(value, dict):
         if path in value:
             inner = without_secrets(value[path], path) if hides else value[path]
@@ -261,7 +261,7 @@ def _priority(value: str) -> int:
 
 
 def _span(value: str) -> tuple[int, int]:
-    """Return the shortest and longest time in ns that ``took:`` names: ``>5s``, ``<1m``, ``5s``."""
+    """Return the shortest and longest time of ``took:`` in ns, such as ``>5s``, ``<1m``, ``5s``."""
     span_ns = values.nanoseconds(value.lstrip("<>=") or value, "took")
     return (0, span_ns) if value.startswith("<") else (span_ns, values.TIME_NS_MAX)
 
@@ -287,8 +287,8 @@ class JobPage:
     """A page of jobs, the newest first.
 
     Attributes:
-        jobs: with all of the properties.
-        following: ``before`` of the next page; 0 at the end.
+        jobs: the matching jobs.
+        following: ``before`` for the next page; 0 at the end.
         looked_at: number of jobs read.
     """
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from taskq.log.read.timeline import JobEvent, StepView
 
 _RUNNING: Final = set(LIVE_STATES - WAITING_STATES)
-#: Running jobs with their progress, and limits of tasks and of concurrency keys, at most.
+#: Most running jobs shown with progress; most limits of tasks and concurrency keys.
 _RUNNING_MAX: Final = 20
 _LIMITS_MAX: Final = 100
 
@@ -54,13 +54,13 @@ class FailureGroup(NamedTuple):
 
 
 class LogStatus:
-    """A log as a reader sees it. Each part is read once, at first use.
+    """A log for display. Each part is read once, at first use.
 
     Args:
-        reader: of the log, now or at a moment; it must not move on meanwhile.
+        reader: of the log, now or at a moment; it must not advance meanwhile.
     """
 
-    #: newest dead letters that are grouped: each takes two milliseconds
+    #: newest dead letters that are grouped: each costs two milliseconds
     dead_max = 250
 
     def __init__(self, reader: LogReader) -> None:
@@ -102,12 +102,12 @@ class LogStatus:
 
     @property
     def orphans(self) -> int:
-        """Jobs whose process died, and which no worker has taken back."""
+        """Jobs of dead processes that no worker has taken back."""
         return sum(owner.running for owner in self.owners if not owner.alive)
 
     @cached_property
     def standing(self) -> Standing:
-        """Health in words."""
+        """Health as text."""
         return self.reader.standing(self.stats)
 
     @cached_property
@@ -138,11 +138,11 @@ class LogStatus:
 
     @property
     def holds(self) -> list[tuple[views.OwnerView, views.Hold]]:
-        """Jobs that workers keep back, each with the worker."""
+        """Jobs that workers hold back, each with the worker."""
         return [(owner, hold) for owner, each in self.serving for hold in each.holds]
 
     def last_ends(self, count: int) -> list[views.JobView]:
-        """Return the jobs that ended last and are still over, the latest end first."""
+        """Return the jobs that ended last and were not requeued, the latest end first."""
         jobs = (self.reader.job(lsn, body_bytes_max=0) for lsn in self.reader.last_ended())
         return list(islice((job for job in jobs if job and job.settled_ns), count))
 
@@ -168,7 +168,7 @@ class LogStatus:
 
     @property
     def readers(self) -> list[ReaderView]:
-        """Named readers, with their lag; none of a moment of the past."""
+        """Named readers, with their lag; none for a moment of the past."""
         return [] if self.reader.journal.is_past else look_at_readers(self.reader.path)
 
     @property
@@ -182,11 +182,11 @@ class LogStatus:
         return self.next_ticks(NEXT_COUNT)
 
     def next_ticks(self, count: int) -> list[ScheduleView]:
-        """Return the schedules by name, with ``count`` ticks to come of each."""
+        """Return the schedules by name, each with its next ``count`` ticks."""
         return views_of(self.reader.schedules(), self.reader.now_ns, count)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the log as a whole as a JSON document: what ``taskq stats --json`` prints."""
+        """Return the log's status as the JSON document of ``taskq stats --json``."""
         return {
             "log_id": str(self.reader.log_id),
             "parents": [
@@ -198,7 +198,7 @@ class LogStatus:
         }
 
     def hurdles_as_dict(self) -> dict[str, Any]:
-        """Return what keeps jobs from running as a JSON document."""
+        """Return the obstacles to running jobs as a JSON document."""
         return {
             "limits": [limit.as_dict() for limit in self.limits],
             "holds": [{"pid": owner.pid, **hold.as_dict()} for owner, hold in self.holds],
@@ -213,7 +213,7 @@ class JobStatus:
         text: the job's id, or the beginning of its number.
 
     Raises:
-        JobNotFound: no job fits, or several do.
+        JobNotFound: no job matches, or several do.
         UsageError: the text is no id.
     """
 
@@ -221,9 +221,9 @@ class JobStatus:
         self.reader = reader
         self.lsn: int = reader.find_job(text)
         view = reader.job(self.lsn, body_bytes_max=PAYLOAD_BYTES_MAX)
-        if view is None:  # compaction took it just now
+        if view is None:  # compaction has just removed it
             raise JobNotFound(f"there is no job {text} in this log any more")
-        #: without the processes of its attempts
+        #: the view without the processes of its attempts
         self.view = view
 
     def take(self, *names: str) -> dict[str, Any]:
@@ -271,7 +271,7 @@ class JobStatus:
         return self.reader.timeline(self.lsn)
 
     def as_dict(self, steps: int = 0) -> dict[str, Any]:
-        """Return what ``taskq show --json`` prints: its latest ``steps``, 0 for all."""
+        """Return the document of ``taskq show --json`` with the latest ``steps``, 0 for all."""
         return {
             **self.job.as_dict(),
             **self.flow,

@@ -1,4 +1,4 @@
-"""Reading the log as it grows: ``async for record in log.stream(reader="billing")``."""
+"""Read the log as it grows: ``async for record in log.stream(reader="billing")``."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("taskq")
 #: Records, or seconds, after which a reader's position is saved; later records come again after a
-#: kill or a power cut.
+#: kill or a power loss.
 COMMIT_RECORDS_MAX: Final = 10_000
 COMMIT_SECONDS_MAX: Final = 0.05
-#: Looks for a first segment that compaction removes meanwhile.
+#: Retries of opening the first segment while compaction removes segments.
 _TRIES: Final = 10
 
 #: Policy for damaged bytes.
@@ -40,7 +40,7 @@ OnDamage: TypeAlias = Literal["raise", "skip"]
 
 
 class Start(NamedTuple):
-    """Place at which a stream begins; at most one is given, none is the start of the log."""
+    """The start of a stream; at most one field is set, none means the start of the log."""
 
     reader: str | None = None
     lsn: int | None = None
@@ -55,9 +55,9 @@ class _Open(NamedTuple):
 class Stream:
     """The records of a log in order: an async iterator, and an async context manager.
 
-    A record counts as handled when the next one is requested. After an exception or a crash in its
-    handler it comes again to a named reader; call ``commit()`` before leaving the loop if the last
-    record is done. A second loop goes on from the same place.
+    A record counts as handled when the next one is requested. After an exception or a crash in
+    its handler a named reader gets it again; call ``commit()`` before leaving the loop if the last
+    record is done. A second loop continues from the same position.
 
     A stream yields durable records only; with durability "os", every written record. Made by
     ``TaskLog.stream`` and ``TaskQ.stream``; for one event loop.
@@ -82,7 +82,7 @@ class Stream:
         self._closing: Lasting[None] = Lasting()
         self._open: _Open | None = None
         self._extent: segments.Extent | None = None
-        #: everything before it was handled
+        #: the position up to which all records were handled
         self._done: readers.ReaderPosition | None = None
         self._handled = 0
         self._saved_at = 0.0
@@ -124,7 +124,7 @@ class Stream:
             record = await records.next(extent)
             if record is not None:
                 return record
-            # The records skipped since did not fit.
+            # The records skipped since then did not match.
             self._done = records.position
             await self._save()
             if not self._follow:
@@ -135,9 +135,9 @@ class Stream:
         return None
 
     async def _grown(self, beyond: int) -> segments.Extent | None:
-        """Wait until there is more to read; None if the stream is closed meanwhile."""
+        """Wait until there are new records; return None if the stream is closed meanwhile."""
         port = await self._connection.port()
-        if self._is_closed:  # after the last await, for ``aclose`` ends only a wait that has begun
+        if self._is_closed:  # checked after the last await: ``aclose`` only ends a wait in progress
             return None
         growth = self._growth = port.extent(beyond)
         try:
@@ -151,10 +151,10 @@ class Stream:
         return self._extent
 
     async def commit(self) -> None:
-        """Count the record in hand as handled, and save how far a named reader has come.
+        """Count the current record as handled, and save a named reader's position.
 
         Raises:
-            LogError: the disk refused.
+            LogError: the position could not be written.
         """
         if self._open is not None and not self._is_closed:
             self._done = self._open.records.position
@@ -163,12 +163,12 @@ class Stream:
     commit_sync: Final = blocking(commit)
 
     async def aclose(self) -> None:
-        """Save how far a named reader has come, and let go of its name. Legal twice.
+        """Save a named reader's position, and release its name. Legal twice.
 
-        A call that is cancelled closes the stream all the same.
+        A cancelled call closes the stream nevertheless.
 
         Raises:
-            LogError: the disk refused.
+            LogError: the position could not be written.
         """
         self._is_closed = True
         if self._growth is not None:
@@ -182,7 +182,7 @@ class Stream:
                 self._open = await self._opening.run(self._begin)
         opened = self._open
         if opened is not None:
-            with contextlib.suppress(errors.LogError):  # saved once more below
+            with contextlib.suppress(errors.LogError):  # saved again below
                 if self._saving.is_running:
                     await self._saving.run(self._save_done)
             await opened.records.frames.settle()
@@ -232,7 +232,7 @@ class Stream:
     async def _save(self) -> None:
         if self._open is None or self._open.named is None or self._done is None:
             return
-        if self._is_closed:  # then ``aclose`` saves
+        if self._is_closed:  # ``aclose`` saves then
             return
         if self._saving.is_running:
             await self._saving.run(self._save_done)
@@ -291,7 +291,7 @@ class Stream:
             for left in reversed(range(_TRIES)):
                 try:
                     cursor, position = self._find(files, path, named, extent)
-                    # Open from now on, so that it may be read though compaction removes it.
+                    # Open it now, so that it can be read even if compaction removes it.
                     files.descriptor(cursor.segment)
                     break
                 except segments.SegmentGone:
@@ -300,7 +300,7 @@ class Stream:
                     files.forget()
                     files.refresh()
             if named is not None and named.position is None:
-                # From now on compaction keeps what the reader has not read.
+                # From now on compaction keeps the reader's unread records.
                 named.save(position)
         except BaseException:
             files.forget()
@@ -346,10 +346,10 @@ class Stream:
 def gap_handler(
     files: segments.SegmentFiles, on_damage: OnDamage
 ) -> Callable[[int, frames.Gap], None]:
-    """Return what to do about damage.
+    """Return the handler of damaged bytes.
 
-    A function of its own: a method would tie the stream into a ring, and a loop that is left by an
-    error would keep its reader's name until the garbage is collected.
+    It is no method, because a reference cycle with the stream would keep the reader's name until
+    garbage collection when an error ends the loop.
     """
 
     def meet(segment: int, gap: frames.Gap) -> None:
@@ -368,14 +368,14 @@ def gap_handler(
 
 
 def check_lsn(path: str, lsn: int, oldest: int, extent: segments.Extent) -> None:
-    """Refuse to begin at a record that is not there."""
+    """Refuse to begin at a record that does not exist."""
     if lsn > extent.lsn:
         raise errors.UsageError(f"{path}: lsn {lsn} is still to come: the next one is {extent.lsn}")
     if lsn < oldest:
         raise errors.ReaderFellBehind(path, "", lsn, oldest)
 
 
-#: No writer wakes a process that only looks, so it polls the log's end: one read of 84 bytes of
+#: No writer wakes a process that only reads, so it polls the log's end: one read of 84 bytes of
 #: write.lock, 20 µs. The pause is short after a new record and grows to a tenth of a second, which
 #: costs 0.02 % of a core.
 _PAUSE_SECONDS_MIN: Final = 0.005
@@ -394,20 +394,20 @@ async def look_at_records(
     on_pause: Callable[[], None] = lambda: None,
     on_damage: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[Record, None]:
-    """Yield the latest ``count`` records that fit; then new records, durable or not.
+    """Yield the latest ``count`` matching records; then new records, durable or not.
 
     Args:
         path: directory of the log.
-        count: of existing records.
+        count: number of existing records.
         choice: filter.
-        follow: wait for more, for ever.
-        body_bytes_max: larger packed bodies are left out; 0: all of them, without a word.
+        follow: wait for new records, without end.
+        body_bytes_max: larger packed bodies are left out; 0: all, without a note.
         until: end of the view; None for the log's end.
-        on_pause: called while there is nothing new; may raise to end.
+        on_pause: called while there is no new record; may raise to end.
         on_damage: called before the first record if a part was skipped as damaged.
 
     Raises:
-        LogError: there is no log, or a file cannot be read.
+        LogError: the directory is no log, or a file cannot be read.
     """
     onlooker = await off_loop(lambda: Onlooker(reader.open_journal(path)))
     records: RecordReader | None = None
@@ -486,11 +486,11 @@ class ReaderView:
     """A named reader of the log.
 
     Attributes:
-        name: under which it reads.
-        lsn: of its next record.
+        name: its name.
+        lsn: lsn of its next record.
         lag_records, lag_bytes: unread part of the log; the whole log if ``problem`` is set.
-        alive: whether a process reads under the name now.
-        problem: why it cannot go on where it stopped; "" if it can.
+        alive: whether a process is using the name now.
+        problem: why it cannot continue from its position; "" if it can.
     """
 
     name: str
@@ -548,7 +548,7 @@ def reader_views(path: str, identity: Identity, extent: segments.Extent) -> list
 def sought(
     reader: str, where: str | None, lsn: int | None, time: datetime | None
 ) -> Callable[[Store, segments.Extent], int]:
-    """Return the function that finds a reader's new place."""
+    """Return a function that finds a reader's new position."""
     readers.check_reader_name(reader)
     time_ns = None if time is None else durations.moment_ns(time, "time")
     if sum(place is not None for place in (where, lsn, time_ns)) != 1:
@@ -562,11 +562,11 @@ def sought(
 def seek_reader(
     store: Store, reader: str, place: int | str | None, time_ns: int | None, extent: segments.Extent
 ) -> int:
-    """Save another position for a reader; returns the lsn that it goes on at."""
+    """Save another position for a reader; return its lsn."""
     named = readers.NamedReader.take(LocalDisk(), store.path, store.identity, reader)
     files = open_files(store.path, store.identity)
     try:
-        with contextlib.suppress(errors.LogDamaged):  # it goes elsewhere now
+        with contextlib.suppress(errors.LogDamaged):  # the old position is not needed
             named.load()
         position = _position_of(files, store.path, place, time_ns, extent)
         named.save(position)

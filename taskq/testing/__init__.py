@@ -1,6 +1,6 @@
 """Helpers for tests of applications: no waiting, and nothing left on disk.
 
-A ``Sandbox`` moves an app into a log in memory with a clock that stands still; ``drain`` runs ready
+A ``Sandbox`` moves an app into a log in memory with a stopped clock; ``drain`` runs ready
 jobs; ``assert_enqueued`` checks enqueued jobs. pytest finds the fixtures ``taskq_app`` and
 ``taskq_sandbox`` by itself.
 """
@@ -45,5 +45,5 @@ _HOMES: Final = {
     ),
 }
 
-if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+if not TYPE_CHECKING:  # a type checker would accept any name otherwise
     __getattr__ = lazily(__name__, _HOMES)
