@@ -22,7 +22,7 @@ _I64: Final = struct.Struct("<q")
 
 
 class OptionColumn(NamedTuple):
-    """One option in each of some rows: row, tag, place and length of the value."""
+    """Option of each of some rows: row, tag, place and length of the value."""
 
     row: arrays.Ints
     tag: arrays.Bytes

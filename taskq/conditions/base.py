@@ -286,7 +286,7 @@ class OnPower(Condition):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supply:
-    """One of the kernel's power supplies."""
+    """Power supply of the machine, according to the kernel."""
 
     #: "Mains", "USB", "Battery", …
     kind: str
