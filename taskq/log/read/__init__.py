@@ -1,5 +1,5 @@
-"""Looks for people and streams; nothing here writes.
+"""Reads of a log for people and streams; nothing here writes.
 
-Begin with ``reader``, which opens a directory without a lock. A look in an open log gets the same
-answers from its journal and facets. May import state and what stands below it, never decide.
+Begin with ``reader``, which opens a directory without a lock. An open log answers the same
+questions from its journal and facets. May import state and folders below it, never decide.
 """

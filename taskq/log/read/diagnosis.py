@@ -1,4 +1,4 @@
-"""How a log stands, in words: one sentence for a worried person, and what else there is to say."""
+"""The condition of a log in words: one sentence about its worst problem, and further remarks."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from taskq.log.state.job_history import Story, job_not_found, read_job
 if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
 
-#: "bad": jobs wait in vain, or more; "slow": they wait for something that passes or was wished.
+#: "bad": jobs wait in vain, or worse; "slow": they wait for something that passes or was intended.
 Level: TypeAlias = Literal["bad", "slow", "well"]
 
-#: Ready jobs that wait for longer are worth a word.
+#: Age of a ready job above which it deserves a remark.
 _LONG_SECONDS: Final = 300.0
 _NAMED_MAX: Final = 5
 
 
 class Remark(NamedTuple):
-    """Say one thing about a log."""
+    """A remark about a log."""
 
     level: Level
     text: str
@@ -52,11 +52,11 @@ class Remark(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Describe how a log stands.
+    """Condition of a log.
 
     Attributes:
         remarks: the worst first; never empty.
-        strays: the waiting jobs that no worker would take.
+        strays: waiting jobs that no worker takes.
         workers: live processes that claim jobs.
     """
 
@@ -66,12 +66,12 @@ class Standing:
 
     @property
     def level(self) -> Level:
-        """Return how bad the worst is."""
+        """Return the level of the worst remark."""
         return self.remarks[0].level
 
     @property
     def text(self) -> str:
-        """Return the worst in one sentence."""
+        """Return the worst remark as one sentence."""
         return self.remarks[0].text
 
 
@@ -85,20 +85,20 @@ def standing(
     stopped: frozenset[int] = frozenset(),
     controls: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Standing:
-    """Return how a log stands, from plain facts.
+    """Return the condition of a log, from plain facts.
 
     Args:
-        queues: the counts of each.
+        queues: counts of each queue.
         owners: processes that have the log open, and dead processes that hold jobs.
         waiting: waiting jobs of each (queue, task), without jobs put as bytes.
-        waits: scheduled jobs by the cause of their wait, in words, unless it is a time.
+        waits: scheduled jobs that do not wait for a time, by cause in words.
         problems: of the log itself, as sentences.
         stopped: ids of processes that a signal has stopped.
-        controls: what was changed at run time, by name.
+        controls: settings changed at run time, by name.
     """
     queues, owners = tuple(queues), tuple(owners)
     alive = [owner for owner in owners if owner.alive]
-    # A program that claims by itself serves no queue by name.
+    # A program that claims by itself publishes no queues.
     workers = [owner for owner in alive if owner.serves or owner.running]
     awake = [owner for owner in workers if owner.pid not in stopped]
     lost = sum(owner.running for owner in owners if not owner.alive)
@@ -134,7 +134,7 @@ def standing(
 
 
 def past_standing(queues: Iterable[views.QueueStats]) -> Standing:
-    """Return how a log stood at a moment: which processes there were then nobody wrote down."""
+    """Return a log's condition at a past moment, without its processes, which were not recorded."""
     queues = tuple(queues)
     running, ready = (sum(getattr(q, name) for q in queues) for name in ("running", "ready"))
     text = f"{_jobs(running, 'was', 'were')} running, {ready:,} waited"
@@ -142,7 +142,7 @@ def past_standing(queues: Iterable[views.QueueStats]) -> Standing:
 
 
 def copied_standing(queues: Iterable[views.QueueStats], copy_of: str) -> Standing:
-    """Return how a log stands by a hub's copy: which processes run is known on the device alone."""
+    """Return a log's condition by a hub's copy, without processes: only the device knows them."""
     queues = tuple(queues)
     running = sum(queue.running for queue in queues)
     parts = [f"{_jobs(running, 'runs', 'run')}" if running else "", waiting_in(queues).told()]
@@ -174,7 +174,7 @@ def _unworked(
 
 
 def _astray(strays: Strays, due: Strays) -> Iterator[Remark]:
-    """Yield remarks on jobs that no worker takes; a queue needs one once a job is due."""
+    """Yield remarks on jobs that no worker takes; a queue needs a worker once a job is due."""
     if strays.by_task:
         yield from (Remark("bad", _sentence(text)) for text in Strays(strays.by_task, {}).told())
     if strays.by_queue:
@@ -234,7 +234,7 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-#: At this many looks in a row the same process keeps the lock, not just for a batch.
+#: Checks in a row with the same lock holder, after which it is no mere batch.
 _LOOKS: Final = 5
 _LOOK_SECONDS: Final = 0.02
 _STOPPED: Final = "stopped"
@@ -252,7 +252,7 @@ def facts_of(
     workers: tuple[views.OwnerView, ...],
     story: Story | None = None,
 ) -> JobFacts | None:
-    """Return all facts of a job but those about the writer lock; None if there is no such job."""
+    """Return all facts of a job except about the writer lock; None if the job is unknown."""
     now_ns = journal.clock.wall_ns()
     story = story or read_job(journal, lsn)
     if story is None or story.state is model.State.ABSENT:
@@ -281,7 +281,7 @@ def facts_of(
 
 
 def decide(facts: JobFacts, path: str) -> Reason:
-    """The reason; looks at the writer lock where nothing more lasting is in the way. May block."""
+    """Return the reason. If no lasting reason exists, check the writer lock, which may block."""
     reason = why(facts)
     if reason.code is Why.RUNNING and facts.owner is not None:
         return _stopped(reason, (facts.owner,))
@@ -307,7 +307,7 @@ def _stopped(reason: Reason, workers: Iterable[views.OwnerView]) -> Reason:
 def _ahead(
     agenda: agenda.Agenda, job: views.JobView, workers: tuple[views.OwnerView, ...]
 ) -> tuple[int, int]:
-    """(jobs of a higher level, older ones of the same) that its workers would claim before it."""
+    """Return (jobs of a higher level, older jobs of its level) that workers claim before it."""
     if job.state is not model.State.READY:
         return 0, 0
     able = [
@@ -339,7 +339,7 @@ def _used_up(
 
 
 def _keeper(path: Path) -> tuple[int, str]:
-    """(id, state) of the process that keeps the writer lock, (0, "") if nobody does."""
+    """Return (pid, state) of the process that keeps the writer lock, (0, "") for none."""
     pid = 0
     for look in range(_LOOKS):
         if look:
@@ -352,7 +352,7 @@ def _keeper(path: Path) -> tuple[int, str]:
 
 
 def find_progress(journal: Journal, job: int) -> views.ProgressView | None:
-    """Return what a job that runs told last; None if it does not run, or told nothing yet."""
+    """Return a running job's latest progress report; None if it has none or does not run."""
     return progress_of(journal, read_job(journal, job), job)
 
 

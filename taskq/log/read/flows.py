@@ -1,7 +1,7 @@
-"""States and results of jobs that another job waits for, and the steps of a durable job.
+"""States and results of a job's inputs, and the steps of a durable job.
 
-Each function runs on the storage thread, so it takes a few milliseconds at most and callers ask for
-a part at a time. The fold keeps the places of recent ends; older ones come from the indexes.
+Each function runs on the storage thread, so it takes a few milliseconds at most and returns a part
+at a time. The fold keeps the locations of recent ends; older ones come from the indexes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
     from taskq.log.state.facets import LogView
 
-#: Jobs that one look at ends may be asked for: up to 0.4 ms each, where an index is needed.
+#: Most jobs in one request for ends: up to 0.4 ms each, if an index is needed.
 ENDS_MAX: Final = 64
-#: Jobs that one look at states may be asked for.
+#: Most jobs in one request for states.
 STATES_MAX: Final = 8_192
-#: Unfinished inputs that are named.
+#: Most unfinished inputs in an explanation.
 _NAMED_MAX: Final = 5
 #: Inputs of a cancelled job that are checked for a failure.
 _LOOKED_AT_MAX: Final = 16
@@ -35,11 +35,11 @@ class InputEnd(NamedTuple):
     """State of a job: settled with a result or reason, not settled, or gone."""
 
     job: int
-    #: ABSENT: nothing is known of it any more
+    #: ABSENT: the log no longer knows the job
     state: model.State
     body: bytes | None = None
     flags: int = 0
-    #: where the record of its end stands
+    #: location of its last record
     location: int = 0
 
 
@@ -64,7 +64,7 @@ def awaited(tag: parsing.Tag, ties: flows.Takes, agenda: Agenda, job: int) -> He
 
 
 def failed_inputs(journal: Journal, story: Story) -> tuple[tuple[str, str], ...] | None:
-    """(id, state) of failed inputs that cancelled a job; None if the cause was another.
+    """Return (id, state) of failed inputs that cancelled a job; None for another cause.
 
     Only the first inputs are checked, and none after compaction has moved the job.
     """
@@ -101,7 +101,7 @@ def _end(sight: LogView, job: int) -> InputEnd:
             if _is_end_of(journal.files.unchecked_record(location), job):
                 return InputEnd(job, *read_outcome(journal, location), location)
         except (errors.LogError, IndexError):
-            pass  # compaction took its segment: it was written again
+            pass  # compaction removed the segment: the record was rewritten
     try:
         end = find_end(journal, job)
         if end is not None:
@@ -117,23 +117,23 @@ def _is_end_of(record: bytes, job: int) -> bool:
     return int.from_bytes(record[codec.JOB_AT : codec.JOB_AT + 8], "little") == job
 
 
-#: Steps that one look reads, and bytes of them: some 5 ms of work.
+#: Most steps, and most bytes of them, in one read: some 5 ms of work.
 READ_MAX: Final = 1_000
 READ_BYTES_MAX: Final = 256 * 1024
-#: A step is read without its body if its record is larger; it counts as so large then.
+#: Largest record of a step that is read with its body; a larger one counts as this size.
 _WHOLE_BYTES_MAX: Final = 16 * 1024
-#: Bytes of signals that one look reads.
+#: Most bytes of signals in one read.
 SIGNALS_BYTES_MAX: Final = 1 << 20
 
 
 class StepsSeen(NamedTuple):
-    """Some steps of a job, and every wait that it began."""
+    """Some steps of a job, and all waits that it has begun."""
 
     steps: tuple[flows.Stepped, ...]
-    #: places of those whose bodies are large: ``look_at_body`` reads one
+    #: places of steps with a large body, which ``look_at_body`` reads
     large: frozenset[int]
     waits: tuple[Wait, ...]
-    #: from which place on the next look goes; 0: there are no more
+    #: place at which the next read begins; 0: no more steps
     next_place: int
     #: the log's time
     time_ns: int
@@ -163,7 +163,7 @@ def look_at_steps(sight: LogView, job: int, place: int = 0) -> StepsSeen:
 
 
 def look_at_body(sight: LogView, job: int, place: int) -> bytes:
-    """Return the body of a step, as it is stored."""
+    """Return the stored body of a step."""
     places = sight.facets.need_agenda().steps.places.get(job, ())
     if place >= len(places):
         raise errors.JobNotFound(f"job {sight.journal.tag.id(job)} has no step {place} any more")
@@ -180,7 +180,7 @@ class SignalSeen(NamedTuple):
 
 
 def look_at_signals(sight: LogView, job: int, name: bytes, after: int = 0) -> list[SignalSeen]:
-    """Return some signals of a name after the record ``after``, the oldest first."""
+    """Return some signals of this name after the record ``after``, the oldest first."""
     files, seen, size = sight.journal.files, list[SignalSeen](), 0
     for signal in sight.facets.need_agenda().steps.signals.get(job, ()):
         if signal.name == name and signal.number > after:

@@ -1,4 +1,4 @@
-"""Reading whole frames in order, as the log grows: in pieces, off the event loop."""
+"""Read whole frames in order as the log grows: in pieces, outside the event loop."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 class Lasting(Generic[T]):
-    """Work that survives the cancellation of its caller: the next call gets the outcome."""
+    """Work that survives the cancellation of its caller: the next call gets its outcome."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[T] | None = None
 
     @property
     def is_running(self) -> bool:
-        """Return whether the work of a cancelled call still runs or has an outcome."""
+        """Return whether work of a cancelled call runs or has an outcome."""
         return self._task is not None
 
     @property
@@ -36,7 +36,7 @@ class Lasting(Generic[T]):
         return task.result()
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the outcome of a cancelled call's work, or else of ``work``."""
+        """Return the outcome of a cancelled call's work if there is any, else of ``work``."""
         if self._task is None:
             self._task = asyncio.create_task(work())
             self._task.add_done_callback(_look_at)
@@ -66,17 +66,17 @@ _Item: TypeAlias = frames.Frame | frames.Gap
 
 
 class FrameReader:
-    """The frames of a log from a cursor on, for one event loop.
+    """Reader of a log's frames from a cursor on, for one event loop.
 
-    A call of ``next`` that is cancelled loses nothing: the read goes on, and the next call has it.
+    A cancelled call of ``next`` loses nothing: the read goes on, and the next call gets its frame.
 
-    A thread reads and checks about 1 MiB of them at a time.
+    A thread reads and checks about 1 MiB of frames at a time.
 
     Args:
-        files: of its own, for reading.
+        files: segment files for this reader alone.
         cursor: moves to the end of the last frame returned.
-        reader: name to use in errors, "" for none.
-        on_gap: called with damage in a segment; returns to go on after it, or raises.
+        reader: its name in errors, "" for none.
+        on_gap: called with damage in a segment; returns to skip it, or raises.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class FrameReader:
         self._reader = reader
         self._on_gap = on_gap
         self._items: Iterator[_Item] = iter(())
-        #: the rest of the segment, as far as it was known when this began
+        #: the rest of the segment, up to the end known at its start
         self._scan: Iterator[_Item] | None = None
         self._loading: Lasting[list[_Item] | None] = Lasting()
         self._is_closed = False
@@ -132,9 +132,9 @@ class FrameReader:
                 await self._loading.run(lambda: on_thread(self._load, Extent(0, 0, 0)))
 
     def close(self) -> None:
-        """Close the files; there is nothing to read any more. Legal twice.
+        """Close the files and end the reading. May be called twice.
 
-        From any thread after ``settle``, else from the loop's.
+        Any thread may call it after ``settle``, before that only the loop's.
         """
         self._is_closed = True
         self._read_again()
@@ -146,7 +146,7 @@ class FrameReader:
     async def _load_more(self, extent: Extent) -> bool:
         was_left = self._loading.is_running
         items = await self._loading.run(lambda: on_thread(self._load, extent))
-        if items is None and was_left:  # by a call that was cancelled, and knew of less
+        if items is None and was_left:  # of a cancelled call, with an older end
             items = await self._loading.run(lambda: on_thread(self._load, extent))
         self._items = iter(items or ())
         return items is not None
@@ -167,7 +167,7 @@ class FrameReader:
             if isinstance(item, frames.Gap) or item.end - cursor.offset >= frames.READ_SIZE:
                 return items
         self._scan = None
-        if not items:  # frames that were seen in another segment are passed over
+        if not items:  # frames seen in another segment are skipped
             cursor.offset = limit
         return items
 
@@ -175,7 +175,7 @@ class FrameReader:
         files, segment = self.files, self.cursor.segment
         size = files.size(segment)
         if segment == extent.segment and size < extent.offset:
-            files.forget()  # a recovery put another file in the place of this one
+            files.forget()  # a recovery replaced this file
         return extent.offset if segment == extent.segment else size
 
     def _enter_next(self, extent: Extent) -> bool:
@@ -199,7 +199,7 @@ class FrameReader:
                 files.refresh()
                 if following in files.lsns:
                     raise
-                continue  # it was removed at this very moment
+                continue  # it was removed just now
             self.time_ns = created_ns(files, following) or self.time_ns
             cursor.segment, cursor.offset = following, codec.SEGMENT_HEADER.size
             cursor.next_lsn = max(cursor.next_lsn, following)
@@ -217,7 +217,7 @@ class Onlooker:
     It sees written records before they are durable.
 
     Args:
-        journal: one for reading; it is closed with this.
+        journal: open for reading; closed together with this object.
     """
 
     def __init__(self, journal: journal.Journal) -> None:
@@ -226,7 +226,7 @@ class Onlooker:
         try:
             self._hint_file = journal.disk.open(self._hint_path, write=False)
             self._home = (journal.boot, *journal.disk.identity(self._hint_file))
-        except OSError:  # written by nobody since it was copied here
+        except OSError:  # no process has written since this directory was copied
             self._hint_file = -1
 
     def look(self) -> Extent:
@@ -245,7 +245,7 @@ class Onlooker:
 
     def _is_in_place(self) -> bool:
         disk = self.journal.disk
-        with contextlib.suppress(OSError):  # who cannot be asked says nothing
+        with contextlib.suppress(OSError):  # an unreadable status proves nothing
             if self._hint_file < 0:
                 return disk.status(f"{self.journal.path}/log") is not None
             status = disk.status(self._hint_path)
@@ -268,7 +268,7 @@ class Onlooker:
         return True
 
     def _walk(self) -> None:
-        """Scan the files: only whole frames count, not the frame being written."""
+        """Scan the files for whole frames; a frame being written does not count."""
         journal = self.journal
         files = journal.files
         files.refresh()

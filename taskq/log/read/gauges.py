@@ -1,4 +1,4 @@
-"""Measure a log beyond its counts: how long the oldest job waits, how fast and how jobs end."""
+"""Measures of a log besides its counts: age of the oldest job, throughput, ends of attempts."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from taskq.core.folds.agenda import Agenda
     from taskq.log.journal.journal import Journal
 
-#: The throughput is an average over this time, from a sample a second.
+#: Time over which throughput is averaged, from one sample a second.
 WINDOW_NS: Final = 60 * model.SECOND_NS
 _SAMPLE_NS: Final = model.SECOND_NS
 _OFFSET_MASK: Final = 2**32 - 1
 
 
 class Gauges:
-    """Looks at the queues of one process's agenda."""
+    """Measures of the queues in one process's agenda."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        #: (steady time, jobs that ended so far by queue), the oldest first
+        #: (steady time, ended jobs so far by queue), the oldest first
         self._samples: deque[tuple[int, dict[str, int]]] = deque()
-        #: job -> since when it is ready, of the jobs that were asked for last
+        #: job -> moment since when it is ready, for the jobs of the last call
         self._since: dict[int, int] = {}
 
     def sample(self, agenda: Agenda | None, now_ns: int) -> None:
-        """Note how many jobs have ended; asked once a second."""
+        """Note the number of ended jobs; called once a second."""
         if agenda is None:
             return
         samples = self._samples
@@ -47,7 +47,7 @@ class Gauges:
         samples.append((now_ns, _ended(agenda)))
 
     def queues(self, agenda: Agenda, now_ns: int) -> tuple[views.QueueStats, ...]:
-        """Counts, ages and throughput per queue, by name, at a moment of wall time."""
+        """Return counts, ages and throughput per queue, by name, at a moment of wall time."""
         oldest = agenda.order.oldest_ready()
         ready = {job for jobs in oldest.values() for job in jobs}
         self._since = {
@@ -69,7 +69,7 @@ class Gauges:
         return max((now_ns - min(since)) / model.SECOND_NS, 0.0) if since else None
 
     def _rates(self, agenda: Agenda) -> dict[str, float] | None:
-        """Return jobs that ended per second; None before the first sample is a second old."""
+        """Return ended jobs per second; None until the first sample is a second old."""
         now_ns, now = self._journal.clock.steady_ns(), _ended(agenda)
         samples = self._samples
         if not samples or now_ns - samples[0][0] < _SAMPLE_NS:
@@ -86,7 +86,7 @@ class Gauges:
         }
 
     def _ready_since(self, location: int, job: int) -> int:
-        """Return when a ready job was enqueued, requeued or first due; 0 if unknown."""
+        """Return when a ready job was enqueued, requeued or due; 0 if unknown."""
         files = self._journal.files
         try:
             frame_ns = self._frame_time(location)
@@ -111,7 +111,7 @@ class Gauges:
 
 
 def _ended(agenda: Agenda) -> dict[str, int]:
-    """Return how many jobs succeeded or died, by queue."""
+    """Return the number of succeeded and dead jobs, by queue."""
     ended: dict[str, int] = {}
     for lane in agenda.lanes:
         ended[lane.queue] = ended.get(lane.queue, 0) + lane.succeeded + lane.dead
@@ -119,10 +119,10 @@ def _ended(agenda: Agenda) -> dict[str, int]:
 
 
 def age_ns(journal: Journal, lsn: int) -> int:
-    """Return nanoseconds since a job was enqueued; 0 if the log does not know it any more.
+    """Return nanoseconds since a job's enqueue; 0 if the log no longer knows the job.
 
-    Steps of the clock are no time that passed: a machine that booted in 1970 and then learnt the
-    year has not made its jobs old.
+    Steps of the clock do not count as age: a machine that booted in 1970 and then got the right
+    year has no old jobs.
     """
     # The wall clock may just have stepped, without a record yet.
     now_ns = journal.clock_base_ns + journal.clock.steady_ns()
@@ -135,12 +135,12 @@ def age_ns(journal: Journal, lsn: int) -> int:
 
 MINUTES: Final = 60
 _MINUTE_NS: Final = 60 * model.SECOND_NS
-#: Bytes read for the last hour (half a second of work), and for the processes of a day.
+#: Most bytes read for the last hour (half a second of work), and for the processes of a day.
 _READ_BYTES_MAX: Final = 32 * 1024 * 1024
-#: Jobs whose names are cached, and frames looked up for the names of other jobs.
+#: Jobs whose names are cached, and most frames read to find names of other jobs.
 _NAMES_MAX: Final = 100_000
 _LOOK_UPS_MAX: Final = 200
-#: Latest attempts of a task that run times are taken from.
+#: Latest attempts of a task whose durations are kept.
 _TIMES_MAX: Final = 1_000
 _COUNTED: Final[dict[int, str]] = {
     **{kind: str(state) for state, kind in kinds.ENDING.items()},
@@ -152,9 +152,9 @@ _TWO: Final = struct.Struct("<QQ")
 
 
 class Minute(NamedTuple):
-    """Count what happened in a minute, by outcome; jobs that came are "enqueued".
+    """Counts of a minute by outcome; new jobs are "enqueued".
 
-    ``waiting`` and ``running``: by how many jobs more waited and ran at its end than before it.
+    ``waiting`` and ``running`` are the changes of these counts during the minute.
     """
 
     begin_ns: int
@@ -168,9 +168,9 @@ class LanePace(NamedTuple):
 
     Attributes:
         counts: jobs enqueued, and attempts by outcome.
-        minutes: attempts that ended, by minute, the oldest first.
-        took_ns: how long the latest attempts took, the shortest first.
-        failed: when an attempt failed last, and of which job; (0, 0) for never.
+        minutes: ended attempts by minute, the oldest first.
+        took_ns: durations of the latest attempts, the shortest first.
+        failed: time and job of the last failed attempt; (0, 0) for none.
     """
 
     counts: dict[str, int]
@@ -180,18 +180,18 @@ class LanePace(NamedTuple):
 
 
 class LastHour:
-    """Count how attempts ended in each minute of the last hour; only what is new is read.
+    """Ends of attempts in each minute of the last hour; each call reads only new records.
 
     Args:
-        journal: of the log; it may look at a moment of the past.
+        journal: of the log; its end may be in the past.
     """
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
         self._cursor: frames.Cursor | None = None
-        #: by minute, and then by the lengths and names of queue and task; b"" where nobody knows
+        #: by minute, then by lengths and names of queue and task; b"" if the names are unknown
         self._minutes: dict[int, dict[bytes, Counter[str]]] = {}
-        #: by minute, and whether they run: by how many jobs more
+        #: by minute: changes of the numbers of waiting and of running jobs
         self._changes: dict[int, list[int]] = {}
         self._first = self._looked = self._look_ups = 0
         self._names: dict[int, bytes] = {}
@@ -200,7 +200,7 @@ class LastHour:
         #: (minute, nanoseconds) of attempts
         self._took: dict[bytes, deque[tuple[int, int]]] = {}
         self._failed: dict[bytes, tuple[int, int]] = {}
-        #: by minute and owner, attempts that ended; when an owner did anything last
+        #: by minute and owner: ended attempts; by owner: time of its last record
         self._work: dict[int, Counter[int]] = {}
         self._seen: dict[int, int] = {}
         self._introduced: dict[int, views.OwnerView] = {}
@@ -208,10 +208,10 @@ class LastHour:
     def look(self, now_ns: int, end: Extent) -> None:
         """Read the new records.
 
-        If the log writes more than 32 MiB in an hour, the first minutes are left out.
+        If an hour has more than 32 MiB of records, its first minutes are left out.
         """
         now = now_ns // _MINUTE_NS
-        if self._cursor is None or now - self._looked >= MINUTES:  # every count is older
+        if self._cursor is None or now - self._looked >= MINUTES:  # every count is too old
             for known in (self._minutes, self._work, self._changes, self._names, self._running):
                 known.clear()
             self._cursor = self._start(now, MINUTES, end)
@@ -235,7 +235,7 @@ class LastHour:
         return {_split(name): self._pace(name) for name in names}
 
     def work(self) -> dict[int, tuple[int, ...]]:
-        """Return how many attempts each owner ended, by minute, the oldest first."""
+        """Return the numbers of attempts that each owner ended, by minute, the oldest first."""
         owners = {owner for minute in self._work.values() for owner in minute}
         return {
             owner: tuple(self._work.get(minute, Counter[int]())[owner] for minute in self._shown())
@@ -243,7 +243,7 @@ class LastHour:
         }
 
     def gone(self, now_ns: int, end: Extent, alive: set[int]) -> list[tuple[views.OwnerView, int]]:
-        """Return today's other processes, each with the time of its last record.
+        """Return today's ended processes, each with the time of its last record.
 
         Only the latest 32 MiB of the log are read.
         """
@@ -340,7 +340,7 @@ _ENDING: Final = kinds.ENDS | kinds.RETURNS
 
 
 def births_beside(journal: Journal, job: int) -> Iterator[tuple[int, bytes, int]]:
-    """Yield (lsn, data, place) of the births in the frame that a job came with."""
+    """Yield (lsn, data, index) of the births in the frame of a job's birth."""
     if job >= journal.files.lsns[0]:
         frame = next((item for _, item in journal.frames(journal.indexes.cursor_at(job))), None)
         if isinstance(frame, frames.Frame):
@@ -350,18 +350,18 @@ def births_beside(journal: Journal, job: int) -> Iterator[tuple[int, bytes, int]
 
 
 def _named(data: bytes, at: int) -> bytes:
-    """Return the names of a birth's queue and task, after their lengths."""
+    """Return the names of a birth's queue and task, with their lengths in front."""
     start = at + codec.QUEUE_SIZE_AT
     return data[start : start + 2 + data[start] + data[start + 1]]
 
 
 def _split(name: bytes) -> tuple[str, str]:
-    """Return the queue and the task that stand so in a record."""
+    """Return the queue and the task in such bytes."""
     middle = 2 + name[0]
     return name[2:middle].decode(errors="replace"), name[middle:].decode(errors="replace")
 
 
-#: An OWNER record up to whom it names: one search finds it, as few others have these bytes.
+#: Beginning of an OWNER record up to its owner: searched for, since few other bytes match it.
 _INTRODUCED: Final = codec.encode_owner(0, b"", 0)[codec.KIND_AT : codec.MARK.size - 8]
 
 

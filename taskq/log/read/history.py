@@ -1,8 +1,8 @@
-"""Counts of a day, a week and a month: folded from the log's records, kept small beside the log.
+"""Counts of a day, a week and a month: folded from the log's records into a small file.
 
-Upkeep folds whole segments, each before it may go, and writes the file anew; a reader folds the
-rest for itself. So no record is left out, and a file that is lost is made again from the log. No
-enqueue, claim or end does anything for it.
+Upkeep folds whole segments, each before its removal, and rewrites the file. A reader folds the rest
+for itself. So no record is left out, and a lost file is rebuilt from the log. Enqueues, claims and
+ends do no work for it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from taskq.log.read.gauges import births_beside
 if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
 
-#: Its name, beside the log's segments.
+#: Name of the file, next to the log's segments.
 FILE: Final = "history"
 _FILE_BYTES_MAX: Final = 16 * 1024 * 1024
-#: The size of the unpacked file.
+#: Most bytes of the unpacked file.
 _DATA_BYTES_MAX: Final = 8 * _FILE_BYTES_MAX
 _VERSION: Final = 1
-#: The counts, in this order.
+#: Names of the counts, in this order.
 COUNTED: Final = ("enqueued", "succeeded", "retried", "dead", "cancelled", "expired")
 _OF_KINDS: Final[dict[int, int]] = {
     **dict.fromkeys(kinds.BIRTHS, 0),
@@ -45,15 +45,15 @@ _FAILING: Final = kinds.DEATHS | {kinds.RETRY}
 _TIMED: Final = _FAILING | kinds.SUCCESSES
 MINUTE_NS: Final = 60 * model.SECOND_NS
 HOUR_NS: Final = 60 * MINUTE_NS
-#: How many of each are kept of the whole log, and of a task or cause.
+#: Numbers of minutes, hours and days kept for the whole log, and for a task or cause.
 _MINUTES: Final = 25 * 60
 _HOURS: Final = 35 * 24
 _DAYS: Final = 400
 _OWN_HOURS: Final = 8 * 24
 _OWN_DAYS: Final = 35
-#: A clock that is set back further begins an hour of its own.
+#: Hours up to which a clock that is set back still counts in the present hour.
 _BACK_HOURS: Final = 2
-#: Tasks and causes that are kept by name, the most frequent; names within an hour; and acts.
+#: Most tasks and causes kept by name, the most frequent; most new names in an hour; most acts.
 TASKS_MAX: Final = 200
 CAUSES_MAX: Final = 50
 _NEW_MAX: Final = 5_000
@@ -62,18 +62,18 @@ ACTS_MAX: Final = 1_000
 _NAMES_MAX: Final = 100_000
 _TWO: Final = struct.Struct("<QQ")
 
-#: Counts, and after them how often an attempt took a time of each class.
+#: Counts, and the number of attempts by class of their duration.
 Cell = tuple[list[int], dict[int, int]]
 
 
 def class_of(took_ns: int) -> int:
-    """Return the class of a duration: four for each doubling."""
+    """Return the class of a duration; each doubling has four classes."""
     bits = max(took_ns, 8).bit_length()
     return bits * 4 + (max(took_ns, 8) >> (bits - 3) & 3)
 
 
 def middle_of(number: int) -> int:
-    """Return a duration in the middle of a class, in nanoseconds."""
+    """Return the duration in the middle of a class, in nanoseconds."""
     bits, quarter = divmod(number, 4)
     return ((4 + quarter) * 2 + 1) << (bits - 4)
 
@@ -88,7 +88,7 @@ class Series:
         self.days: dict[int, Cell] = {}
 
     def add(self, other: Series) -> None:
-        """Add the counts of another."""
+        """Add the counts of another series."""
         for mine, others in ((self.hours, other.hours), (self.days, other.days)):
             for at, (counts, times) in others.items():
                 cell = mine.setdefault(at, ([0] * len(COUNTED), {}))
@@ -101,16 +101,16 @@ class Series:
 
 
 class History:
-    """The counts of a log, up to a place in it.
+    """Counts of a log up to a cursor.
 
     Attributes:
         minutes, hours, days: number since 1970 -> counts of the whole log.
-        tasks: by name; "" for all that are not kept by name.
+        tasks: series by name; "" sums up other tasks.
         causes: (task, class of the error, fingerprint) -> failures by hour, and by day.
-        acts: (time, job, who and what), the latest.
+        acts: (time, job, name and request), the latest.
     """
 
-    #: the counts, in this order
+    #: names of the counts, in this order
     counted: ClassVar[tuple[str, ...]] = COUNTED
 
     def __init__(self, journal: Journal) -> None:
@@ -122,19 +122,19 @@ class History:
         self.tasks: dict[str, Series] = {}
         self.causes: dict[tuple[str, str, str], tuple[dict[int, int], dict[int, int]]] = {}
         self.acts: deque[tuple[int, int, str]] = deque(maxlen=ACTS_MAX)
-        #: job -> when its attempt began
+        #: job -> start of its attempt
         self._running: dict[int, int] = {}
         self._tasks_of: dict[int, str] = {}
         #: task -> its cells of the present hour
         self._cells: dict[str, tuple[Cell, Cell]] = {}
         self._hour = 0
         self._is_saved = True
-        #: of the file that it was read from or wrote
+        #: of the file as it was last read or written
         self._stamp: object = None
 
     @staticmethod
     def quantile(times: dict[int, int], part: float) -> int:
-        """Return the duration that this part of the attempts stayed within; 0 for none."""
+        """Return the duration that this share of the attempts did not exceed; 0 for none."""
         left = part * sum(times.values())
         for number in sorted(times):
             left -= times[number]
@@ -145,7 +145,7 @@ class History:
     # -- the file ----------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Go on from the file, if it is whole, of this log, and ahead; else as before."""
+        """Continue from the file, if it is valid, of this log, and ahead; else do nothing."""
         journal = self.journal
         try:
             stamp = self._file_stamp()
@@ -163,7 +163,7 @@ class History:
                 loaded.cursor, loaded._stamp = cursor, stamp
                 loaded._fill(data)
                 vars(self).update(vars(loaded))
-        except Exception:  # noqa: BLE001 - whatever is wrong with it, the log has the counts
+        except Exception:  # noqa: BLE001 - with any fault of the file, the log has the counts
             return
 
     def _fill(self, data: dict[str, Any]) -> None:
@@ -195,7 +195,7 @@ class History:
         (self._hour,) = _whole([data["hour"]])
 
     def save(self) -> None:
-        """Put the file in the place of the one before.
+        """Replace the file.
 
         Raises:
             OSError: the disk refused.
@@ -229,7 +229,7 @@ class History:
     # -- the fold ----------------------------------------------------------------------------------
 
     def steps(self, through: int) -> Iterator[None]:
-        """Fold the sealed segments up to this one, a frame a step, and write the file.
+        """Fold the sealed segments up to this one, a frame per step, and write the file.
 
         Raises:
             OSError: the disk refused.
@@ -256,7 +256,7 @@ class History:
         self.save()
 
     def _pass_over(self) -> None:
-        """Go on after segments that are gone: counts of before stay."""
+        """Skip removed segments; earlier counts stay."""
         at = self.cursor
         following = next((lsn for lsn in self.journal.files.lsns if lsn >= at.segment), at.segment)
         if following != at.segment:
@@ -264,11 +264,11 @@ class History:
             self.cursor = frames.Cursor(following, codec.SEGMENT_HEADER.size, next_lsn)
 
     def has(self, segment: int) -> bool:
-        """Return whether a sealed segment is in it, whole."""
+        """Return whether the counts include a whole sealed segment."""
         return self.cursor.segment > segment
 
     def read_on(self) -> Iterator[None]:
-        """Fold what the log has by now, a frame a step."""
+        """Fold the new frames of the log, one per step."""
         if not self._hour or self.cursor.segment not in self.journal.files.lsns:
             self.load()
         self._pass_over()
@@ -277,13 +277,13 @@ class History:
             yield
 
     def take(self, frame: frames.Frame) -> None:  # noqa: C901, PLR0912 - one loop over records
-        """Count what a frame holds."""
+        """Count the records of a frame."""
         data, now_ns = frame.data, frame.header.time_ns
         hour, total = now_ns // HOUR_NS, [0] * len(COUNTED)
         if self._hour - _BACK_HOURS <= hour < self._hour:
-            hour = self._hour  # a clock that was set back counts in the hour that it came from
+            hour = self._hour  # a clock that was set back counts in the present hour
         elif hour != self._hour:
-            # By the earlier of the two: a clock that is wrong for less than an hour drops nothing.
+            # By the earlier hour: a clock that is wrong for less than an hour drops no counts.
             self._prune(min(hour, self._hour))
             self._hour = hour
         names, running = self._tasks_of, self._running
@@ -353,12 +353,12 @@ class History:
             known[at] = known.get(at, 0) + 1
 
     def _find(self, job: int) -> str:
-        """Return the task of a job that came before; the frame's other jobs are remembered, too."""
+        """Return the task of an earlier job; cache the tasks of the frame's other jobs, too."""
         journal = self.journal
         with contextlib.suppress(FormatError, OSError):
             for lsn, data, at in births_beside(journal, job):
                 self._tasks_of[lsn] = _task_at(data, at)
-            if job not in self._tasks_of:  # compaction wrote it again
+            if job not in self._tasks_of:  # compaction rewrote it
                 for place in journal.indexes.about(job):
                     if place.record[codec.KIND_AT] in kinds.CARRYING:
                         self._tasks_of[job] = _task_at(born_in(place.record), 0)
@@ -366,7 +366,7 @@ class History:
         return self._tasks_of.setdefault(job, "")
 
     def _prune(self, hour: int) -> None:
-        """Drop what is past its time, and names beyond the most frequent, once an hour."""
+        """Drop expired counts, and all but the most frequent names, once an hour."""
         self._cells.clear()
         _drop(self.minutes, hour * 60, _MINUTES)
         _drop(self.hours, hour, _HOURS)
@@ -398,7 +398,7 @@ def _whole(numbers: list[Any]) -> list[int]:
     """Return the numbers of the file.
 
     Raises:
-        ValueError: one is none.
+        ValueError: one is no whole number.
     """
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError("no whole numbers")
@@ -412,7 +412,7 @@ def _counts(numbers: list[Any]) -> list[int]:
 
 
 def _drop(known: dict[int, Any], now: int, most: int) -> None:
-    """Drop what is past its time, and what a clock that jumps about left ahead beyond as much."""
+    """Drop expired entries, and entries in the future beyond the same number."""
     for at in [at for at in known if at <= now - most]:
         del known[at]
     if len(known) > 2 * most:

@@ -1,4 +1,4 @@
-"""Walks over the log that give jobs or records, and decode only the records they need."""
+"""Walks over the log for jobs or records, which decode only the records they need."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from taskq.log.state.job_history import Story, job_view
 _JOB: Final = struct.Struct("<Q")
 
 
-#: A limit that is none.
+#: Limit of an unlimited walk.
 EVERY: Final = sys.maxsize
 
 
 class JobFilter(NamedTuple):
     """Filter of jobs; None for any.
 
-    Moments are of the enqueue, in log time: ``since_ns`` or later, before ``until_ns``. ``before``
-    is a job's number: only lower ones.
+    Moments are enqueue times in log time: ``since_ns`` or later, before ``until_ns``. Only jobs
+    with numbers below ``before`` fit.
     """
 
     states: frozenset[model.State] | None = None
@@ -66,7 +66,7 @@ class JobFilter(NamedTuple):
         )
 
     def fits_birth(self, data: bytes, at: int, enqueued_ns: int) -> bool:
-        """Check all but the state, by the ENQUEUED record at ``at``."""
+        """Check an ENQUEUED record at ``at`` against all fields except the state."""
         return self.fits_time(enqueued_ns) and is_named(
             data, at, encoded(self.queue), encoded(self.task)
         )
@@ -81,7 +81,7 @@ class JobFilter(NamedTuple):
 
 
 def records_of(journal: Journal, jobs: list[int]) -> Iterator[Record]:
-    """Yield every record that concerns one of these jobs, and every step of the clock."""
+    """Yield every record about one of these jobs, and every step of the clock."""
     wanted = frozenset(jobs)
     for frame in frames.whole(journal.frames(journal.cursor_at(min(jobs)))):
         for record in records_in(frame):
@@ -94,7 +94,7 @@ def records_of(journal: Journal, jobs: list[int]) -> Iterator[Record]:
 def entries(
     journal: Journal, start: frames.Cursor | None = None, *, salvages: bool = True
 ) -> Iterator[Record]:
-    """Yield every record from a place on; of damaged frames those whole by their own CRC."""
+    """Yield every record from a cursor on; of damaged frames the records with a valid CRC."""
     for base, item in journal.frames(start or journal.start()):
         if not isinstance(item, frames.Gap):
             yield from records_in(item, base)
@@ -114,24 +114,24 @@ def jobs_ended(journal: Journal, cursor: frames.Cursor) -> Iterator[int]:
                 yield _JOB.unpack_from(frame.data, at + codec.JOB_AT)[0]
 
 
-# Every job of the log with its attempts and end, in one walk and bounded memory.
+# All jobs of the log with their attempts and ends, in one walk and bounded memory.
 #
-# A job is yielded at its end. Until then the walk holds the places of its records, 24 bytes each,
-# and reads the records again for the view.
-#: Last records of a job, and the job's state after them.
+# A job is yielded at its end. Until then the walk keeps the locations of its records, 24 bytes
+# each, and reads the records again for the view. Last records of a job, and the job's state after
+# them.
 _ENDS: Final = {kind: kinds.after(model.State.RUNNING, kind) for kind in kinds.LAST}
 _OVER: Final = frozenset(_ENDS.values())
-#: Numbers that are held of each record: its lsn, time and location.
+#: Numbers kept per record: its lsn, time and location.
 _PLACE: Final = 3
-#: Segments that are opened before the walk begins.
+#: Segments opened before the walk begins.
 _OPENED_MAX: Final = 30
 _TIDY_MIN: Final = 4_096
 
 
 def each_job(journal: Journal, wanted: JobFilter, now_ns: int) -> Iterator[JobView]:
-    """Yield the jobs that fit: finished jobs in the order of their ends, then the others by number.
+    """Yield the jobs that fit: finished jobs in the order of their ends, then others by number.
 
-    Payloads and results are as stored: packed, if ``payload_flags`` have that bit.
+    Payloads and results are in stored form: compressed with ``payload_flags``, if any.
     """
     return _Walk(journal, wanted, now_ns).jobs()
 
@@ -145,10 +145,10 @@ class _Walk:
         self._oldest = segments[0] if segments else 0
         self._second = segments[1] if len(segments) > 1 else 0
         self._births = _Newborns()
-        #: jobs of which more than one record was seen: their places
+        #: jobs with more than one record so far: locations of their records
         self._open: dict[int, array[int]] = {}
         self._steps: list[tuple[int, int]] = []
-        #: yielded already; compaction may write them again later in the log
+        #: already yielded; compaction may repeat them later in the log
         self._told: set[int] = set()
 
     def jobs(self) -> Iterator[JobView]:
@@ -193,10 +193,10 @@ class _Walk:
         return is_named(born, 0, encoded(self._wanted.queue), encoded(self._wanted.task))
 
     def _begin_carried(self, entry: Record, kind: int, job: int) -> model.State | None:
-        """A job that began in a segment which is gone was written again; or was moved here."""
+        """Begin a rewritten job whose first segment is gone, or an edited job of this queue."""
         is_moved = kind in kinds.EDITS and self._wanted.queue is not None
         if not is_moved and (job >= self._oldest or job in self._told):
-            return None  # yielded before, or filtered out
+            return None  # already yielded, or filtered out
         record = entry.data
         if not self._wanted.fits_carried(record):
             return None
@@ -230,7 +230,7 @@ class _Walk:
 
 
 class _Newborns:
-    """Keep where the enqueue records of jobs stand of which nothing else was seen yet."""
+    """Locations of the enqueue records of jobs without another record so far."""
 
     def __init__(self) -> None:
         self._columns = array("Q"), array("Q"), array("Q")
@@ -270,17 +270,17 @@ class _Newborns:
         self._taken = 0
 
 
-# Jobs of the past by their end, with the records that enqueued them, for a replay.
+# Past jobs by their end, with the records of their enqueue, for a replay.
 #
-# Two walks: the first finds the jobs that fit, with 9 bytes for each; the second reads their births
-# in the order of the log, so payloads are not held.
+# The first of two walks finds the jobs that fit, with 9 bytes for each. The second reads their
+# births in the order of the log, so payloads are not kept.
 
 
 class PastJob(NamedTuple):
-    """A job, and what became of it."""
+    """A job and its end."""
 
     state: model.State
-    #: its ENQUEUED record, or a record that carries it
+    #: its ENQUEUED record, or a record that repeats it
     record: Record
 
 
@@ -299,7 +299,7 @@ def past_jobs(journal: Journal, wanted: JobFilter) -> Iterator[PastJob]:
         if entry.type not in kinds.BEGINNINGS:
             continue
         job, is_first = entry.job, entry.type in kinds.BIRTHS
-        # The first record counts, if the job's first segment is still there.
+        # The first record counts, if the job's first segment still exists.
         if not is_first and (job >= oldest or job in yielded):
             continue
         place = bisect_left(jobs, job)
@@ -311,14 +311,14 @@ def past_jobs(journal: Journal, wanted: JobFilter) -> Iterator[PastJob]:
 
 
 class _Ends:
-    """Keep what became of the jobs that fit."""
+    """Final states of the jobs that fit."""
 
     def __init__(self, wanted: JobFilter, oldest: int) -> None:
         self._wanted = wanted
         self._oldest = oldest
         self._jobs = array("Q")
         self._ends = bytearray()
-        #: jobs that began in segments that are gone
+        #: jobs whose first segment is gone
         self._carried: dict[int, int] = {}
 
     def look_at(self, entry: Record) -> None:
@@ -358,28 +358,28 @@ class _Ends:
 
 
 def _undamaged(journal: Journal, start: frames.Cursor) -> Iterator[Record]:
-    """Yield the records from a place on; skip damage, and refuse unknown kinds."""
+    """Yield the records from a cursor on; skip damage, and refuse unknown kinds."""
     start = frames.Cursor(start.segment, start.offset, start.next_lsn)
     for entry in entries(journal, start, salvages=False):
         check_known(entry.type, entry.lsn)
         yield entry
 
 
-#: Bytes that a scan may read; beyond, jobs are looked up one by one, at a millisecond each.
+#: Bytes up to which a scan is used; beyond it jobs are looked up one by one, 1 ms each.
 _WALK_BYTES: Final = 1024 * 1024
 _WALK_BYTES_A_JOB: Final = 32 * 1024
-#: States whose jobs the agenda knows.
+#: States of jobs in the agenda.
 _IN_AGENDA: Final = model.LIVE_STATES | {kinds.after(model.State.RUNNING, kinds.DEATH)}
-#: Records that a walk over births looks at in one step, at first and at most; bytes that it reads.
+#: Records in the first window of a walk over births, and in the largest; most bytes in one read.
 _WINDOW: Final = 64
 _WINDOW_MAX: Final = 256 * 1024
 _PIECE_BYTES: Final = 4 * 1024 * 1024
-#: Names that are looked for at most; where a birth has its queue and task, their lengths first.
+#: Most names in a search; offset of a birth's queue and task, with their lengths in front.
 _NAMES_MAX: Final = 32
 _KEY_AT: Final = codec.QUEUE_SIZE_AT
-#: Stories that are read at a time, at least, after the first.
+#: Fewest stories read together, after the first.
 _TOLD: Final = 16
-#: Jobs of other names whose stories are read for nothing, where few ended so.
+#: Stories of jobs with other names that may be read in vain, if few ended so.
 _OTHERS: Final = 64
 
 
@@ -393,7 +393,7 @@ def newest_jobs(
     views: list[JobView] = []
     if states & _IN_AGENDA:
         jobs = nlargest(wanted.limit, _from_agenda(facets, wanted, states, now_ns))
-        # After the clock was set back a job may be ready to the workers and not due to its records.
+        # After the clock was set back a job may be ready for workers and not due by its records.
         views += [view for view in tell_jobs(journal, jobs, now_ns) if wanted.fits(view)]
     if states - _IN_AGENDA:
         ended = wanted._replace(states=states - _IN_AGENDA)
@@ -404,7 +404,7 @@ def newest_jobs(
 def _ended(
     journal: Journal, wanted: JobFilter, agenda: agenda.Agenda, now_ns: int
 ) -> list[JobView]:
-    """Return jobs that are over and no dead letters."""
+    """Return ended jobs, without dead letters."""
     assert wanted.states is not None
     names = [state.name.lower() for state in wanted.states]
     counts = [(lane, sum(getattr(lane, name) for name in names)) for lane in agenda.lanes]
@@ -422,7 +422,7 @@ def _ended(
 
 
 def _named(journal: Journal, wanted: JobFilter, agenda: agenda.Agenda | None) -> Iterator[int]:
-    """Yield the jobs that may be of this queue and task, newest first, without the agenda's."""
+    """Yield jobs that may be of this queue and task, newest first, without the agenda's jobs."""
     births = _Births(journal, wanted, agenda)
     if wanted.queue is None or not _has_edits(journal):
         return births.newest()
@@ -432,7 +432,7 @@ def _named(journal: Journal, wanted: JobFilter, agenda: agenda.Agenda | None) ->
 
 
 def _common(jobs: Iterator[int], others: Iterator[int]) -> Iterator[int]:
-    """Yield the numbers in both of two falling sequences."""
+    """Yield the numbers that occur in both of two falling sequences."""
     other = next(others, 0)
     for job in jobs:
         while other > job:
@@ -455,7 +455,7 @@ def _fitting(
 def tell_jobs(journal: Journal, jobs: list[int], now_ns: int) -> list[JobView]:
     """Return the views of these jobs, in their order.
 
-    One scan from the first of them reads all, or the indexes if the scan would be long.
+    One scan from the first job reads all of them, or indexes if the scan would be long.
     """
     if not jobs:
         return []
@@ -496,7 +496,7 @@ def _from_agenda(
     lanes = frozenset(lane.number for lane in agenda.lanes if _is_of(lane, wanted))
     live = frozenset(map(int, states & model.LIVE_STATES))
     jobs: list[int] = []
-    if live == {int(model.State.RUNNING)}:  # few, among a million that wait
+    if live == {int(model.State.RUNNING)}:  # few, even if a million jobs wait
         fits = (job for job in agenda.running if job < wanted.before)
         jobs = nlargest(wanted.limit, (job for job in fits if _lane(agenda, job) in lanes))
     elif live:
@@ -531,10 +531,10 @@ def _last(
 
 
 class _Births:
-    """Walk over the births of jobs from the newest to the oldest, a window of the log at a time.
+    """Walk over births of jobs from the newest to the oldest, one window of the log at a time.
 
     Args:
-        agenda: the jobs that it knows are left out: they wait, run or are dead letters.
+        agenda: its jobs are left out: they wait, run or are dead letters.
     """
 
     def __init__(
@@ -545,7 +545,7 @@ class _Births:
         self._queue, self._task = encoded(wanted.queue), encoded(wanted.task)
         end = journal.end().segment
         self._segments = [lsn for lsn in journal.files.lsns if lsn <= end]
-        #: one of them stands in every birth that is wanted; none: nothing is known of that
+        #: every birth that fits contains one of these names; empty: no filter by name
         self._names = {self._task or self._queue or b""} - {b""}
         if agenda is not None:
             lanes = (lane for lane in agenda.lanes if _is_of(lane, wanted))
@@ -585,7 +585,7 @@ class _Births:
         until: int,
         born: Callable[[bytes, int, int, int], tuple[int, bytes, int]],
     ) -> Iterator[int]:
-        """Yield the jobs that records of these numbers bring, in their order."""
+        """Yield the jobs of the births among records with these numbers, in order."""
         journal, segment = self._journal, self._segments[home]
         files, end = journal.files, journal.end()
         start, last = journal.indexes.cursor_at(first), journal.indexes.cursor_at(until - 1)
@@ -608,7 +608,7 @@ class _Births:
                         yield job
 
     def _may_name(self, segment: int, start: int, stop: int) -> bool:
-        """Return whether these bytes of a segment hold a name that is wanted."""
+        """Return whether these bytes of a segment contain a wanted name."""
         files = self._journal.files
         overlap = max(map(len, self._names), default=0)
         pieces = (
@@ -630,7 +630,7 @@ def _birth(data: bytes, at: int, _length: int, lsn: int) -> tuple[int, bytes, in
 
 
 def _carried(data: bytes, at: int, length: int, _lsn: int) -> tuple[int, bytes, int]:
-    """Return the same of a record that holds a job's birth once more."""
+    """Return the same for a record that repeats a job's birth."""
     if data[at + codec.KIND_AT] not in kinds.CARRYING:
         return 0, data, at
     record = data[at : at + length]
@@ -638,10 +638,10 @@ def _carried(data: bytes, at: int, length: int, _lsn: int) -> tuple[int, bytes, 
 
 
 class _Marks:
-    """Find jobs by records of some kinds, without reading the frames.
+    """Find jobs by records of some kinds, without decoding the frames.
 
     Args:
-        begins: pairs of a kind and the state that follows it; None for any.
+        begins: pairs of a kind and the state after it; None for any.
     """
 
     def __init__(
@@ -649,7 +649,8 @@ class _Marks:
     ) -> None:
         self._journal = journal
         self._before = min(wanted.before, journal.next_lsn)
-        # A kind comes first, which is found fastest. The highest bytes of flags and attempt are 0.
+        # The kind comes first, as it is found fastest. The highest bytes of flags and attempt are
+        # 0.
         self._begins = [
             re.compile(
                 rb"%b(?=%b.{5}\0.{3}\0(.{8}))"
@@ -668,7 +669,7 @@ class _Marks:
         states = wanted.states or ()
         begins: list[tuple[int, int | None]] = [(kinds.ENDING[state], None) for state in states]
         files = journal.files.lsns
-        if files and files[0] > 1:  # compaction may have written jobs again
+        if files and files[0] > 1:  # compaction may have rewritten jobs
             begins += [(kind, state) for kind in kinds.REPEATS for state in states]
         return cls(journal, wanted, begins)
 

@@ -1,4 +1,4 @@
-"""Finding a place in the log: by lsn, by time, or by a reader's position."""
+"""Find a cursor in the log: by lsn, by time, or by a reader's position."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _START: Final = codec.SEGMENT_HEADER.size
 
 
 def find_lsn(files: SegmentFiles, lsn: int, end: Extent) -> frames.Cursor:
-    """Return the frame that holds a record, or the first frame after its place."""
+    """Return a cursor at the frame with a record, or at the first frame after it."""
     segment = max((first for first in files.lsns if first <= lsn), default=files.lsns[0])
     cursor = frames.Cursor(segment, _START, segment)
     for offset, header in hop(files, segment, _START, _size(files, segment, end)):
@@ -40,14 +40,14 @@ def find_time(files: SegmentFiles, time_ns: int, end: Extent) -> frames.Cursor:
 def find_position(
     files: SegmentFiles, path: str, reader: str, position: ReaderPosition, end: Extent
 ) -> frames.Cursor:
-    """At the frame that holds the next record for a reader, or where it will stand.
+    """Return a cursor at the frame with a reader's next record, or at its future place.
 
     The search hops from frame header to frame header and reads no records. It ends at a damaged
-    header, and a reader that goes on from there meets the damage.
+    header, and then the reader meets the damage.
 
     Raises:
         ReaderFellBehind: compaction removed it.
-        ReaderMismatch: what the reader had read last is not in the log any more.
+        ReaderMismatch: the last record that the reader read is no longer in the log.
     """
     oldest = files.lsns[0]
     if position.segment < oldest and position.lsn < oldest:
@@ -59,7 +59,7 @@ def find_position(
     if position.lsn == oldest:
         return frames.Cursor(oldest, _START, oldest)
     places = [(position.segment, position.offset)] if position.segment in files.lsns else []
-    # A recovery after a failed fsync moves frames, as they are, to a segment of their own.
+    # A recovery after a failed fsync moves frames unchanged to a segment of their own.
     before = find_lsn(files, position.lsn - 1, end)
     places.append((before.segment, before.offset))
     for segment, offset in places:
@@ -80,9 +80,9 @@ def follows(files: SegmentFiles, segment: int, time_ns: int) -> bool:
 def count_behind(
     files: SegmentFiles, cursor: frames.Cursor, lsn: int, end: Extent
 ) -> tuple[int, int]:
-    """(records, bytes) from a cursor and a record of its frame up to the end.
+    """Return (records, bytes) from a cursor and a record of its frame up to the end.
 
-    Lsns are dense but where an epoch begins, so most segments need not be looked into.
+    Lsns are dense except at the start of an epoch, so most segments need not be read.
     """
     records = size = 0
     lsns = [first for first in files.lsns if cursor.segment <= first <= end.segment]
@@ -103,10 +103,10 @@ def count_behind(
 
 
 def created_ns(files: SegmentFiles, segment: int) -> int:
-    """Time of the last frame before a segment, 0 if its header does not read."""
+    """Return the time of the last frame before a segment, 0 if its header cannot be read."""
     try:
         header = files.header(segment)
-    except LogError:  # it was removed since
+    except LogError:  # it was removed meanwhile
         return 0
     return header.created_ns if header is not None else 0
 
@@ -141,15 +141,15 @@ def _epoch(files: SegmentFiles, segment: int) -> int:
 def find_latest(
     files: SegmentFiles, end: Extent, count: int, wanted: Callable[[int, bytes], bool]
 ) -> tuple[frames.Cursor, int]:
-    """(cursor, lsn): from there on the log holds the latest ``count`` records that are wanted.
+    """Return (cursor, lsn) from which the log has the latest ``count`` wanted records.
 
-    Read from its end backwards, so that a few take little of even a large log.
+    The search reads backwards from the end, so a few records need few reads in a large log.
 
     Args:
         files: the log's, refreshed.
-        end: where it ends.
-        count: of records; all there are, if they are fewer.
-        wanted: told (lsn, record).
+        end: of the log.
+        count: of records; all records, if there are fewer.
+        wanted: called with (lsn, record).
     """
     counted, cursor, lsn = 0, frames.Cursor(end.segment, end.offset, end.lsn), end.lsn
     for segment in reversed([first for first in files.lsns if first <= end.segment]):
@@ -179,7 +179,7 @@ def _offsets(files: SegmentFiles, segment: int, size: int) -> list[int]:
         offsets.append(offset)
         reached = offset + header.size
     if reached < size:
-        # There is damage, and more frames after it.
+        # Damage, with more frames after it.
         files.is_damaged = True
         offsets += _behind(files, segment, reached, size)
     return offsets

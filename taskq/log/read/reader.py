@@ -1,4 +1,4 @@
-"""Reading a log without opening it: no lock, no write, beside any number of live processes."""
+"""Read a log without opening it: no lock, no write, next to any number of live processes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from taskq.log.state.facets import DAMAGE_MAX, Facets, LogView
 
 
 def verify(journal: Journal) -> VerifyReport:
-    """Return what a full read of the log finds, up to its known end, and what it lacks there."""
+    """Read the whole log up to its known end; return its damage and gaps."""
     frames = count = epoch = next_lsn = 0
     damage: list[Damage] = []
     missing: list[tuple[int, int]] = []
@@ -106,7 +106,7 @@ def describe_damage(journal: Journal, base: int, gap: Gap) -> Damage:
 
 
 def concerned_jobs(journal: Journal, damage: list[Damage]) -> list[int]:
-    """Jobs with a damaged enqueue or claim, known from later records."""
+    """Return jobs with a damaged enqueue or claim, known from later records."""
     jobs: set[int] = set()
     if damage:
         spans = [(part.first_lsn, part.next_lsn) for part in damage]
@@ -118,32 +118,32 @@ def concerned_jobs(journal: Journal, damage: list[Damage]) -> list[int]:
     return sorted(jobs)
 
 
-#: Records among which the last ends are looked for.
+#: Latest records that are searched for ended jobs.
 _LOOK_BACK: Final = 5_000
-#: Jobs among which one is looked for that is named by the beginning of its number.
+#: Newest jobs that are searched for a beginning of an id.
 _NEWEST: Final = 1_000
-#: Jobs that are named where several begin so.
+#: Most jobs in the error about an ambiguous id.
 _NAMED: Final = 5
 #: Message for a log with a failed write.
 FAILED: Final = "An fsync failed, nobody may write: look at the disk, then start all processes anew"
-#: Reasons that depend on which workers there were.
+#: Reasons that depend on the workers of the time.
 _OF_WORKERS: Final = frozenset({Why.NO_WORKER, Why.WORKER_LOST})
 
 T = TypeVar("T")
-#: How often an answer is begun anew when compaction took what it was read from.
+#: Most restarts of an answer after compaction removed a segment.
 _TRIES: Final = 5
-#: Bytes that ``explain`` may read for each second of the wait (30 ms of work a MiB, twice that on a
-#: busy machine), and its lower and upper limit.
+#: Bytes that ``explain`` may read per second of the wait (30 ms of work per MiB, twice that on a
+#: busy machine), with a lower and an upper limit.
 _READ_BYTES_A_SECOND: Final = 2 * 1024 * 1024
 _READ_BYTES_MIN: Final = 64 * 1024
 _READ_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 class LogReader:
-    """A read-only view of a log's directory, as of its opening or the last ``refresh``.
+    """Read-only view of a log's directory, as of its opening or the last ``refresh``.
 
-    With a moment of the past it shows the log as it was then, without processes and progress, which
-    the log does not keep. Close it, or use ``with``. It belongs to one thread at a time.
+    For a past moment it shows the log at that time, without processes and progress, which the log
+    does not keep. Close it, or use ``with``. One thread at a time may use it.
     """
 
     def __init__(self, path: str, journal: Journal, at: timetravel.Moment | None = None) -> None:
@@ -159,7 +159,7 @@ class LogReader:
         self._bodies = bodystore.BodyStore(journal.path, journal.config)
         self._hour: gauges.LastHour | None = None
         self._history: history.History | None = None
-        #: of the job that was asked for last
+        #: of the last requested job
         self._stories: dict[int, job_history.Story | None] = {}
         self._stand_on(journal)
 
@@ -190,19 +190,19 @@ class LogReader:
 
     @property
     def journal(self) -> Journal:
-        """The log as the reader sees it; for reading only."""
+        """The journal of this reader, for reading only."""
         return self._journal
 
     @property
     def device(self) -> str:
-        """Return whose log this is, of a hub's copy."""
+        """Return the device of a hub's copy."""
         return identity.device_of_copy(str(Path(self.path).absolute()))
 
     @property
     def copy_of(self) -> str:
         """Return device and age of a hub's copy, "copy of edge-8, as of …"; "" for an original.
 
-        A copy lacks the device's later records, and its processes.
+        A copy has no later records of the device, and no processes.
         """
         if not self._journal.identity.is_replica:
             return ""
@@ -216,7 +216,7 @@ class LogReader:
 
     @property
     def resend_command(self) -> str:
-        """Return what has a hub's copy filled again by its device; "" of any other log."""
+        """Return the command by which a device fills a hub's copy again; "" for any other log."""
         if not self._journal.identity.is_replica:
             return ""
         hub = str(Path(self.path).absolute().parents[2])
@@ -224,17 +224,17 @@ class LogReader:
 
     @property
     def bodies(self) -> bodystore.BodyStore:
-        """Return what unpacks the payloads and results of its records."""
+        """Return the store that unpacks payloads and results of this log."""
         return self._bodies
 
     def close(self) -> None:
-        """Close the files. Legal twice."""
+        """Close the files. May be called twice."""
         self._journal.close()
         if self._onlooker is not None:
             self._onlooker.close()
 
     def refresh(self) -> None:
-        """See what was written since the opening, too: only that is read and folded.
+        """Include records written since the opening; only new records are read and folded.
 
         Raises:
             LogError: the log was removed, or cannot be read.
@@ -247,7 +247,7 @@ class LogReader:
         self._onlooker.look()
         self._stories.clear()
         after = self._journal.end()
-        # A recovery may have cut what was seen and folded here.
+        # A recovery may have cut frames that were read and folded here.
         if (after.segment, after.offset) < (before.segment, before.offset):
             self._reopen()
 
@@ -261,15 +261,15 @@ class LogReader:
         """Return the lsn in a job id.
 
         Raises:
-            WrongLog: it is an id of another log.
-            UsageError: it is no id.
+            WrongLog: the id belongs to another log.
+            UsageError: the text is no id.
         """
         return parse_id(text, self.tag, self._journal.path)
 
     def find_job(self, text: str) -> int:
-        """Return the lsn of the job with this id, or of the only job whose id begins so.
+        """Return the lsn of the job with this id, or of the only job whose id begins with it.
 
-        Only the newest thousand jobs are found by a beginning.
+        Beginnings are only compared with the newest thousand jobs.
 
         Raises:
             JobNotFound: no job fits, or several do; the message names them.
@@ -305,14 +305,14 @@ class LogReader:
         )
 
     def why_dropped(self, lsn: int) -> str:
-        """Return why a job may be gone before its time; empty if none was dropped."""
+        """Return why a job may have been removed early; "" if no job was."""
         return job_history.why_dropped(self._journal, lsn)
 
     def job(self, lsn: int, *, body_bytes_max: int | None = None) -> JobView | None:
-        """Return the view of one job; None without such a job.
+        """Return the view of one job; None if the job is unknown.
 
-        A payload or result that does not read back, or is packed and over ``body_bytes_max``, is
-        left out, and ``problem`` has the reason.
+        A payload or result is left out if it cannot be read, or if it is compressed and over
+        ``body_bytes_max``; ``problem`` then has the reason.
         """
         story = self._story(lsn)
         if story is None or story.state is model.State.ABSENT:
@@ -320,20 +320,20 @@ class LogReader:
         return self._bodies.show_view(story.view(self.now_ns), body_bytes_max)
 
     def ties(self, lsn: int) -> flows.Takes | None:
-        """Return what the job has to do with others of its flow; None if there is no such job."""
+        """Return a job's relations to other jobs of its flow; None if the job is unknown."""
         story = self._story(lsn)
         return None if story is None else story.ties
 
     def steps(self, lsn: int) -> tuple[StepView, ...]:
-        """Return the finished steps of a job, in the order in which they were done."""
+        """Return the finished steps of a job, in the order of their ends."""
         story = self._story(lsn)
         return () if story is None else steps_of(story.records)
 
     def progress(self, lsn: int) -> ProgressView | None:
-        """Return how far a job is that runs now, as it told last.
+        """Return the latest progress report of a running job.
 
         Raises:
-            JobNotFound: there is no such job in this log.
+            JobNotFound: the log has no such job.
         """
         if self._journal.is_past:
             return None
@@ -362,7 +362,7 @@ class LogReader:
     def dead(self, wanted: selection.DeadFilter | None, limit: int) -> list[JobView]:
         """Return the dead letters that fit, None for any, the latest death first.
 
-        Payloads are left out as by ``jobs``.
+        Payloads are left out as in ``jobs``.
         """
 
         def read(journal: Journal, facets: Facets, _: int) -> list[JobView]:
@@ -381,9 +381,9 @@ class LogReader:
         return self._bodies.list_views(self._told(read))
 
     def peek(self, count: int, queue: str | None = None) -> list[JobView]:
-        """The next ready jobs, in the order of their claims; payloads are left out as by ``jobs``.
+        """Return the next ready jobs, in the order of claims; payloads are left out as in ``jobs``.
 
-        A paused queue gives none.
+        Jobs of paused queues are left out.
         """
 
         def read(journal: Journal, facets: Facets, now_ns: int) -> list[JobView]:
@@ -393,11 +393,11 @@ class LogReader:
         return self._bodies.list_views(self._told(read))
 
     def stats(self) -> LogStats:
-        """Counts per queue."""
+        """Return the counts of the log, per queue."""
         return self._told(self._stats)
 
     def lanes(self) -> dict[tuple[str, str], Counter[str]]:
-        """Count the jobs of each (queue, task) by state."""
+        """Return the counts of jobs of each (queue, task), by state."""
 
         def read(_: Journal, facets: Facets, now_ns: int) -> dict[tuple[str, str], Counter[str]]:
             agenda = facets.need_agenda()
@@ -412,7 +412,7 @@ class LogReader:
         return self._told(read)
 
     def waiting_jobs(self) -> dict[tuple[str, str], Waiting]:
-        """Count the jobs of each (queue, task) that wait, but for jobs put as bytes."""
+        """Return the counts of waiting jobs of each (queue, task), without jobs put as bytes."""
 
         def read(_: Journal, facets: Facets, now_ns: int) -> dict[tuple[str, str], Waiting]:
             agenda = facets.need_agenda()
@@ -445,24 +445,24 @@ class LogReader:
 
     @property
     def extent(self) -> Extent:
-        """Up to where it looks."""
+        """End of the log as far as this reader sees it."""
         end = self._journal.end()
         return Extent(end.segment, end.offset, end.next_lsn)
 
     def schedules(self) -> dict[str, ScheduleState]:
-        """Return what the log knows of schedules, by their names."""
+        """Return the states of all schedules, by name."""
         return self._told(lambda _, facets, __: facets.need_agenda().schedules)
 
     def controls(self) -> dict[str, dict[str, Any]]:
-        """Return what was changed at run time by name: tasks, slots of workers, alerts."""
+        """Return settings changed at run time by name: tasks, slots of workers, alerts."""
         return self._told(lambda _, facets, __: controls.values_of(facets.need_agenda().controls))
 
     def sources(self) -> list[SourceView]:
-        """Return the sources that jobs were ingested from, by their names."""
+        """Return the sources of ingested jobs, by name."""
         return self._told(lambda _, facets, __: views_of(facets.need_agenda().sources))
 
     def records(self) -> Iterator[Record]:
-        """Yield every record; from damaged frames the records with an intact CRC of their own."""
+        """Yield every record; from damaged frames the records with a valid CRC of their own."""
         return jobs.entries(self._journal)
 
     def last_ended(self) -> list[int]:
@@ -483,10 +483,10 @@ class LogReader:
         until_ns: int | None = None,
         now_ns: int | None = None,
     ) -> Iterator[JobView]:
-        """Yield every job that fits, in one walk: finished jobs as they ended, then the rest.
+        """Yield every job that fits, in one walk: first finished jobs by their ends.
 
-        Moments are of the enqueue, in the log's time; no state means any. A payload or result that
-        does not read back is left out, and ``problem`` has the reason.
+        Moments are of the enqueue, in the log's time; no state means any. An unreadable payload or
+        result is left out, and ``problem`` has the reason.
         """
         chosen = jobs.JobFilter(
             frozenset(states) or None, queue, task, since_ns=since_ns, until_ns=until_ns
@@ -495,7 +495,7 @@ class LogReader:
         return map(self._bodies.show_view, jobs.each_job(self._journal, chosen, now_ns))
 
     def timeline(self, lsn: int) -> tuple[JobEvent, ...]:
-        """Return what happened to a job, oldest first; empty if there is no such job."""
+        """Return the events of a job, oldest first; empty if the job is unknown."""
         story = self._story(lsn)
         if story is None:
             return ()
@@ -506,9 +506,9 @@ class LogReader:
         return self._told(lambda journal, _, __: name_attempts(journal, job.attempts))
 
     def why(self, lsn: int) -> Reason | None:
-        """Return the one reason why a job is not running, None if there is no such job.
+        """Return the one reason why a job is not running, None if the job is unknown.
 
-        Nor is it known of a job that waited for a worker in the past.
+        None as well for a job that waited for a worker at a past moment.
         """
         story = self._story(lsn)
 
@@ -529,7 +529,7 @@ class LogReader:
         return None if reason.code in _OF_WORKERS else reason
 
     def unfolded_bytes(self) -> int:
-        """Return how much a question about the present reads: all since the newest snapshot."""
+        """Return bytes to read for a question about the present: all after the newest snapshot."""
         journal = self._journal
         since, end = (
             snapshot.newest_stand(journal, snapshot.AGENDA) or journal.start(),
@@ -542,7 +542,7 @@ class LogReader:
     def owners(self) -> list[OwnerView]:
         """Return the processes that have the log open, and dead processes that still hold jobs.
 
-        Empty for a moment of the past and for a hub's copy.
+        Empty at a past moment and for a hub's copy.
         """
         if self._journal.is_past or self._journal.identity.is_replica:
             return []
@@ -553,7 +553,7 @@ class LogReader:
         return owners.ask_to_stop(Path(self.path) / "owners", owner)
 
     def last_hour(self) -> gauges.LastHour:
-        """Return what came and how attempts ended in the last hour."""
+        """Return counts of new jobs and of ends of attempts in the last hour."""
 
         def read(journal: Journal, _: Facets, now_ns: int) -> gauges.LastHour:
             if self._hour is None or self._hour.journal is not journal:
@@ -567,7 +567,7 @@ class LogReader:
         """Return the counts of a day, a week and a month, and whether they reach the log's end.
 
         Args:
-            seconds: how long to read at most; the next call goes on.
+            seconds: longest time to read; the next call continues.
         """
 
         def read(journal: Journal, _: Facets, _now_ns: int) -> tuple[history.History, bool]:
@@ -582,15 +582,15 @@ class LogReader:
         return self._told(read)
 
     def gone(self) -> list[tuple[OwnerView, int]]:
-        """Return processes of today that are gone, and when the log had anything of them last."""
+        """Return today's ended processes, each with the time of its last record."""
         hour, alive = self.last_hour(), {owner.owner for owner in self.owners() if owner.alive}
         return self._told(lambda _, __, now_ns: hour.gone(now_ns, self.extent, alive))
 
     def standing(self, stats: LogStats | None = None) -> diagnosis.Standing:
-        """Return how the log stands, in words; of a moment of the past without its processes.
+        """Return the log's condition in words; at a past moment without its processes.
 
         Args:
-            stats: what ``stats`` returned just now, or None.
+            stats: a fresh result of ``stats``, or None.
         """
         stats = stats or self.stats()
         if self._journal.is_past:
@@ -612,7 +612,7 @@ class LogReader:
         )  # fmt: skip
 
     def verify(self) -> VerifyReport:
-        """Read everything and check every CRC."""
+        """Read the whole log and check every CRC."""
         return verify(self._journal)
 
     def _stats(self, journal: Journal, facets: Facets, now_ns: int) -> LogStats:
@@ -637,10 +637,10 @@ class LogReader:
     def _told(self, read: Callable[[Journal, Facets, int], T]) -> T:
         """Return the result of ``read`` on the log, at the wall time.
 
-        Folds are kept: the next question folds only new records.
+        Folds are kept, so the next question folds only new records.
 
-        Compaction may remove the oldest segment meanwhile. Its live jobs were written again after
-        the end known here, so the log is opened anew.
+        Compaction may remove the oldest segment meanwhile. Its live jobs were rewritten after the
+        end known here, so the log is opened again.
         """
         for _ in range(_TRIES):
             try:
@@ -675,7 +675,7 @@ class LogReader:
 
 
 def explain(path: str, lsn: int, seconds: float, clock: ports.Clock | None) -> str:
-    """Explain after a wait in vain why a job is not running; "" if that would take too long.
+    """Explain after a wait why a job is not running; "" if that would take too long.
 
     Args:
         path: directory of the log.
@@ -693,7 +693,7 @@ def explain(path: str, lsn: int, seconds: float, clock: ports.Clock | None) -> s
 
 
 def _first(journal: Journal) -> int:
-    """Return the first segment that there was when the journal was opened, 0 if there was none."""
+    """Return the journal's first segment at its opening, 0 if there was none."""
     return journal.files.lsns[0] if journal.files.lsns else 0
 
 
@@ -703,7 +703,7 @@ def _oldest(journal: Journal) -> int:
 
 
 def open_journal(path: str, clock: ports.Clock | None = None) -> Journal:
-    """Return a journal for reading the log in a directory, by this clock or the machine's."""
+    """Return a journal for reading the log in a directory, with this clock or the machine's."""
     disk = LocalDisk()
     directory = system.named(Path(path).absolute())
     try:

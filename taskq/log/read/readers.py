@@ -1,4 +1,4 @@
-"""Named readers: how far each has come, kept beside the log, and the lock of a reader's process."""
+"""Named readers: their positions, stored in the log's directory, and their locks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from taskq.log.machine import ports, threads
 from taskq.log.segments.identity import Identity, read_identity
 
 _log: Final = threads.Reporter("taskq")
-#: Longest name, in characters and in the bytes of a file's name.
+#: Longest name, in characters and in bytes of its file name.
 NAME_CHARACTERS_MAX: Final = 100
 NAME_BYTES_MAX: Final = 200
 #: Name of the reader that sends the log to a hub: records that the hub lacks stay here.
@@ -27,7 +27,7 @@ _POSITION: Final = ".place"
 _LOCK: Final = ".lck"
 _BYTES_MAX: Final = 4_096
 _LOCK_BYTES_MAX: Final = 64
-#: A check whether a reader lives holds its lock for a moment.
+#: Tries to lock, since a check whether a reader lives holds its lock for a moment.
 _TRIES: Final = 8
 _TRY_AGAIN_SECONDS: Final = 0.002
 
@@ -68,10 +68,10 @@ def reader_names(disk: ports.Disk, path: str) -> list[str]:
 
 
 def reader_positions(disk: ports.Disk, path: str) -> dict[str, tuple[int, int]]:
-    """(segment, lsn) of each named reader: it has read everything before that lsn.
+    """Return (segment, lsn) of each named reader: it has read everything before that lsn.
 
-    Reads only, and works from any process. An invalid file is logged and left out; its reader gets
-    the error when it comes back.
+    It only reads, and works from any process. An invalid file is logged and left out; its reader
+    gets the error when it comes back.
     """
     identity = read_identity(disk, path)
     if identity is None:
@@ -91,9 +91,9 @@ def reader_positions(disk: ports.Disk, path: str) -> dict[str, tuple[int, int]]:
 def read_position(
     disk: ports.Disk, path: str, identity: Identity, name: str
 ) -> ReaderPosition | None:
-    """Return where a reader stands; None if there is no reader of that name.
+    """Return a reader's position; None if there is no such reader.
 
-    A position in a parent counts as far as its records are those of this log.
+    A position in a parent log counts up to the end of the parent's records.
     """
     file_path = _file_of(path, name, _POSITION)
     try:
@@ -130,22 +130,22 @@ def is_read(disk: ports.Disk, path: str, name: str) -> bool:
 
 
 class NamedReader:
-    """The hold on one reader's name and position. Take it with ``take``, end it with ``release``.
+    """Name and position of one reader. Take it with ``take``, end it with ``release``.
 
-    For any thread. In a forked child it does nothing: the name is its parent's.
+    Any thread may use it. In a forked child it does nothing: the name is its parent's.
 
     ``readers/<name>.place`` is the position, with the log's id, the reader's name and a CRC-32. It
-    is written to another file, synced and renamed, so a kill or a loss of power leaves the last
+    is written to another file, synced and renamed, so a kill or a power loss leaves the last
     position or the one before it.
 
-    ``readers/<name>.lck`` is locked with flock for as long as a process reads under the name, and
-    names the process.
+    ``readers/<name>.lck`` is locked with flock while a process reads under the name, and names the
+    process.
 
     Attributes:
         position: as it was last read or saved; None for a new reader.
     """
 
-    #: the name under which who sends the log elsewhere reads it
+    #: name of the reader that sends the log elsewhere
     HUB = HUB_READER
 
     def __init__(
@@ -159,26 +159,26 @@ class NamedReader:
         self._file_path = _file_of(path, name, _POSITION)
         self._lock = lock
         self._pid = os.getpid()
-        # A save that nobody waits for any more must not write to a descriptor that was given back.
+        # A late save must not write to a closed descriptor.
         self._guard = threading.Lock()
 
     @classmethod
     def take(cls, disk: ports.Disk, path: str, identity: Identity, name: str) -> NamedReader:
-        """Keep everybody else from reading under the name.
+        """Take a reader's name, so that no other process reads under it.
 
         Raises:
-            ReaderBusy: somebody does.
-            UsageError: the name cannot be one.
+            ReaderBusy: another process reads under it.
+            UsageError: the name is invalid.
         """
         check_reader_name(name)
         disk.make_directory(f"{path}/{_FOLDER}")
         return cls(disk, path, identity, name, _take_lock(disk, path, name))
 
     def load(self) -> ReaderPosition | None:
-        """Read the position, and make sure that it is on disk; None for a new reader.
+        """Read the position and sync it; None for a new reader.
 
         Raises:
-            LogDamaged: it does not read back.
+            LogDamaged: it cannot be read.
             OSError: the disk refused.
         """
         with self._guard:
@@ -189,7 +189,7 @@ class NamedReader:
             return self.position
 
     def save(self, position: ReaderPosition) -> None:
-        """Note how far the reader has come, durably.
+        """Save the reader's position durably.
 
         Raises:
             OSError: the disk refused.
@@ -203,7 +203,7 @@ class NamedReader:
                 self.position = position
 
     def keep_from(self, segment: int, lsn: int) -> None:
-        """Let all below an lsn go, durably: that is in the segment.
+        """Release all records below an lsn, durably; the lsn is in the segment.
 
         Raises:
             OSError: the disk refused.
@@ -219,7 +219,7 @@ class NamedReader:
         self.release()
 
     def release(self) -> None:
-        """Let others read under the name. Legal twice."""
+        """Release the name. May be called twice."""
         with self._guard:
             if not self._is_ours:
                 return
@@ -260,7 +260,7 @@ def _take_lock(disk: ports.Disk, path: str, name: str) -> int:
             continue
         disk.truncate(descriptor, 0)
         ports.write_all(disk, descriptor, mark, 0)
-        # Another process removed the reader, and with it the file that is locked here.
+        # Another process may have removed the reader, and with it the locked file.
         if _read_lock(disk, file_path) == mark:
             return descriptor
         disk.close(descriptor)

@@ -1,8 +1,8 @@
 """Dead letters and waiting jobs by a filter, found without the writer lock.
 
-One look scans a limited number of entries and returns the place for the next look, so the storage
-thread and the batch that follows stay short. A job may change between look and act: the batch
-checks each job again under the lock.
+One call scans a limited number of entries and returns the start of the next call, so it delays the
+storage thread and the next batch only briefly. A job may change between the scan and the act: the
+batch checks each job again under the lock.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-#: Entries of a table that one look goes over.
+#: Most entries of a table that one call scans.
 _SCAN_MAX: Final = 20_000
-#: Jobs that one look reads about in the log.
+#: Most jobs whose records one call reads.
 _TOLD_MAX: Final = 200
-#: States of jobs that wait.
+#: States of waiting jobs.
 WAITING: Final = model.WAITING_STATES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadFilter:
-    """Filter of dead letters; what is None does not matter.
+    """Filter of dead letters; None fits all.
 
     Attributes:
         queue, task: by name.
-        error: text that the reason holds, or a pattern that is found in it.
+        error: text in the reason, or a pattern to search in it.
         since_ns, before_ns: wall time of the death, in whole seconds.
     """
 
@@ -62,7 +62,7 @@ class DeadFilter:
 
 
 class PageEnd(NamedTuple):
-    """A place in the order of deaths."""
+    """A position in the order of deaths."""
 
     #: of wall time
     second: int
@@ -70,19 +70,19 @@ class PageEnd(NamedTuple):
 
 
 class Page(NamedTuple, Generic[Item]):
-    """Hold what one look found."""
+    """Jobs found by one call."""
 
     items: list[Item]
-    #: jobs that were meant and cannot be had, and why
+    #: selected jobs that were refused, with the error
     refused: list[tuple[int, errors.TaskqError]]
-    #: job to go on at; 0 when there are no more
+    #: job at which the next call begins; 0 at the end
     following: int
 
 
 def newest_dead(
     sight: LogView, wanted: DeadFilter, limit: int, below: PageEnd | None
 ) -> tuple[list[JobView], PageEnd | None]:
-    """Dead letters that fit, the latest death first, and where to go on; None at the end."""
+    """Return dead letters that fit, the latest death first, and where to go on; None at the end."""
     journal, agenda = sight.journal, sight.facets.need_agenda()
     fits = _fitting(agenda, wanted)
     places = (
@@ -112,7 +112,7 @@ def count_dead(sight: LogView, wanted: DeadFilter) -> int:
 
 
 def dead_page(sight: LogView, wanted: DeadFilter, start: int, end: int, limit: int) -> Page[int]:
-    """Return jobs among those from ``start`` on, before ``end``, that are dead letters and fit."""
+    """Return dead letters that fit, among the jobs from ``start`` to before ``end``."""
     journal, agenda = sight.journal, sight.facets.need_agenda()
     fits = _fitting(agenda, wanted)
     page: Page[int] = Page([], [], 0)
@@ -135,7 +135,7 @@ def dead_page(sight: LogView, wanted: DeadFilter, start: int, end: int, limit: i
 
 
 def letters(sight: LogView, jobs: list[int]) -> Page[Letter]:
-    """Return the first of these dead letters that make a batch, as they are to be written again.
+    """Return the first of these dead letters, up to one batch, for their requeue.
 
     ``following`` is the first job of the rest.
     """
@@ -202,7 +202,7 @@ def _lanes(agenda: agenda.Agenda, queue: str | None, task: str | None) -> frozen
 
 
 def _letter(journal: Journal, job: int, location: int) -> Letter:
-    """Return a dead letter whose ENQUEUED record stands at a location, or in the record there."""
+    """Return a dead letter whose ENQUEUED record is at a location, or within the record there."""
     born = timeless(journal.files.record(location, job), job, DUE_OPTIONS)
     view = job_view(journal, job, journal.clock.wall_ns())
     if view is None:
@@ -211,10 +211,10 @@ def _letter(journal: Journal, job: int, location: int) -> Letter:
 
 
 def waiting_page(sight: LogView, wanted: JobFilter, start: int, end: int, limit: int) -> Page[int]:
-    """Return jobs among those from ``start`` on, before ``end``, that wait and fit."""
+    """Return waiting jobs that fit, among the jobs from ``start`` to before ``end``."""
     journal, agenda = sight.journal, sight.facets.need_agenda()
     time_ns, step_ns = journal.log_time()
-    # A step of the clock that is not recorded yet makes nothing due.
+    # A clock step without a record makes no job due.
     agenda.promote(time_ns - step_ns)
     if wanted.until_ns is not None:
         end = min(end, journal.indexes.lsn_at(wanted.until_ns))
@@ -233,7 +233,7 @@ def waiting_page(sight: LogView, wanted: JobFilter, start: int, end: int, limit:
 
 
 def waiting_job(sight: LogView, job: int) -> Rewrite:
-    """Return a job that waits, as it is to be written again by an edit."""
+    """Return a waiting job in the form in which an edit rewrites it."""
     journal, agenda = sight.journal, sight.facets.need_agenda()
     time_ns, step_ns = journal.log_time()
     agenda.promote(time_ns - step_ns)
@@ -267,9 +267,9 @@ def count_running(sight: LogView, queue: str | None, task: str | None) -> int:
 
 
 def key_holder(sight: LogView, queue: bytes, key: bytes) -> int | None:
-    """Return the job that holds a key in a queue, by its record; None if nobody does.
+    """Return the job that holds a key in a queue, by its record; None if no job does.
 
-    One whose record does not read back counts: an enqueue with its key would be refused.
+    A holder with an unreadable record counts, since an enqueue with its key would be refused.
     """
     journal = sight.journal
     dedup = sight.facets.need_dedup()

@@ -1,4 +1,4 @@
-"""Everything that happened to one job, in order, and who did it."""
+"""Events of one job, in order, with the processes that caused them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from taskq.log.read.gauges import introductions
 if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
 
-#: Records that name the claim that they are about, or begin one.
+#: Records that name their claim, or begin one.
 _OF_CLAIMS: Final = kinds.ENDS_OF_CLAIMS | kinds.LEASING
 
 
@@ -29,18 +29,18 @@ class JobEvent:
     """Event of a job. Moments are nanoseconds of wall time, 0 for none.
 
     Attributes:
-        time_ns: when.
+        time_ns: time of the event.
         kind: "enqueued", "claimed", "succeeded", "retried", "dead", "released", "cancelled",
             "cancel_asked" (while it ran), "expired", "extended", "requeued", "purged", "stepped"
-            and "signalled" (``reason`` names the step or signal), "edited" (it waits otherwise:
-            ``reason`` has the change), "acted" (somebody asked for something: ``reason`` has who
-            and what), or "carried" (compaction wrote it again).
+            and "signalled" (``reason`` names the step or signal), "edited" (``reason`` has the
+            change), "acted" (an operator's request: ``reason`` has name and request), or "carried"
+            (compaction rewrote it).
         lsn: of its record; 0 if compaction removed it.
         attempt: attempts counted so far.
         owner: number of the claiming process; 0 for none.
         pid, worker, host: of that process, if known.
         cause: why it was released, retried, cancelled or died: "caller", "owner_lost", ….
-        due_ns: when the job is due from then on.
+        due_ns: new due time of the job.
         reason: the task's exception, or the text given at the end of the attempt.
         task: name of the job's task.
     """
@@ -80,7 +80,7 @@ class JobEvent:
 
     @property
     def failure(self) -> tuple[str, str, str]:
-        """(class of the error, its message, fingerprint) if an attempt failed here; else all "".
+        """Return (class of the error, its message, fingerprint) of a failed attempt; else all "".
 
         See ``AttemptView.fingerprint``.
         """
@@ -145,10 +145,10 @@ def events_of(records: Iterable[Record]) -> list[JobEvent]:
             event = replace(event, reason=_edited(record, place))
         if record.queue:
             place = record.queue, record.priority
-        if record.type == kinds.ACT:  # written again, it stands where it was
+        if record.type == kinds.ACT:  # a rewritten act keeps its place
             after = (at for at, it in enumerate(events) if it.time_ns > event.time_ns)
             events.insert(next(after, len(events)), event)
-        elif record.type != kinds.WAIT:  # the release that follows shows it
+        elif record.type != kinds.WAIT:  # the release after it shows the wait
             events.append(event)
         if record.type in kinds.ENDS_OF_CLAIMS:
             owner = 0
@@ -176,7 +176,7 @@ def _named(journal: Journal, items: Sequence[Item], through_lsn: int) -> tuple[I
 
 
 def _edited(record: Record, before: tuple[str, int | None] | None) -> str:
-    """Return what an edit changed of the job's place, as far as that is known."""
+    """Return the known change of the job's place by an edit."""
     queue, priority = before or (record.queue, record.priority)
     changes = []
     if queue != record.queue:
@@ -213,7 +213,7 @@ def _event(record: Record, owner: int) -> JobEvent:
 
 
 def _from_carried(carried: Carried) -> Iterator[JobEvent]:
-    """Yield the events in a record that replaced removed ones."""
+    """Yield the events in a record that replaced removed records."""
     yield JobEvent(time_ns=carried.enqueued_ns, kind="enqueued")
     last_ns = 0
     for attempt in decode_history(carried.history):
@@ -236,10 +236,10 @@ def _from_carried(carried: Carried) -> Iterator[JobEvent]:
 def _describe(
     journal: Journal, owners: set[int], through_lsn: int
 ) -> dict[int, documents.OwnerView]:
-    """Return owners from their files if they live, else from the log.
+    """Return descriptions of owners, from their files if they live, else from the log.
 
-    A process introduces itself in the log before its first claim, which may be long before the job
-    came: the segments are looked through from the newest that matters to the oldest.
+    A process describes itself in the log before its first claim, perhaps long before the job came.
+    So the segments are searched from the newest relevant one to the oldest.
     """
     views = (owner_view(Path(journal.path) / "owners", owner) for owner in owners)
     known = {view.owner: view for view in views if view.pid}

@@ -1,4 +1,4 @@
-"""The log as it stood at a moment: the fold of its frames up to there."""
+"""The log at a past moment: the fold of its frames up to there."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
 
 _FORMS: Final = 'give a span back from now ("2h"), a time ("2024-05-01T12:00") or an lsn (4711)'
-#: More digits than any lsn has.
+#: Most digits of an lsn.
 _LSN_DIGITS: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """A moment in the life of a log; one of the two is given.
+    """A past moment of a log; one of both fields is set.
 
     A reader's journal is cut at the log's end of that time, so folds and lists on it see the past.
     A frame is atomic: an lsn inside a frame means the state after that frame.
 
-    A time is by today's clock. Later steps of the clock count as corrections, so "two hours ago"
-    holds even if a machine without a battery had the wrong time then.
+    A time is by today's clock. Later steps of the clock count as corrections, so "two hours ago" is
+    right even if a machine without a battery had the wrong time then.
 
     Attributes:
-        lsn: right after the frame that holds this record, or the last before it.
-        time_ns: nanoseconds of wall time, as the clock goes now.
+        lsn: right after the frame with this record, or the last frame before it.
+        time_ns: nanoseconds of wall time by the present clock.
     """
 
     lsn: int | None = None
@@ -42,7 +42,7 @@ class Moment:
         """Return the moment of a datetime with a time zone, or of an lsn.
 
         Raises:
-            UsageError: it is neither.
+            UsageError: ``at`` is neither.
         """
         if isinstance(at, datetime):
             return cls(time_ns=durations.moment_ns(at, "at"))
@@ -58,10 +58,10 @@ class Moment:
 
     @classmethod
     def parse(cls, text: str, now_ns: int, what: str = "the moment") -> Moment:
-        """Return the moment that a text names; a time without a zone is local.
+        """Return the moment in a text; a time without a zone is local.
 
         Raises:
-            UsageError: it is no span, no time and no lsn.
+            UsageError: the text is no duration, no time and no lsn.
         """
         text = text.strip()
         if text.isascii() and text.isdigit() and len(text) <= _LSN_DIGITS:
@@ -91,7 +91,7 @@ class Still:
 class _Steps(NamedTuple):
     #: sum of all steps of the clock
     steps_ns: int
-    #: lsn and time of the oldest possible moment; 0 if the whole log is there
+    #: lsn and time of the oldest possible moment; 0 if the log is complete
     floor_lsn: int
     floor_ns: int
 
@@ -135,27 +135,27 @@ def _refuse_future(journal: Journal, moment: Moment) -> None:
 
 
 def _is_beyond(moment: Moment, header: codec.FrameHeader, later_steps_ns: int) -> bool:
-    """Return whether a frame came after the moment; the clock made these steps since the frame."""
+    """Return whether a frame came after the moment, given the clock's steps since the frame."""
     if moment.time_ns is not None:
         return header.time_ns + later_steps_ns > moment.time_ns
     return moment.lsn is not None and header.first_lsn > moment.lsn
 
 
 def _steps_of(journal: Journal) -> _Steps:
-    """Return what must be known of the whole log before a moment in it can be found."""
+    """Return facts about the whole log that are needed to find a moment in it."""
     kept = journal.files.lsns[0] if journal.files.lsns else 0
     steps_ns = floor_lsn = floor_ns = 0
     for frame in frames.whole(journal.frames(journal.start())):
         steps_ns += _step_of(frame)
         for lsn, below in compactions(frame):
-            # While the segments that it names are still there, nothing is missing.
+            # While the segments that it names still exist, no record is missing.
             if below <= kept:
                 floor_lsn, floor_ns = lsn, frame.header.time_ns
     return _Steps(steps_ns, floor_lsn, floor_ns)
 
 
 def _step_of(frame: frames.Frame) -> int:
-    """Return the step of the clock that a frame opens with, 0 for none."""
+    """Return the step of the clock at the start of a frame, 0 for none."""
     if frame.data[frame.at + codec.KIND_AT] not in kinds.STEPS:
         return 0
     step_ns: int = codec.STEP.unpack_from(frame.data, frame.at)[6]
