@@ -1,1 +1,1 @@
-"""An agent whose answers are paid once."""
+"""An agent that pays once for each of its model's answers."""

@@ -1,4 +1,4 @@
-"""A question whose worker is killed while the model thinks for the third time."""
+"""Ask a question, and kill the worker during the model's third answer."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from examples.agent.app import app, ask
 from examples.agent.model import Model
 
-#: Which thought the worker does not live to hear.
+#: Number of the model's answer during which the worker is killed.
 KILLED_AT = 3
 
 

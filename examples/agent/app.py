@@ -1,6 +1,6 @@
-"""An agent: a model says which tool to use, until it knows the answer. Each answer is a step.
+"""An agent: a model names tools to use until it knows the answer. Each of its answers is a step.
 
-So a crash loses at most the answer that was on its way: what was paid for is in the log. Run it by
+A crash loses at most the answer on its way, since earlier, paid answers are in the log. Run it by
 ``python -m examples.agent``.
 """
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 app = TaskQ()
-#: Turns of one question; a model that goes round in circles is dear.
+#: Turns of one question at most, since a model without end is expensive.
 TURNS_MAX: Final = 20
 
 
 @dataclass
 class Message:
-    """A message, and the tool that it wants, if it does."""
+    """A message, perhaps with a tool to use."""
 
     role: str
     content: str
@@ -34,12 +34,12 @@ class Message:
 
 @durable.as_step(retry=retry.exponential(attempts=5), timeout="90s")
 async def think(messages: list[Message]) -> Message:
-    """Ask the model; a try that fails is asked again, and burns no attempt of the question."""
+    """Ask the model; a failed try is repeated, and does not use an attempt of the question."""
     async with httpx.AsyncClient(timeout=60) as client:
         answer = await client.post(
             os.environ["MODEL_URL"],
             json=[message.__dict__ for message in messages],
-            headers={"Idempotency-Key": durable.key()},  # the same in every try at this answer
+            headers={"Idempotency-Key": durable.key()},  # the same key in every try of this answer
         )
     return Message(**answer.raise_for_status().json())
 
@@ -58,7 +58,7 @@ TOOLS: Final[dict[str, Callable[[str], str]]] = {"search": search, "subtract": s
 
 @app.task(retry=10)
 async def ask(question: str) -> str:
-    """Answer a question, by as many turns as the model wants."""
+    """Answer a question in several turns with the model."""
     messages = [Message("user", question)]
     for _ in range(TURNS_MAX):
         answer = await think(messages)

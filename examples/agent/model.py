@@ -1,4 +1,4 @@
-"""A slow, dear model: an HTTP server on this machine that thinks for a moment and writes a bill."""
+"""A slow, expensive model: a local HTTP server that takes a moment and writes a bill."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
-#: What it wants to know before it answers: (tool, argument).
+#: Tool calls before the answer: (tool, argument).
 PLAN: Final = (("search", "height of Fuji"), ("search", "height of Aso"), ("subtract", "3776 1592"))
 
 
 class Model(ThreadingHTTPServer):
-    """Answers one tool call after the other, then the question; bills each answer that it gives.
+    """Returns one tool call after the other, then the answer, and bills each response.
 
     Args:
-        seconds: how long it thinks.
-        stops_at: which request it thinks about until ``goes_on`` is set.
+        seconds: duration of a response.
+        stops_at: number of the request that waits until ``goes_on`` is set.
 
     Attributes:
-        asked: is released each time that somebody asks.
-        bill: the answers that it gave, by the keys of the requests: one of a key is paid once.
+        asked: semaphore, released at each request.
+        bill: responses by the keys of the requests; requests with one key are billed once.
     """
 
     daemon_threads = True
@@ -54,7 +54,7 @@ class _Handler(BaseHTTPRequestHandler):
         key = self.headers["Idempotency-Key"]
         if key not in model.bill:
             is_held = len(model.bill) + 1 == model.stops_at
-            model.goes_on.wait(None if is_held else model.seconds)  # it thinks
+            model.goes_on.wait(None if is_held else model.seconds)  # thinking time
             model.bill[key] = model.answer(messages)
         body = json.dumps(model.bill[key]).encode()
         self.send_response(200)

@@ -1,12 +1,12 @@
 """A plugin that mirrors the dead letters of several apps into one log.
 
-A package of your own brings it by an entry point, and settings name it (``plugins = ["mirror"]``)::
+A package declares it as an entry point, and the settings name it (``plugins = ["mirror"]``)::
 
     [project.entry-points."taskq.plugins"]
     mirror = "dead_mirror.mirror:mirror"
 
-It imports only public modules of taskq. Each letter is mirrored once, since the key of its job in
-the mirror is the id of the dead job. The next worker mirrors letters that a killed worker missed.
+The plugin imports only public modules of taskq. Each letter is mirrored once, since the key of its
+job in the mirror is the id of the dead job. If a worker is killed, the next one mirrors the rest.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("dead_mirror")
 
-#: Names the directory of the mirror; else it lies beside the app's log.
+#: Environment variable with the mirror's directory; by default next to the app's log.
 VARIABLE: Final = "DEAD_MIRROR"
 #: The queue of the mirrored letters.
 QUEUE: Final = "dead"
-#: Letters that are looked for at a start, the latest.
+#: Latest letters that are checked at a start.
 LETTERS_MAX: Final = 1_000
 
 
@@ -42,7 +42,7 @@ class Mirror:
     """Writes the dead letters of one app into another log.
 
     Args:
-        app: whose letters.
+        app: the app with the letters.
         path: directory of the mirror.
     """
 
@@ -52,7 +52,7 @@ class Mirror:
         self._log: TaskLog | None = None
 
     async def opened(self) -> AsyncIterator[None]:
-        """Open the mirror for as long as a worker runs, and catch up; a lifespan of the app."""
+        """Lifespan of the app: open the mirror while a worker runs, and catch up."""
         async with await TaskLog.open(self._path) as log:
             self._log = log
             for letter in await self._app.dead.list(limit=LETTERS_MAX):

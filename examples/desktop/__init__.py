@@ -1,1 +1,1 @@
-"""A desktop program that is frozen into one executable, and does its work in the background."""
+"""A desktop program, frozen into one executable, with work in the background."""

@@ -1,6 +1,6 @@
-"""The program: a loop that stands for a window's, and a worker on a thread beside it.
+"""The program: a loop in place of a window's event loop, and a worker on a thread.
 
-Frozen: ``pyinstaller --onedir examples/desktop/program.py``, or ``--onefile``.
+Freeze it by ``pyinstaller --onedir examples/desktop/program.py``, or ``--onefile``.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from examples.desktop.tasks import app, count_words, shrink
 if TYPE_CHECKING:
     from taskq import JobHandle
 
-#: How often a window looks for news; toolkits have timers for that.
+#: Pause between two looks at the jobs; toolkits have timers for this.
 LOOK_SECONDS = 0.05
 
 
 def main() -> None:
-    """Open, work beside the loop, and close: what is not done goes on at the next start."""
+    """Open, run jobs during the loop, and close; unfinished jobs continue at the next start."""
     done: queue.SimpleQueue[str] = queue.SimpleQueue()
     with app, app.worker_thread(concurrency=4, on_event=lambda event: done.put(event.job_id)):
         words = count_words.enqueue_sync("to be or not to be")
         sizes = [shrink.enqueue_sync(size) for size in (100, 200)]
         waiting: set[str] = {words.id, *(job.id for job in sizes)}
-        while waiting:  # the window's loop: it never waits for a job
+        while waiting:  # the window's loop never waits for a job
             time.sleep(LOOK_SECONDS)
             while not done.empty():
                 waiting.discard(done.get())
@@ -41,6 +41,6 @@ def show(words: JobHandle[int], sizes: list[JobHandle[tuple[int, int, bool]]]) -
 
 
 if __name__ == "__main__":
-    # In a child process of the frozen program nothing below this line runs.
+    # A child process of the frozen program never returns from this line.
     multiprocessing.freeze_support()
     main()

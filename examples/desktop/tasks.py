@@ -1,4 +1,4 @@
-"""The program's tasks, in a module of their own: child processes import it."""
+"""The program's tasks, in a module of their own, which child processes import."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 
 from taskq import TaskQ
 
-#: The user's data directory, wherever the program was started.
+#: In the user's data directory, regardless of the working directory.
 app = TaskQ.user_data("Picture Book")
 
 
@@ -21,5 +21,5 @@ def count_words(text: str) -> int:
 
 @app.task(runs_in="process")
 def shrink(size: int) -> tuple[int, int, bool]:
-    """Run in a child process: heavy work does not make the window stutter."""
+    """Run in a child process, so that heavy work does not make the window stutter."""
     return size // 2, os.getpid(), bool(getattr(sys, "frozen", False))

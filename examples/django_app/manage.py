@@ -1,4 +1,4 @@
-"""``python manage.py migrate --run-syncdb``, then ``runserver`` and, beside it, ``worker``."""
+"""Run ``python manage.py migrate --run-syncdb``, then ``runserver`` and ``worker`` in parallel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``uvicorn examples.fastapi_app.web:web``: orders that jobs confirm, each in one trace."""
+"""``uvicorn examples.fastapi_app.web:web``: jobs confirm orders, each order in one trace."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def mail(order: int) -> None:
 
 @asynccontextmanager
 async def working(_: FastAPI) -> AsyncIterator[None]:
-    """Run the jobs in the server itself; leave this out where ``taskq worker`` runs them."""
+    """Run the jobs in the server itself; omit this if ``taskq worker`` runs them."""
     async with jobs, jobs.worker(concurrency=4):
         yield
 

@@ -7,13 +7,13 @@ from collections import Counter
 
 from taskq import TaskQ
 
-# Opened at first use, so that a server may fork its processes after this was imported.
+# The log is opened at first use, so a server may fork its processes after this import.
 jobs = TaskQ(os.environ.get("WORDS_DIR", "jobs"))
 
 
 @jobs.task(queue="words", retry=3, keep="1d")
 def count_words(text: str) -> dict[str, int]:
-    """Return how often each word occurs, the three most frequent ones."""
+    """Return the three most frequent words with their counts."""
     words = text.split()
     if not words:
         raise ValueError("there are no words in this text")

@@ -1,4 +1,4 @@
-"""``flask --app examples.flask_app.web run``, and beside it ``… worker``: words counted by jobs."""
+"""Count words by jobs: ``flask --app examples.flask_app.web run``, and ``… worker`` in parallel."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A fleet of devices, each with a task log, and the tables that Spark makes of all of them."""
+"""A fleet of devices, each with a task log, and the tables that Spark computes from all logs."""

@@ -1,4 +1,4 @@
-"""``python -m examples.fleet``: fifty devices, their logs on Spark, and every figure checked."""
+"""``python -m examples.fleet``: run Spark on the logs of fifty devices, and check every figure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from taskq_plugins.spark.sql import sql
 from .check import check_tables, workplace
 from .devices import make_fleet
 
-#: Queries whose rows are printed, as by ``taskq sql --lake``.
+#: Columns of the printed tables, as for ``taskq sql --lake``.
 _SHOWN: Final = {
     "failures": "task,failed_attempts,dead_jobs,devices,poison",
     "duplicates": "queue,devices,jobs",
@@ -44,7 +44,7 @@ def main(devices: int, hours: int, work: Path | None) -> None:
         wrong = check_tables(console, journals, lake_path)
         for table, columns in _SHOWN.items():
             console.print(f"\n{table}")
-            query = f"SELECT {columns} FROM {table}"  # noqa: S608 - ours
+            query = f"SELECT {columns} FROM {table}"  # noqa: S608 - constant names
             sql.main([query, "--lake", str(lake_path)], standalone_mode=False)
     console.print(f"done in {time.monotonic() - began:.0f} s")
     sys.exit(wrong > 0)

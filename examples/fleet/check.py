@@ -26,7 +26,7 @@ _HOUR_SECONDS: Final = 3_600
 
 
 class Check(NamedTuple):
-    """One table and what was found."""
+    """One table and the result of its comparison."""
 
     table: str
     rows: int
@@ -66,7 +66,7 @@ def check(lake: Lake, root: Path) -> Iterator[Check]:
 
 @contextmanager
 def workplace(work: Path | None) -> Iterator[Path]:
-    """Yield an empty directory, which is kept if it was named."""
+    """Yield an empty directory; a named one is kept."""
     if work is None:
         with tempfile.TemporaryDirectory(prefix="taskq-fleet-") as name:
             yield Path(name)
@@ -78,8 +78,8 @@ def workplace(work: Path | None) -> Iterator[Path]:
 
 
 def check_tables(console: Console, journals: Path, lake_path: Path) -> int:
-    """Run the pipeline and check its tables; returns the number of wrong rows."""
-    # Imported here, since they take a second: a wrong option fails at once.
+    """Run the pipeline and check its tables; return the number of wrong rows."""
+    # These imports take a second, so they come after the checks of options.
     from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415
     from taskq_plugins.spark.run.command import run  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Makes the task logs of a fleet by running its jobs: what a hub would have collected."""
+"""Make a fleet's task logs, as a hub would have collected them, by running the devices' jobs."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from taskq_workers.events import JobFinished
 
 HOUR_SECONDS: Final = 3_600
-#: 2026-11-02 00:00 UTC, in seconds: when the fleet's day begins.
+#: Begin of the fleet's day: 2026-11-02 00:00 UTC, in seconds.
 DAY_SECONDS: Final = 1_793_577_600
-#: On each device, on average.
+#: Average of each device.
 JOBS_PER_HOUR: Final = 12
-#: How far ahead the one wrong clock is.
+#: Error of the one wrong clock, which is ahead.
 WRONG_SECONDS: Final = 26 * HOUR_SECONDS
-#: Hours that the late device lags.
+#: Hours without an upload by the late device.
 LATE_HOURS: Final = 5
-#: One hour in this many passes without a worker on the device: jobs pile up.
+#: In every seventh hour a device runs no worker, and jobs pile up.
 ASLEEP_EVERY: Final = 7
 #: Percentage of waiting jobs that are cancelled.
 CANCELLED_PERCENT: Final = 3
 PATIENCE_SECONDS: Final = 30
-#: How much of a frame was written when the power went.
+#: Size of a frame's part that was written before the power loss.
 TORN_BYTES: Final = 100
 _SECOND_NS: Final = 1_000_000_000
 
@@ -95,7 +95,7 @@ async def _live(path: Path, special: Special | None, hours: int) -> None:
 
 
 async def _work(device: Device, hours: range, idle: int) -> None:
-    """Run the jobs of these hours as they come; in the last ones none runs."""
+    """Run the jobs of these hours as they arrive; in the last ``idle`` hours no worker runs."""
     async with device.app:
         await device.firmware.enqueue("7.2")
         for hour in hours:
@@ -122,7 +122,7 @@ async def _awake(device: Device, hour: int, jobs: int) -> None:
 
 
 async def _pile_up(device: Device, hour: int, jobs: int) -> None:
-    """Let the hour's jobs wait; some are called off, some too old when a worker comes."""
+    """Let the hour's jobs wait; some are cancelled, some expire before a worker starts."""
     for _ in range(jobs):
         device.clock.advance(device.draw.uniform(0, HOUR_SECONDS / jobs))
         job = await device.app.enqueue(device.call(hour))
@@ -131,7 +131,7 @@ async def _pile_up(device: Device, hour: int, jobs: int) -> None:
 
 
 class _Ended:
-    """Which jobs had an attempt that ended."""
+    """Collects the jobs with an ended attempt."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
@@ -158,6 +158,6 @@ def _tear(log: Path) -> None:
 
 
 def _arrive(log: Path, seconds: float) -> None:
-    """Let the files be as old as their last upload to the hub."""
+    """Set the files' times to the last upload to the hub."""
     for file in (log / "log").iterdir():
         os.utime(file, (seconds, seconds))

@@ -1,4 +1,4 @@
-"""The same figures by another way: each log is read and folded in plain Python, without Spark."""
+"""Compute the same figures in plain Python: read and fold each log, without Spark."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def duplicates(logs: Iterable[Log]) -> dict[tuple[str, bytes], tuple[int, int, i
 
 
 def backlogs(logs: Iterable[Log]) -> dict[str, dict[str, int]]:
-    """Return log id -> how many jobs wait, are scheduled, run, and are dead."""
+    """Return log id -> numbers of waiting, scheduled, running and dead jobs."""
     names = {"ready": "waiting", "scheduled": "scheduled", "running": "running", "dead": "dead"}
     by_log = {}
     for log in logs:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from taskq import Call
     from taskq.app.tasks import AsyncTask
 
-#: Shares of uploads without a network, of photos without pixels, of maps that come later.
+#: Shares of uploads without a network, photos without pixels, and snoozed maps.
 OFFLINE_SHARE: Final = 0.12
 BROKEN_SHARE: Final = 0.05
 SNOOZE_SHARE: Final = 0.05
@@ -24,15 +24,14 @@ TILES: Final = 40
 
 
 class Device:
-    """One device: its app, its own clock, and what happens there, drawn from a seed.
+    """One device: its app, its simulated clock, and random events from a seed.
 
-    Time does not pass by itself at any speed worth waiting for: a job that takes 20 seconds sends
-    the device's clock ahead by as much.
+    Time is simulated: a job of 20 seconds moves the device's clock by 20 seconds at once.
 
     Args:
-        name: of the device; its draws depend on nothing else.
-        path: the directory of its task log.
-        start_seconds: what its clock shows at first, in seconds since 1970.
+        name: name of the device, which is the seed of its random events.
+        path: directory of its task log.
+        start_seconds: start of its clock, in seconds since 1970.
         sick: whether firmware updates fail here.
     """
 

@@ -1,1 +1,1 @@
-"""Offline-first sync of a directory tree: one durable job per file, over a receiver that fails."""
+"""Offline-first sync of a directory tree to an unreliable receiver: one durable job per file."""

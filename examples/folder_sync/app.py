@@ -1,7 +1,7 @@
 """The app and its one task: upload a file. Run it with ``taskq worker folder_sync.app:app``.
 
-Where to read and where to send come from the environment, so that a job says only *what* to send:
-``SYNC_SOURCE`` (a directory) and ``SYNC_URL`` (the receiver). The queue is ``TASKQ_DATA_DIR``.
+The environment names the directory (``SYNC_SOURCE``), the receiver (``SYNC_URL``) and the queue
+(``TASKQ_DATA_DIR``), so that a job names only the file to send.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 #: Smaller files are sent in one piece, larger ones in blocks of this size.
 BLOCK_BYTES: Final = 256 * 1024
-#: A file that the receiver refuses for good.
+#: Statuses of a file that the receiver refuses for good.
 REFUSALS: Final = frozenset({400, 409, 413, 422})
 
 app = TaskQ()
 
 
 def key(path: str, digest: str, size: int) -> str:
-    """Return one job per path and content. Hashed, because a path may be longer than a key."""
+    """Return a key for path and content: a hash, since a path may be too long for a key."""
     del size
     return hashlib.sha256(f"{digest} {path}".encode()).hexdigest()
 
@@ -40,7 +40,7 @@ def key(path: str, digest: str, size: int) -> str:
     name="folder_sync.upload",
     queue="uploads",
     key=key,
-    # Generous: an evening offline or a bad link is no reason to give a file up.
+    # Many attempts: an evening offline or a bad link must not end a job.
     retry=retry.exponential(attempts=200, base=0.2, cap=2, jitter="equal"),
 )
 async def upload(path: str, digest: str, size: int) -> None:
@@ -60,7 +60,7 @@ async def content(source: Path, size: int) -> bytes | AsyncIterator[bytes]:
     """Return the file's bytes, or its blocks when it is large.
 
     Raises:
-        Discard: the file is gone or has another size; the next scan queues what is there then.
+        Discard: the file is gone or has another size; the next scan queues its new state.
     """
     try:
         if (await aiofiles.os.stat(source)).st_size != size:
@@ -74,7 +74,7 @@ async def content(source: Path, size: int) -> bytes | AsyncIterator[bytes]:
 
 
 async def blocks(source: Path) -> AsyncIterator[bytes]:
-    """Yield a large file piece by piece, read off the event loop."""
+    """Yield a large file in blocks, read on a thread."""
     async with aiofiles.open(source, "rb") as file:
         while block := await file.read(BLOCK_BYTES):
             yield block

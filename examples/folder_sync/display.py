@@ -11,12 +11,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Without a terminal, a line for each such part of the files.
+#: Lines of progress without a terminal.
 _PARTS: Final = 5
 
 
 class Display:
-    """Print chapters, and below them how many files have arrived."""
+    """Print chapters, and below them the number of arrived files."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

@@ -1,7 +1,7 @@
 """Scan a tree and enqueue one durable job per file: ``python -m folder_sync.enqueue DIRECTORY``.
 
-It may run as often as one likes: a file that still waits with the same content is not queued twice.
-Prints one JSON document of counts.
+Repeated runs do no harm: a waiting file with the same content is not queued twice. The program
+prints one JSON document of counts.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from .scan import scan
 if TYPE_CHECKING:
     from .scan import Entry
 
-#: Jobs in one transaction: each is on disk, all together, before the next begins.
+#: Jobs in one transaction, which is on disk before the next one begins.
 CHUNK: Final = 500
 _TOP_PRIORITY: Final = 9
-#: 2^10: files up to 1 KiB come first, then each fourfold size is a priority lower.
+#: Files up to 2^10 bytes come first; each fourfold size lowers the priority by 1.
 _SMALL_BITS: Final = 10
 
 
 def priority(size: int) -> int:
-    """Put small files first: most of a tree is there soon, the giants do not hold it up."""
+    """Return a higher priority for a smaller file, so that most files arrive early."""
     return max(0, _TOP_PRIORITY - max(0, size.bit_length() - _SMALL_BITS + 1) // 2)
 
 
 async def enqueue(entries: list[Entry]) -> int:
-    """Enqueue a job per entry; returns how many were queued already."""
+    """Enqueue a job per entry; return the number of already queued entries."""
     duplicates = 0
     async with app:
         for start in range(0, len(entries), CHUNK):

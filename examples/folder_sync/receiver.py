@@ -1,4 +1,4 @@
-"""The far end: an HTTP receiver that stores files, and fails a share of requests on purpose."""
+"""The receiver: an HTTP server that stores files, and fails a share of requests on purpose."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SEED: Final = 20
 
 
 class Refused(Exception):
-    """A request that will never be taken, with its status code."""
+    """A request that is refused for good, with its status code."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
@@ -36,12 +36,12 @@ class Refused(Exception):
 
 
 class Receiver:
-    """Stores what is ``PUT`` to ``/files/PATH`` below ``base/files``, whole or not at all.
+    """Stores bodies of ``PUT /files/PATH`` below ``base/files``, whole or not at all.
 
     Attributes:
-        received: paths that have arrived.
-        failed: requests answered 503 on purpose.
-        held: requests that wait for ``is_open``, as all do once ``pause_at`` files are there.
+        received: paths of the stored files.
+        failed: number of requests answered 503 on purpose.
+        held: requests that wait for ``is_open``, after ``pause_at`` files have arrived.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Receiver:
         return Starlette(routes=[Route("/files/{path:path}", self.put, methods=["PUT"])])
 
     async def put(self, request: Request) -> Response:
-        """Store one file, unless this request is one of the unlucky ones."""
+        """Store one file, or fail on purpose."""
         if self._random.random() < self._fail_share:
             self.failed += 1
             return PlainTextResponse("try again later", 503)
@@ -93,7 +93,7 @@ class Receiver:
         return Response(status_code=201)
 
     def _target(self, path: str) -> Path:
-        """Return where a file belongs; refuse a path out of the tree, also through a link."""
+        """Return the path of a file; refuse a path outside the tree, also through a link."""
         parts = path.split("/")
         target = self._root.joinpath(*parts)
         if (
@@ -105,7 +105,7 @@ class Receiver:
         return target
 
     async def _receive(self, request: Request, part: Path) -> None:
-        """Write the body to ``part``; refuse too much of it, and what is not what was promised."""
+        """Write the body to ``part``; refuse a body that is too large or has another hash."""
         digest = hashlib.sha256()
         size = 0
         async with aiofiles.open(part, "xb") as file:
@@ -121,7 +121,7 @@ class Receiver:
 
 @contextmanager
 def serving(receiver: Receiver, listener: socket.socket) -> Iterator[None]:
-    """Serve on a bound socket, in a thread, as long as the block lasts."""
+    """Serve on a bound socket, in a thread, while the block runs."""
     config = uvicorn.Config(receiver.app(), log_level="error", lifespan="off", ws="none")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listener],))

@@ -1,4 +1,4 @@
-"""The whole story: queue while offline, come online, lose the worker, go on, check every byte."""
+"""The whole demo: queue while offline, go online, lose the worker, continue, check every byte."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from .display import Display
 
 _PACKAGE: Final = __package__ or "folder_sync"
-#: The directory on the path by which a child imports this package under the same name.
+#: Entry for a child's ``sys.path``, so that it imports this package under the same name.
 _IMPORT_ROOT: Final = Path(__file__).resolve().parents[_PACKAGE.count(".") + 1]
 _POLL_SECONDS: Final = 0.05
-#: The log is read less often than the receiver is looked at: a read costs more.
+#: Interval of reads of the log, which cost more than looks at the receiver.
 _LOG_POLL_SECONDS: Final = 0.25
 #: Seconds without progress after which the demo gives up.
 _PATIENCE_SECONDS: Final = 60
@@ -38,12 +38,12 @@ _NAMES_SHOWN: Final = 5
 
 
 class SyncFailed(Exception):
-    """The sync cannot go on; the message says why."""
+    """The sync cannot continue; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """How it went.
+    """Result of the sync.
 
     Attributes:
         dead: jobs that ended as dead letters.
@@ -81,11 +81,11 @@ class Summary:
 
 @dataclass(slots=True, kw_only=True)
 class Sync:
-    """One sync of a tree; each of its processes is started as a user would start it.
+    """One sync of a tree; its processes are started by the same commands that a user types.
 
     Attributes:
         source: the tree to send.
-        work: a directory for the receiver's files and what the processes print.
+        work: a directory for the receiver's files and the processes' output.
         queue: the task log's directory, which must not exist yet.
         fail_share: share of requests that the receiver answers 503, from 0 to 1.
         concurrency: uploads at a time.
@@ -103,13 +103,13 @@ class Sync:
     _worker: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def run(self) -> Summary:
-        """Sync the tree through every trouble; return once all files are there and compared.
+        """Sync the tree despite all failures; return after all files were compared.
 
         Raises:
-            SyncFailed: it cannot be done; the message says why.
+            SyncFailed: the sync cannot continue; the message has the reason.
         """
         self.work.mkdir(parents=True, exist_ok=True)
-        # Bound from the start, but nobody listens: connections are refused.
+        # The socket is bound but does not listen, so connections are refused.
         with socket.socket() as address, ExitStack() as stack:
             address.bind(("127.0.0.1", 0))
             self._url = f"http://127.0.0.1:{address.getsockname()[1]}"
@@ -139,7 +139,7 @@ class Sync:
         )
 
     def _queue_offline(self) -> dict[str, int]:
-        """Enqueue everything while nobody listens, twice, and let the worker find that out."""
+        """Enqueue everything twice while the receiver is offline, and let the worker try."""
         phase = self.display.phase
         phase(f"Queueing {self.source} (the receiver is offline)")
         counts = self._enqueue()
@@ -159,7 +159,7 @@ class Sync:
         return counts
 
     def _deliver(self, address: socket.socket) -> None:
-        """Bring the receiver up, kill the worker half-way, and see every job through."""
+        """Start the receiver, kill the worker half-way, and wait for the end of every job."""
         phase = self.display.phase
         phase(f"The receiver comes online, and fails {self.fail_share:.0%} of all requests")
         half = self._total // 2
@@ -225,12 +225,12 @@ class Sync:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # Ctrl-C is for the sync as a whole, which then stops its worker itself.
+                # Ctrl-C reaches only this process, which then stops its worker.
                 start_new_session=True,
             )
 
     def _kill_worker(self) -> None:
-        """End the worker as the OOM killer or a battery would: it gets no chance to tidy up."""
+        """Kill the worker without a chance to clean up, like the OOM killer or an empty battery."""
         if self._worker is not None:
             self._worker.kill()
             self._worker.wait()

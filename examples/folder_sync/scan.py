@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-#: Directories that hold what their owner can make again.
+#: Skipped directories, whose content can be generated again.
 SKIPPED_DIRECTORIES: Final = frozenset({"__pycache__", "site-packages"})
-#: Neither sent nor taken above this.
+#: Largest file that is sent or accepted.
 FILE_BYTES_MAX: Final = 256 * 1024 * 1024
 
 
@@ -18,7 +18,7 @@ FILE_BYTES_MAX: Final = 256 * 1024 * 1024
 class Entry:
     """One file of the tree."""
 
-    #: below the tree, with slashes
+    #: relative to the tree, with slashes
     path: str
     size: int
     #: SHA-256, in hexadecimal

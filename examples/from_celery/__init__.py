@@ -1,1 +1,1 @@
-"""A Celery app, and the same app on taskq beside it."""
+"""A Celery app, and the same app on taskq."""

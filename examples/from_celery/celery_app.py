@@ -1,7 +1,7 @@
 """The original: a shop's background work on Celery. Compare with ``taskq_app``, part by part.
 
-A real one needs Redis or RabbitMQ; this one keeps broker and results in memory, so that one test
-can run both apps side by side.
+A real app needs Redis or RabbitMQ. This one keeps broker and results in memory, so that one test
+can run both apps.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The port: the same work on taskq. No broker, no beat process: ``taskq worker`` does it all.
+"""The same work on taskq. No broker, no beat process: ``taskq worker`` does everything.
 
-Functions stay ``def``: they run in threads. A function that must be ended in the middle of a
-blocking call takes ``runs_in="process"``, like all tasks of Celery.
+Functions stay ``def`` and run in threads. A function that must be interruptible in a blocking call
+takes ``runs_in="process"``, like all tasks of Celery.
 """
 
 from __future__ import annotations
@@ -84,6 +84,6 @@ def buy(order: Order) -> FlowHandle[None]:
 
 
 def remind(customer: str, email: str) -> None:
-    """Send a mail in an hour, once a day for a customer, whichever process asks."""
+    """Send a mail in an hour, once a day for a customer, regardless of the calling process."""
     once = mail.options(key=f"remind:{customer}", window="1d", delay="1h", expires="1d")
     once.enqueue_sync("your basket waits", email)

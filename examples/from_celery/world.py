@@ -1,4 +1,4 @@
-"""The world of both apps: shops, banks and post offices that fail now and then."""
+"""External services of both apps: shops, banks and post offices that sometimes fail."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Order:
 
 @dataclass(slots=True)
 class World:
-    """Remembers what was done to it. Each article's price is had at the second try.
+    """Remembers all calls. The first lookup of each article's price fails.
 
     Attributes:
-        mailed: set once a mail was sent.
+        mailed: event, set after a mail was sent.
     """
 
     asked: Counter[str] = field(default_factory=Counter)

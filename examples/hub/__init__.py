@@ -1,1 +1,1 @@
-"""Devices send their logs to a hub over a line that drops, while the hub is killed."""
+"""Devices send their logs over an unreliable line to a hub that is killed several times."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _AT_A_TIME: Final = 8
 _RETRY_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 0.02
-#: Seconds after which the hub is killed at the latest.
+#: The hub is killed after this time at the latest.
 _PATIENCE_SECONDS: Final = 2.0
 
 
@@ -71,7 +71,7 @@ def main(
 
 
 class _Killed:
-    """A hub that is killed ``kills`` times, evenly spread over the bytes to come."""
+    """A hub that is killed ``kills`` times, evenly spread over the bytes to send."""
 
     def __init__(self, server: HubProcess, kills: int, total: int) -> None:
         self.server = server
@@ -90,7 +90,7 @@ class _Killed:
 
 
 async def _collect(tokens: dict[Path, str], killed: _Killed, drops: float) -> str:
-    """Let every log come to the hub, by the token of its device."""
+    """Send every log to the hub, with the token of its device."""
     server, turns = killed.server, asyncio.Semaphore(_AT_A_TIME)
     await server.start()
     try:
@@ -118,7 +118,7 @@ async def _collect(tokens: dict[Path, str], killed: _Killed, drops: float) -> st
 
 
 async def _send(path: Path, line: Line) -> int:
-    """Try until the hub has the log; returns how often."""
+    """Try until the hub has the log; return the number of tries."""
     tries = 1
     while True:
         try:
@@ -131,7 +131,7 @@ async def _send(path: Path, line: Line) -> int:
 
 
 def _size(path: Path) -> int:
-    """Return the bytes of a log that are to come: its last file is set aside in advance."""
+    """Return the bytes of a log to send; its last file is longer, since space is preallocated."""
     log = DurableLog(LocalDisk(), str(path))
     try:
         return log.bytes_behind(Border(log.segments[0]))
@@ -140,7 +140,7 @@ def _size(path: Path) -> int:
 
 
 def _differences(logs: Path, copies: Path) -> Iterator[str]:
-    """Yield what the copies have otherwise than the devices: bytes, damage, jobs."""
+    """Yield differences between the copies and the devices' logs: bytes, damage, jobs."""
     for identity in sorted(logs.rglob("taskq.json")):
         path = identity.parent
         log = DurableLog(LocalDisk(), str(path))

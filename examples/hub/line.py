@@ -1,4 +1,4 @@
-"""A hub that is killed, and a line to it that drops."""
+"""A hub process to kill, and an unreliable line to it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HubProcess:
     """``taskq hub serve`` in a process of its own.
 
     Attributes:
-        kills: how often it was killed.
+        kills: number of kills so far.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,16 +73,16 @@ class HubProcess:
 
 
 class BadLine:
-    """A connection to a port that breaks now and then in the middle of a transfer.
+    """A proxy to a port whose connections sometimes break in the middle of a transfer.
 
     Args:
-        to_port: where it leads.
-        drops: fraction of pieces at which the line breaks.
+        to_port: the target.
+        drops: fraction of pieces at which a connection breaks.
 
     Attributes:
-        port: where it begins.
-        dropped: how often it broke.
-        carried: bytes, both ways together.
+        port: port of the proxy.
+        dropped: number of broken connections.
+        carried: bytes in both directions together.
     """
 
     def __init__(self, to_port: int, drops: float, seed: int = 1) -> None:

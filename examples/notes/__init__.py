@@ -1,1 +1,1 @@
-"""An app for notes and photos that works offline: each change is a job that goes when it can."""
+"""An app for notes and photos that works offline: a job sends each change when it can."""

@@ -1,4 +1,4 @@
-"""``python -m examples.notes``: write notes, list them, and run the server that they go to."""
+"""``python -m examples.notes``: write notes, list them, and run their server."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def list_notes() -> None:
 @click.option("--port", default=8480, show_default=True)
 def serve(port: int) -> None:
     """Run the server, which keeps what it is sent beside the notes, in SERVER."""
-    import uvicorn  # noqa: PLC0415 - takes a while, which the other commands need not
+    import uvicorn  # noqa: PLC0415 - slow, and only this command needs it
 
     uvicorn.run(make_server(HOME / "SERVER"), port=port, log_level="warning")
 

@@ -1,8 +1,8 @@
-"""Notes with photos, kept here first and sent when the server can be reached.
+"""Notes with photos, stored locally first and sent when the server can be reached.
 
-An edit is done once it is on this disk, together with the job that will send it. A note that is
-edited again before it was sent is sent once, in its newest form; a photo is stored under the hash
-of its content, so that sending it twice changes nothing.
+An edit is complete once it is on the local disk, together with the job that sends it. A note that
+is edited again before it was sent is sent once, in its newest form. A photo is stored under the
+hash of its content, so that sending it twice changes nothing.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _PATIENCE_SECONDS: Final = 30
 _CONFLICT: Final = 409
 
 app = TaskQ(HOME / "queue")
-#: A phone may be without a line for weeks; what the network does burns no patience.
+#: A phone may be offline for weeks, but failures without a network do not use attempts.
 _AGAIN: Final = retry.exponential(attempts=50, base="1s", cap="10m")
 
 
 @dataclass
 class Note:
-    """A note as it is on this disk."""
+    """A note on the local disk."""
 
     text: str
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -67,7 +67,7 @@ def photo_path(digest: str) -> Path:
     return HOME / "photos" / digest
 
 
-# -- what the user does ----------------------------------------------------------------------------
+# -- the user's actions ----------------------------------------------------------------------------
 
 
 async def add(text: str, photos: list[Path] | None = None) -> Note:
@@ -81,13 +81,13 @@ async def add(text: str, photos: list[Path] | None = None) -> Note:
             await file.write(data)
         note.photos.append(digest)
     note.save()
-    # All or none: a note never arrives whose photos are not on their way.
+    # One transaction, so that a note never arrives without jobs for its photos.
     await app.enqueue_many([_sending(note), *map(send_photo.call, note.photos)])
     return note
 
 
 async def edit(note_id: str, text: str) -> Note:
-    """Change a note; if it still waits to be sent, that one job sends what it says now."""
+    """Change a note; if a job to send it is still waiting, this job sends the new text."""
     note = Note.load(note_id)
     note.text, note.revision = text, note.revision + 1
     note.save()
@@ -95,12 +95,12 @@ async def edit(note_id: str, text: str) -> Note:
     return note
 
 
-# -- what is sent ----------------------------------------------------------------------------------
+# -- jobs ------------------------------------------------------------------------------------------
 
 
 @app.task(name="notes.send", queue="notes", priority=7, retry=_AGAIN, requires=[online(_ADDRESS)])
 async def send_note(note_id: str, revision: int) -> int:
-    """Send a note as it is now; safe to repeat, since the server keeps the later revision."""
+    """Send the current note; safe to repeat, since the server keeps the later revision."""
     note = Note.load(note_id)
     async with httpx.AsyncClient(base_url=SERVER, timeout=_PATIENCE_SECONDS) as server:
         answer = await server.put(f"/notes/{note.id}", json=asdict(note))
@@ -127,7 +127,7 @@ async def send_photo(digest: str) -> None:
 
 @app.task(name="notes.resend", queue="notes")
 async def resend() -> int:
-    """Send everything anew: what a hub may order after the server lost a disk."""
+    """Send everything again; a hub may order this after the server lost a disk."""
     everything = list(notes())
     photos = {digest for note in everything for digest in note.photos}
     await app.enqueue_many([*map(_sending, everything), *map(send_photo.call, sorted(photos))])

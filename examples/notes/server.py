@@ -1,4 +1,4 @@
-"""The far end: keeps notes by revision and photos by hash, and takes each as often as it comes."""
+"""The server: stores notes by revision and photos by hash; repeated requests do no harm."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _PHOTO_BYTES_MAX: Final = 32 * 1024 * 1024
 
 
 def make_server(home: Path) -> Starlette:
-    """Return an ASGI app that keeps what it is sent below a directory."""
+    """Return an ASGI app that stores notes and photos below a directory."""
     for folder in ("notes", "photos"):
         (home / folder).mkdir(parents=True, exist_ok=True)
 
-    # In one step of the event loop: another revision never comes between the look and this.
+    # Without an await between check and write, so no other revision comes in between.
     def keep(path: Path, data: bytes) -> None:
         temporary = path.with_suffix(".tmp")
         temporary.write_bytes(data)

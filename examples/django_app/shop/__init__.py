@@ -1,1 +1,1 @@
-"""A shop in Django whose receipts are sent by taskq."""
+"""A shop in Django that sends receipts by jobs."""

@@ -1,4 +1,4 @@
-"""As little as Django needs: one application, one database, and where the jobs are."""
+"""Minimal settings: one application, one database, and the directory of the jobs."""
 
 from __future__ import annotations
 

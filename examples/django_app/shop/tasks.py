@@ -15,15 +15,15 @@ from .models import Order
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Opened at first use, so that a server may fork its processes after this was imported.
+# The log is opened at first use, so a server may fork its processes after this import.
 app = TaskQ(settings.TASKQ_DATA_DIR)
 
 
 @contextmanager
 def database() -> Iterator[None]:
-    """Connections as a request has them: old ones are closed before and after.
+    """Close old connections before and after the block, as Django does for a request.
 
-    A worker's threads live long, and Django looks after connections at requests alone.
+    A worker's threads live long, and Django itself closes connections only at requests.
     """
     close_old_connections()
     try:
@@ -34,10 +34,10 @@ def database() -> Iterator[None]:
 
 @app.task(queue="mail", retry=retry.exponential(attempts=5, give_up_on=Order.DoesNotExist))
 def send_receipt(order_id: int) -> str:
-    """Send the receipt of an order, and note that in its row."""
+    """Send the receipt of an order, and mark the order."""
     with database():
         order = Order.objects.get(pk=order_id)
-        # Send the mail here. A kill right after it sends the mail twice.
+        # Send the mail here. After a kill at this point the mail is sent twice.
         order.is_receipt_sent = True
         order.save(update_fields=["is_receipt_sent"])
         return f"sent the receipt for {order}"

@@ -1,4 +1,4 @@
-"""Two views: buy something, and see what became of the receipt."""
+"""Two views: buy something, and show the state of the receipt."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SOLD_OUT = "unicorn"
 
 
 class SoldOut(Exception):
-    """The shop has none of it left."""
+    """The product is sold out."""
 
 
 @require_POST
 def buy(request: HttpRequest) -> JsonResponse:
-    """Store an order and enqueue its receipt: once the order is committed, and only then."""
+    """Store an order, and enqueue its receipt when the order is committed."""
     jobs: list[JobHandle[str]] = []
     try:
         with transaction.atomic():

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Command(BaseCommand):
-    """Blocks, and drains at the first signal."""
+    """Runs jobs until the first signal, then drains."""
 
     help = "Runs background jobs."
 
