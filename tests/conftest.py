@@ -18,8 +18,8 @@ from taskq import TaskLog, TaskQ
 from taskq.log.config import SEGMENT_BYTES_MIN
 from tests.effort import run
 
-# The examples are the same in every run, so that a red run means a change; and none has a deadline,
-# which a busy machine would miss. New ones are looked for with --hypothesis-profile=explore.
+# Examples are equal in all runs, so a red run means a change. They have no deadline, which a busy
+# machine would miss. --hypothesis-profile=explore searches new examples.
 _COMMON = settings(
     deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow], database=None
 )
@@ -27,34 +27,34 @@ settings.register_profile("taskq", _COMMON, derandomize=True, max_examples=40)
 settings.register_profile("torture", _COMMON, derandomize=True, max_examples=200)
 settings.register_profile("explore", _COMMON, max_examples=2_000)
 
-# Hundreds of started programs would each compile their imports, and rewrite asserts.
+# Byte code is kept: hundreds of started programs would each compile their imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# A shell's background job ignores SIGINT, and so would interrupted children.
+# A shell's background job ignores SIGINT, and its children, which tests interrupt, would as well.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-#: A worker's command raises it for its process, which is not ours here.
+#: Threshold of the collector; a worker's command raises it, here in the process of the tests.
 COLLECTS_AT: Final = gc.get_threshold()
 
-#: Slow tests have no limit but this one, which ends a hang.
+#: Limit of slow tests, which ends a hang.
 SLOW_SECONDS: Final = 1_800
 
-#: Set on a quiet machine (.ci/run): a longer test is red unless its mark ``long`` says why.
+#: Set on a quiet machine (.ci/run): a longer test fails, unless its mark ``long`` has a reason.
 LONG_SECONDS: Final = float(os.environ.get("TASKQ_TESTS_LONG") or "inf")
 
-#: A test's limit raises in the main thread, once. After these seconds more, in a cleanup or in a
-#: wait that no signal ends, its process ends and shows its stacks.
+#: A test's limit raises once, in the main thread. If the test hangs for these further seconds, in a
+#: cleanup or in a wait that no signal ends, its process prints its stacks and ends.
 HANG_SECONDS: Final = 120
 
-#: Longer values give no test its name.
+#: Longer values do not become part of a test's name.
 LONG_ID: Final = 1_000
 
 TESTS: Final = Path(__file__).parent
-#: A directory on the disk, for tests of the disk itself.
+#: A directory on a real disk, for tests of the disk.
 DISK: Final = os.environ.get("TASKQ_TESTS_DISK")
-#: Folders whose tests use the library as a program does: settings and a directory of their own.
+#: Folders of tests with settings and a directory of their own, like a program.
 PROGRAMS: Final = {
     "app", "calls", "conditions", "connection", "flows", "reading", "schedules", "testing",
     "workers",
@@ -84,7 +84,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Name a megabyte by its size: names go to and fro between processes, three times a test."""
+    """Name a large value by its size, since processes exchange each test's name three times."""
     if isinstance(val, str | bytes) and len(val) > LONG_ID:
         return f"{argname} of {len(val)}"
     return None
@@ -99,9 +99,9 @@ def is_of_module(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark growing tests as slow, and give each the same time.
+    """Mark growing tests as slow, and set the limit of slow tests.
 
-    Tests that share a fixture of their module run in one process, which makes it once.
+    Tests that share a fixture of their module run in one process, which creates it once.
     """
     cases = Counter[str]()
     for item in items:
@@ -125,7 +125,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    # A limit that expired while a failure is reported would end the whole run.
+    # A limit that expires during the report of a failure would end the whole run.
     if call.excinfo is not None and hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, 0)
     report = yield
@@ -136,7 +136,7 @@ def pytest_runtest_makereport(
     return report
 
 
-#: Threads of logs that tests left open, each of them reported.
+#: Reported threads of logs that tests left open.
 _LEFT: Final[weakref.WeakSet[threading.Thread]] = weakref.WeakSet()
 
 
@@ -146,15 +146,15 @@ def logs_at_work() -> list[threading.Thread]:
 
 @pytest.fixture(scope="session")
 def stays_open() -> Callable[[], None]:
-    """Return what lets logs that are open now outlive a test: a module's fixture closes them."""
+    """Return a function that exempts the open logs of a module's fixture from the check below."""
     return lambda: _LEFT.update(logs_at_work())
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
-    """No test leaves a log open: it would go on working beside the tests that come after it."""
+    """Fail a test that leaves a log open, since its thread would disturb later tests."""
     yield
-    # Frozen garbage of a worker is collected here; its files and sockets are closed.
+    # Collect a worker's frozen garbage, which closes its files and sockets.
     gc.unfreeze()
     gc.set_threshold(*COLLECTS_AT)
     seen = logs_at_work()
@@ -173,9 +173,9 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No test reads the settings of its user."""
+    """Hide the user's settings from a test."""
     for name in [name for name in os.environ if name.upper().startswith("TASKQ_")]:
-        if name != "TASKQ_NATIVE":  # the caller chooses between the two runs
+        if name != "TASKQ_NATIVE":  # the caller chooses between C and Python
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
@@ -189,7 +189,7 @@ def settings_of_programs(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def own_path() -> Iterator[None]:
-    """Take back the working directory, from which the modules of an app are imported."""
+    """Remove the working directory from ``sys.path`` after a test that imported an app from it."""
     path = sys.path.copy()
     yield
     sys.path[:] = path
@@ -197,7 +197,7 @@ def own_path() -> Iterator[None]:
 
 @pytest.fixture
 def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """Yield a directory: in memory where TMPDIR is, but for tests of the disk itself."""
+    """Yield a directory below TMPDIR, which may be in memory; tests of the disk get a real one."""
     if DISK is None or request.node.get_closest_marker("disk") is None:
         yield tmp_path
         return

@@ -2,8 +2,8 @@
 
     python -m tests.docs [DIRECTORY]    dist/docs unless given; open its index.html
 
-It needs the extra `docs`. Its pages are the documents of the repository and the public docstrings;
-``.docs/mkdocs.yml`` arranges them, ``.docs/assemble.py`` makes them.
+The build needs the extra `docs`. The pages are the documents of the repository and the public
+docstrings. ``.docs/mkdocs.yml`` arranges the pages, ``.docs/assemble.py`` makes them.
 """
 
 import os

@@ -1,7 +1,7 @@
 """The recording of ``taskq demo``, and its pictures as SVG.
 
-python -m tests.drawings            draw them anew
-python -m tests.drawings record     run the demo, record it (asciinema 2) first
+python -m tests.drawings            draw the pictures
+python -m tests.drawings record     run and record the demo (asciinema 2), then draw
 """
 
 import html
@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[1]
 FOLDER: Final = ROOT / ".docs/pages/drawings"
 CAST: Final = FOLDER / "demo.cast"
-#: A terminal's rows are this high, its letters this wide.
+#: Height of a terminal's row, and width of its letters.
 _ROW: Final = 18
 _LETTER: Final = 7.25
 

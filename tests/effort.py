@@ -1,7 +1,7 @@
 """The number of cases of a test, and its time limits.
 
-By default at some, so that nobody waits for long; among the torture runs (``pytest -m slow``), to
-which each test with the mark ``grows`` belongs as well, at all that its author names.
+By default a test looks at some cases, to be quick. Among the torture runs (``pytest -m slow``),
+which include each test with the mark ``grows``, it looks at all cases.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ class _Run:
 
 
 run: Final = _Run()
-#: The mark of a test that looks at more cases among the torture runs.
+#: Mark of a test with more cases among the torture runs.
 grows: Final = pytest.mark.grows
 
 
@@ -29,27 +29,27 @@ def some(few: int, of: int) -> int:
 
 
 def spread(nth: int) -> pytest.MarkDecorator:
-    """Mark a test of which by default each nth case runs, and the others among the torture runs."""
+    """Mark a test: by default each nth case runs, among the torture runs the others do."""
     return pytest.mark.spread(nth)
 
 
 def every(nth: int) -> int:
-    """Return the distance of the cases to look at: each of them among the torture runs."""
+    """Return the step through the cases: ``nth`` by default, 1 among the torture runs."""
     return 1 if run.tortures else nth
 
 
 def at_most(seconds: float) -> float:
-    """Return a limit for an act of at most ``seconds`` on a quiet machine.
+    """Return a time limit for an act that takes at most ``seconds`` on a quiet machine.
 
-    The torture runs, which have the machine to themselves, hold it; by default a machine may be
-    ten times as slow, and what waits for a lease or for ever is still found.
+    The torture runs have the machine for themselves and use this limit. By default it is ten times
+    as long, which still finds a wait for a lease or an endless wait.
     """
     return seconds if run.tortures else 10 * seconds
 
 
 @contextlib.asynccontextmanager
 async def within(seconds: float = 30) -> AsyncIterator[None]:
-    """Fail if the block takes longer, even if what it awaits swallows the cancellation."""
+    """Fail if the block takes longer, even if it swallows the cancellation."""
     async with asyncio.timeout(seconds) as limit:
         yield
     if limit.expired():
@@ -63,7 +63,7 @@ def ended(thread: threading.Thread, seconds: float = 30) -> None:
 
 @contextlib.contextmanager
 def turns_counted(patch: pytest.MonkeyPatch, owner: Any, name: str) -> Iterator[list[int]]:
-    """Count how often a function is called in each turn of the event loop that calls it."""
+    """Count the calls of a function in each turn of the event loop with a call."""
     plain, counts, loop = getattr(owner, name), list[int](), asyncio.get_running_loop()
     is_new = True
 

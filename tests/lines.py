@@ -1,4 +1,4 @@
-"""Count the lines of this tree by folder, beside the lines of a revision; its shape.
+"""Count the lines of this tree by folder, compared with a revision, and describe its shape.
 
 python -m tests.lines [REVISION]
 """
@@ -24,7 +24,7 @@ def counted(revision: str | None) -> Counter[str]:
             path: (ROOT / path).read_text().count("\n") for path in paths if path[-3:] == ".py"
         }
     else:
-        # One call: "REVISION:path:lines" of every file with a line in it.
+        # One call prints "REVISION:path:lines" for every non-empty file.
         rows = _git("grep", "-c", "", revision, "--", *FOLDERS).splitlines()
         named = (row.split(":", 1)[1].rsplit(":", 1) for row in rows)
         lines = {path: int(count) for path, count in named if path[-3:] == ".py"}

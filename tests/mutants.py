@@ -1,17 +1,16 @@
-"""Break the code in one place after another, and see which test notices.
+"""Break the code in one place after another, and find a test that notices.
 
     python -m tests.mutants --reach      # first: one run of the suite, or of some of its folders
     python -m tests.mutants taskq/core taskq/log workers --count 60 --seed 1
 
-Each mutant is one small change of one function: a comparison that is off by an equals sign, a
-condition turned round, a call left out. It is tried on a copy of the tree, in one process, by the
-tests that enter the function (``--reach`` notes which they are), the quickest first, until one
-fails, and fails again when it runs alone. Prints a row for each as it is tried, in Markdown, and
-the score of each folder at the end.
+A mutant is one small change of one function: a comparison that is off by an equals sign, an
+inverted condition, an omitted call. The tests that enter the function (``--reach`` finds them) run
+on a copy of the tree, in one process, quickest first, until one fails, and fails again alone. The
+program prints a Markdown row for each mutant, and the score of each folder at the end.
 
-A survivor is a test to write, unless nobody could ever see the difference: then the ledger
-(tests/mutants.md) says "equivalent: …" in its last column. ``--ledger`` keeps the rows of a run
-there, and tries no mutant again that it calls killed or equivalent: a run that was stopped goes on.
+A survivor is a test to write, unless its behaviour is equal: then the ledger (tests/mutants.md)
+says "equivalent: …" in its last column. ``--ledger`` keeps the rows of a run there and skips
+mutants that the ledger calls killed or equivalent, so a stopped run can continue.
 """
 
 import ast
@@ -44,16 +43,16 @@ from taskq.core.values import NamedTuple
 ROOT: Final = Path(__file__).parents[1]
 LEDGER: Final = ROOT / "tests/mutants.md"
 SURVIVES: Final = "**survives**"
-#: The ledger's mark of a mutant that equals the code.
+#: Mark in the ledger of a mutant with equal behaviour.
 EQUIVALENT: Final = "equivalent: "
 HEAD: Final = "| place | before | after | killed by |\n|---|---|---|---|\n"
-#: Which test enters which function, and how long it takes.
+#: File with the functions that each test enters, and its duration.
 REACH: Final = ROOT / "build/reach.json"
-#: The quickest tests that enter a function are tried in portions: most mutants fall to the first.
+#: Tests of a function run in portions, quickest first; the first portion kills most mutants.
 PORTIONS: Final = (30, 300, 2_000)
-#: All of them together take no longer than this; what is slower is not asked.
+#: Total time of a mutant's tests; slower tests are left out.
 SECONDS_MAX: Final = 120.0
-#: CPU time of one portion, and the longest of one test: a mutant that hangs is noticed.
+#: CPU time of one portion, and time of one test, at most: a mutant may hang.
 CPU_SECONDS: Final = 300
 TEST_SECONDS: Final = 40
 NOTES: Final = "tests.reach"
@@ -164,7 +163,7 @@ def chosen(folders: tuple[str, ...], count: int, seed: int) -> list[Mutant]:
 
 
 def is_python(mutant: Mutant) -> bool:
-    """Before 3.12 nodes within an f-string have wrong places."""
+    """Return whether the mutant parses; before 3.12 nodes in an f-string have wrong places."""
     try:
         ast.parse(mutant.source())
     except SyntaxError:
@@ -176,11 +175,11 @@ def python_files(path: Path) -> list[Path]:
     return [path] if path.suffix == ".py" else sorted(path.rglob("*.py"))
 
 
-# -- who enters what -------------------------------------------------------------------------------
+# -- functions that tests enter --------------------------------------------------------------------
 
 
 def noted(source: str, first: int) -> tuple[str, list[str]]:
-    """Return the source with a call in each function that notes its number, and their names."""
+    """Return the source with a call in each function that notes its number, and the names."""
     tree = ast.parse(source)
     lines = source.splitlines(keepends=True)
     names: list[str] = []
@@ -215,7 +214,7 @@ def is_head(statement: ast.stmt) -> bool:
 
 
 def reach(copy: Path, folders: tuple[str, ...], processes: int) -> None:
-    """Run tests once, and keep which of them enters which function, beside what others do."""
+    """Run tests once, and store the functions that each test enters, added to earlier results."""
     keys: list[str] = []
     for folder in SOURCES:
         for path in python_files(copy / folder):
@@ -255,7 +254,7 @@ class Reach:
     def __init__(self) -> None:
         reached = json.loads(REACH.read_text())
         self.seconds: dict[str, float] = reached["seconds"]
-        #: Lines move with each change: a function is known by its file and its name.
+        #: Keys are file and name of a function, since lines move with each change.
         self.enters: dict[str, set[str]] = {}
         for name, tests in reached["enters"].items():
             self.enters.setdefault(name.rpartition(":")[0], set()).update(tests)
@@ -280,7 +279,7 @@ def is_there(test: str) -> bool:
 
 
 def killer(mutant: Mutant, copy: Path, known: Reach) -> str | None:
-    """Return the test that fails beside a mutant; None: it survives all tests that enter it."""
+    """Return a test that fails with a mutant; None if the mutant survives."""
     target = copy / mutant.path.relative_to(ROOT)
     target.write_bytes(mutant.source())
     tests = known.tests(mutant)
@@ -289,7 +288,7 @@ def killer(mutant: Mutant, copy: Path, known: Reach) -> str | None:
         for start, end in itertools.pairwise((0, *PORTIONS)):
             while asked := [test for test in tests[start:end] if test not in shaky]:
                 failed = failure(copy, *asked)
-                # Alone and once more: on a busy machine a test may fail for another reason.
+                # Run it again alone: on a busy machine a test may fail for another reason.
                 if failed is None:
                     break
                 if "::" not in failed or failure(copy, failed):
@@ -311,7 +310,7 @@ def failure(copy: Path, *tests: str) -> str | None:
 
 
 def run(copy: Path, *arguments: str, notes: Path | None = None) -> tuple[int, str]:
-    """Run pytest in a fork of this process, which has the imports that take longest."""
+    """Run pytest in a fork of this process, which has already done the slow imports."""
     output = copy.with_name("output")
     child = os.fork()
     if not child:
@@ -330,7 +329,7 @@ def run(copy: Path, *arguments: str, notes: Path | None = None) -> tuple[int, st
         code = 1
         try:
             code = pytest.main([*QUIETLY, *arguments])
-        except BaseException:  # noqa: BLE001 - shown, and the fork ends
+        except BaseException:  # noqa: BLE001 - printed; then the fork ends
             traceback.print_exc()
         finally:
             sys.stdout.flush()
@@ -338,7 +337,7 @@ def run(copy: Path, *arguments: str, notes: Path | None = None) -> tuple[int, st
             os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)  # processes that a test left at work
+        os.killpg(child, signal.SIGKILL)  # with processes that a test left running
     return code, output.read_text(errors="replace")
 
 
@@ -384,7 +383,7 @@ def scores(rows: list[Row]) -> Iterator[str]:
 
 
 def keep(rows: list[Row]) -> None:
-    """Put the lines of a run into the ledger, over older ones of the same mutants."""
+    """Write the rows of a run into the ledger, in place of older rows of the same mutants."""
     head, _, table = LEDGER.read_text().partition(HEAD)
     kept = {row[:1] + row[2:4]: row for row in [*rows_in(table), *rows]}
     lines = [str(row) for row in sorted(kept.values())]

@@ -17,9 +17,9 @@ SECONDS: Final = 120
 
 
 def free_port(count: int = 1) -> int:
-    """Return a port of 127.0.0.1 that nobody has, and the next ones.
+    """Return the first of ``count`` free ports of 127.0.0.1.
 
-    No system gives these to clients: a port that was bound and let go is soon somebody else's.
+    They are outside the range for clients, since another process soon gets a port of this range.
     """
     while True:
         port = random.SystemRandom().randrange(15_000, 32_000)
@@ -44,7 +44,7 @@ def run_forked(
     check: bool = False,
     seconds: float = SECONDS,
 ) -> subprocess.CompletedProcess[str]:
-    """Do as ``run_python``, in a process that has our imports, which cost more than most do."""
+    """Do as ``run_python``, in a fork of this process, which saves the slow imports."""
     if not hasattr(os, "fork"):
         return run_python(*words, cwd=cwd, env=env, check=check, timeout=seconds)
     with tempfile.TemporaryFile("w+") as errors:

@@ -1,8 +1,8 @@
-"""Which test enters which function: noted in a copy of the code that tests/mutants.py made.
+"""Note which test enters which function, in a copy of the code made by tests/mutants.py.
 
-Each function of the copy calls :func:`enter` first. As a plugin of pytest this module clears what
-was noted before each test, and writes it after each; other processes write at once, for the test
-that started them. What a fixture enters counts for all tests of the file.
+Each function of the copy calls :func:`enter` first. This module is a pytest plugin: it clears the
+notes before each test and writes them after it. Other processes write at once, for the test that
+started them. Functions that a fixture enters count for all tests of the file.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
-#: Each process writes into a file of its own here.
+#: Folder for one file of each process.
 FOLDER: Final = os.environ.get("REACH_FOLDER", "")
-#: The numbers of functions that need not be noted again.
+#: Flags of functions that are already noted, by number.
 seen: Final = bytearray(1 << 16)
 _entered: Final[list[int]] = []
 _notes: Final[list[bool]] = []
@@ -76,6 +76,6 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     except pytest.skip.Exception:
         raise
     except BaseException:
-        put(item.nodeid, -1, ())  # fails without a mutant
+        put(item.nodeid, -1, ())  # it fails without a mutant
         raise
     put(item.nodeid, time.monotonic() - started, _entered)

@@ -1,7 +1,7 @@
-"""Run a ring of tests that no change waits for, and keep when it last ran, and how it ended.
+"""Run a ring of slow tests, outside the checks of a change, and keep its last time and result.
 
-    python -m tests.rings                  # which are due
-    python -m tests.rings slow-engine      # runs that one, and writes its row of tests/rings.md
+    python -m tests.rings                  # list due rings
+    python -m tests.rings slow-engine      # run this ring, and write its row of tests/rings.md
 
 A ring is due when its last run is older than the newest commit by seven days.
 """

@@ -1,7 +1,7 @@
-"""The parts of the documents that the code knows best: tables, the errors' tree, the states.
+"""Generated parts of the documents: tables, the tree of errors, the diagram of states.
 
-Each stands between ``<!-- NAME: made by python -m tests.tables -->`` and ``<!-- end -->``. Run
-``python -m tests.tables`` when a test says that one is stale: it writes them all anew, and mends
+Each is between ``<!-- NAME: made by python -m tests.tables -->`` and ``<!-- end -->``. Run
+``python -m tests.tables`` when a test reports a stale part: it writes all parts again, and mends
 the links in tests/README.md to tests that have moved.
 """
 
@@ -49,7 +49,7 @@ DOCUMENTS: Final = (
 _BLOCK: Final = re.compile(
     r"(<!-- ([\w ]+): made by python -m tests\.tables -->\n)(.*?)(<!-- end -->)", re.DOTALL
 )
-#: The name of a test as a link, and where it stands.
+#: A link with a test's name to its file.
 TEST_LINK: Final = re.compile(r"\[([^\]]+)\]\(([\w/]*test_\w+\.py)\)")
 #: The format of the numbers in a record, for ``struct``.
 _TYPES: Final = dict(
@@ -242,7 +242,7 @@ def specification() -> str:
 
 
 def specified(source: str) -> str:
-    """Return the source of the codec with the table of kinds as it is now."""
+    """Return the source of the codec with the current table of kinds."""
     return re.sub(
         r"(?ms)^=+ =+ =+\ntype\b.*?^=+ =+ =+\n.*?^=+ =+ =+$", specification(), source, count=1
     )
@@ -256,13 +256,13 @@ MADE: Final[dict[str, Callable[[], str]]] = {
 
 
 def anew(text: str) -> str:
-    """Return a document with all such parts as the code has them now."""
+    """Return a document with all generated parts up to date."""
     return _BLOCK.sub(lambda match: match[1] + MADE[match[2]]() + match[4], text)
 
 
 @cache
 def homes_of_tests() -> dict[str, list[str]]:
-    """The files, as tests/README.md links to them, in which each test and each test file is."""
+    """Return the files with each test, and with each file's name, relative to tests/."""
     homes: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         place = path.relative_to(ROOT / "tests").as_posix()
@@ -275,7 +275,7 @@ def homes_of_tests() -> dict[str, list[str]]:
 
 
 def mended(text: str) -> str:
-    """Return those links that lead nowhere, led to where the test is now, if it is in one place."""
+    """Return a text with broken links to tests repaired, if a test is in exactly one file."""
 
     def mend(match: re.Match[str]) -> str:
         title, place = match.groups()

@@ -1,8 +1,8 @@
-"""Lines typed at a terminal and their output, as documents write them.
+"""Commands and their output in a terminal, in the form of the documents.
 
-Each ``$`` line is typed; the lines up to the next one are its output, and ``[2]`` is an exit code.
-``…`` stands for text that differs from run to run (ids, spans, process numbers), a line of ``...``
-for any lines. All other text is exact.
+A ``$`` line is typed, the lines up to the next one are its output, and ``[2]`` is an exit code.
+``…`` matches text that differs from run to run (ids, spans, process numbers), a line of ``...``
+matches any lines. All other text is exact.
 """
 
 import os
@@ -80,7 +80,7 @@ class Shell:
 
 def matches(shown: str, expected: str) -> bool:
     lines = shown.splitlines()
-    # How many lines of the output what was read of the file may have taken so far.
+    # Possible numbers of output lines that the lines of the file so far may match.
     taken = {0}
     for wanted in expected.splitlines():
         if wanted == "...":

@@ -1,4 +1,4 @@
-"""The documents as a site: it builds, it opens from a file, and its search answers newcomers."""
+"""The site of the documents builds, opens from a file, and has a search that finds answers."""
 
 import html
 import json
@@ -17,7 +17,7 @@ from tests.terminal import steps
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("docs")]
 
 CHROMIUM: Final = os.environ.get("TASKQ_CHROMIUM") or shutil.which("chromium") or ""
-#: Words that people type, and the pages that answer them.
+#: Queries, and the pages with the answer.
 QUESTIONS: Final = {
     "how do I retry": "how/retry",
     "retry only some errors": "how/retry",
@@ -65,7 +65,7 @@ QUESTIONS: Final = {
     "priority queue": "how/urgent",
     "raspberry pi offline": "how/edge",
 }
-#: Waits until the list of finds has not changed for a second.
+#: Waits until the list of results has not changed for a second.
 QUIET: Final = """() => new Promise(done => {
   let timer = setTimeout(done, 1000);
   new MutationObserver(() => { clearTimeout(timer); timer = setTimeout(done, 1000); })
@@ -82,7 +82,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.skipif(not shutil.which("node"), reason="needs node: apt-get install nodejs")
 def test_the_page_that_answers_is_among_the_first_two(site: Path) -> None:
-    """By the site's own scripts, which run in node as they do in a browser."""
+    """Run the site's own scripts in node, as a browser does."""
     search = ["node", str(docs.ROOT / "tests/search.mjs"), str(site)]
     ran = subprocess.run(
         search, input="\n".join(QUESTIONS), capture_output=True, text=True, check=True
@@ -100,7 +100,7 @@ def test_each_picture_of_a_page_is_there(site: Path) -> None:
         (page.parent / source)
         for page, text in pages.items()
         for source in re.findall(r'<img [^>]*src="([^":]+)"', text)
-        if not source.startswith("/")  # the page of an error, which may be shown anywhere
+        if not source.startswith("/")  # the error page may be shown at any path
     ]
     assert shown
     assert [source for source in shown if not source.exists()] == []

@@ -1,4 +1,4 @@
-"""The doors: commands, workers, plugins and ``taskq.testing`` come in by public faces only."""
+"""Commands, workers, plugins and ``taskq.testing`` import only public modules (doors)."""
 
 import ast
 import functools
@@ -13,7 +13,7 @@ import pytest
 
 from tests.words import ROOT, nodes_of, source
 
-#: With its trees at hand.
+#: In the same process as test_house.py, whose syntax trees are cached.
 pytestmark = pytest.mark.xdist_group("house")
 #: Outsiders, and the prefix of their own modules.
 OUTSIDE: Final = {
@@ -21,7 +21,7 @@ OUTSIDE: Final = {
     "workers/taskq_workers": "taskq_workers", "plugins/taskq_plugins": "taskq_plugins",
 }  # fmt: skip
 PRIVATE: Final = ("taskq.core", "taskq.log", "taskq.cli.")
-#: Modules for commands only, besides ``taskq`` itself.
+#: Modules that only commands may use, besides ``taskq`` itself.
 ROOMS: Final = (
     "taskq.app",
     "taskq.calls",
@@ -31,7 +31,7 @@ ROOMS: Final = (
     "taskq.schedules",
     "taskq.shards",
 )
-#: The doors, and how many names each has at most.
+#: The doors, with the largest number of names of each.
 NAMES_MAX: Final = {"taskq.engine": 62, "taskq.hooks": 31, "taskq.cli": 21}
 #: Variable names of an app or its log.
 HOLDERS: Final = frozenset({"app", "_app", "log", "_log", "connection", "_connection"})
@@ -39,7 +39,7 @@ HOLDERS: Final = frozenset({"app", "_app", "log", "_log", "connection", "_connec
 NAMED: Final = {
     f"{door}.{name}" for door in ("taskq.cli",) for name in importlib.import_module(door).__all__
 }
-#: Names that somebody outside takes past the doors, each with its why.
+#: Private names with an exception, and its reason.
 EXCEPTIONS: Final[dict[str, str]] = {
     "taskq.log.machine.forks.READER_GONE": "the error of a pipe without a reader, on each system",
     "taskq.log.machine.forks.fill_standard": "runs before any file is opened, and needs no log",
@@ -48,7 +48,7 @@ EXCEPTIONS: Final[dict[str, str]] = {
 
 
 def looked_at(nodes: tuple[ast.AST, ...], module: str, alias: str) -> set[str]:
-    """Return what a file takes of a module that it imports as a whole."""
+    """Return the names that a file uses of a module that it imports as a whole."""
     return {
         f"{module}.{node.attr}"
         for node in nodes
@@ -64,7 +64,7 @@ def is_module(name: str) -> bool:
 
 
 def private_names(path: Path, own: str) -> Iterator[str]:
-    """Yield the names of private modules that a file takes, type hints and inner imports too."""
+    """Yield names of private modules in a file, including type hints and inner imports."""
     nodes = nodes_of(path)
     private = PRIVATE if own == "taskq.cli" else PRIVATE + ROOMS
     for node in nodes:
@@ -85,7 +85,7 @@ def private_names(path: Path, own: str) -> Iterator[str]:
 
 @functools.cache
 def taken() -> dict[str, set[str]]:
-    """Return each private name that somebody outside takes, and the files that do."""
+    """Return each private name used outside, with the files that use it."""
     names = defaultdict(set)
     for folder, own in OUTSIDE.items():
         for path in (ROOT / folder).rglob("*.py"):
@@ -111,7 +111,7 @@ def test_a_face_is_narrow_and_each_of_its_names_is_there_once(face: str) -> None
 
 
 def looks_at_privates(path: Path) -> Iterator[str]:
-    """Yield the lines in which a file uses private names of an app or its log."""
+    """Yield the lines of a file with private names of an app or its log."""
     uses = re.search(rf"\b({'|'.join(HOLDERS)})\b\s*\.\s*_", source(path))
     for node in nodes_of(path) if uses else ():
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and node.attr[:2] != "__":
@@ -124,12 +124,12 @@ def looks_at_privates(path: Path) -> Iterator[str]:
 def test_nobody_outside_looks_at_what_an_app_keeps_to_itself() -> None:
     files = [path for folder in OUTSIDE for path in (ROOT / folder).rglob("*.py")]
     assert not [look for path in files for look in looks_at_privates(path)]
-    # A test that does is found.
+    # A file with such lines is found.
     assert [*looks_at_privates(ROOT / "tests/app/test_steering.py")]
 
 
 def test_the_workers_are_found_by_name_in_one_place() -> None:
-    """``taskq.extras`` finds them; their own package names what is taken of it."""
+    """``taskq.extras`` finds the workers; their own package names the parts that it uses."""
     finders = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "taskq").rglob("*.py")

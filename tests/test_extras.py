@@ -1,4 +1,4 @@
-"""Each extra alone does what its guide says; one version is kept."""
+"""Each extra alone does the work of its guide; the version is in one place."""
 
 import json
 import ntpath
@@ -24,7 +24,7 @@ from tests.programs import run_python
 
 ROOT = Path(__file__).parents[1]
 PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())
-#: As where the extra ``spark`` was not installed.
+#: Code that simulates a missing extra ``spark``.
 ABSENT: Final = """
 import sys
 
@@ -58,7 +58,7 @@ def test_each_missing_pipeline_package_is_named_with_its_extra() -> None:
     "import taskq.arrow.decoder, taskq.cli.commands.parquet",
 ])  # fmt: skip
 def test_questions_in_sql_need_nothing_of_the_pipeline(code: str) -> None:
-    """Tables are made of the log there, too, and never written."""
+    """The queries compute their tables from the log, and write none."""
     done = run_python("-c", ABSENT + code)
     assert not done.returncode, done.stderr
 
@@ -70,7 +70,7 @@ def test_questions_in_sql_need_nothing_of_the_pipeline(code: str) -> None:
 def test_what_is_missing_is_installed_by_the_line_that_an_error_shows(
     folder: str, system: Any, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run as it stands by the shell of that system."""
+    """The shell of each system runs the line unchanged."""
     origin = json.dumps({"url": f"file://{folder}", "dir_info": {"editable": True}})
     distribution = SimpleNamespace(read_text=lambda _: origin)
     monkeypatch.setattr(metadata, "distribution", lambda _: distribution)

@@ -1,4 +1,4 @@
-"""The rules of the house that no linter knows; sleeps and circles are in pyproject.toml."""
+"""Rules of the code that no linter has; those for sleeps and circles are in pyproject.toml."""
 
 import ast
 import fnmatch
@@ -19,11 +19,11 @@ from tests import words
 from tests.lines import SOURCES, repeated_classes
 from tests.words import ROOT, nodes_of, source, tree_of
 
-#: The trees of all sources are there once, and no longer than for these tests.
+#: These tests run in one process, which parses all sources once.
 pytestmark = [
     pytest.mark.xdist_group("house"),
     pytest.mark.usefixtures("trees"),
-    pytest.mark.timeout(300),  # the first test reads them all, also on a machine that is busy
+    pytest.mark.timeout(300),  # the first test parses all sources, even on a busy machine
 ]
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 OURS = [path for path in SOURCES if path.parts[len(ROOT.parts)] != "examples"]
@@ -31,7 +31,7 @@ OURS = [path for path in SOURCES if path.parts[len(ROOT.parts)] != "examples"]
 
 @pytest.fixture(scope="module")
 def trees() -> Iterator[None]:
-    """Keep a million nodes without a collector, which would look at each in vain."""
+    """Freeze a million nodes, which the collector would scan in vain."""
     gc.disable()
     yield
     for made in (tree_of, nodes_of, source, code):
@@ -58,20 +58,20 @@ def code(path: Path) -> str:
 
 #: Modules that print without ``render.echo``, which escapes: errors, help, and a coloured title.
 PRINTERS = {"errors.py", "main.py", "render.py"}
-#: Modules that know the system: the log's machine, one of workers, and the build of C.
+#: Modules with code for one system: the log's machine, one of workers, and the build of C.
 SYSTEMS = ("taskq/log/machine/", "workers/taskq_workers/runs/system.py", "taskq/_native/")
 NAMES = r"(?:one|told|found)\b"
-#: Owners of a ``wait`` or ``join`` that raises an error, fails the test, or is a pause itself.
+#: Owners of a ``wait`` or ``join`` that raises an error, fails the test, or is a pause.
 LOUD = r"(?:process|popen|screen|clocked|pause|barrier|flow|again|Event\(\)|Registry\(.*\))"
 WAITERS = {"effort.py", "conftest.py"}
-#: Patterns that code never has: why, the files, the pattern, and an example.
+#: Forbidden patterns in code: reason, files, pattern, and an example.
 NEVER = {
     "text of strangers drives the terminal": (
         [path for path in OURS if path.name not in PRINTERS],
         r"\bclick\.s?echo\(|(?<![\w.])print\(|\bsys\.stdout\.write\(",
         "click.secho(text)",
     ),
-    # A program may fill those; see ``taskq.log.machine.threads``.
+    # A program may occupy these threads; see ``taskq.log.machine.threads``.
     "work waits for the threads of a loop": (
         OURS,
         r"\basyncio\.to_thread\(|\.run_in_executor\(\s*None\b",
@@ -91,7 +91,7 @@ NEVER = {
         ),
         "    found = look()",
     ),
-    # Its answer is looked at, or ``ended`` does so.
+    # A test must check the result of the wait, or use ``ended``.
     "a limit of time expires in silence": (
         [path for path in TESTS if path.name not in WAITERS and "bench" not in path.parts],
         rf"^ *(?!\S*{LOUD}\.(?:wait|join)\()\w[\w.\[\]]*(?:\(\))?(?:\.\w+)*\.(?:wait|join)\([^)\n]",
@@ -113,7 +113,7 @@ def test_it_never_happens_that(what: str) -> None:
 
 
 FUNCTION_LINES_MAX = 60
-#: First words of a docstring that describes instead of naming the action.
+#: First words of a docstring that does not begin with the action.
 NO_VERBS = {
     "all", "how", "if", "it", "one", "that", "those", "what", "when", "where", "whether", "which",
     "who", "whose", "why",
@@ -121,7 +121,7 @@ NO_VERBS = {
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what stands in a node; expressions, most of a tree, are not looked into."""
+    """Yield a node's statements; expressions, most of a tree, are skipped."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
             yield child
@@ -146,9 +146,9 @@ def test_functions_fit_a_page_and_docstrings_begin_with_what_is_done() -> None:
 
 
 def test_every_command_that_a_message_prints_names_its_directory() -> None:
-    """``taskq.core.errors.command`` writes it, with ``-d`` and the whole path.
+    """``taskq.core.errors.command`` adds ``-d`` and the whole path.
 
-    Help texts name commands in general, and a line of help has no log.
+    Help texts are exempt: they name commands in general, without a log.
     """
     commands = "|".join(sorted(BUILT_IN.keys() - {"pipeline"}))
     named = re.compile(rf"(?<!`)\btaskq ({commands})\b(?!.*--help)")
@@ -167,9 +167,9 @@ def test_every_command_that_a_message_prints_names_its_directory() -> None:
     assert seen == []
 
 
-#: Calls that begin something which no task group owns.
+#: Calls that start work outside a task group.
 LOOSE = {"call_soon", "create_task", "ensure_future"}
-#: By the function that does it: why no task group owns it.
+#: Functions with such a call, and the reason.
 REASONS = {
     "LoopPort._rung": "each job would pay for more: a plain callback that hands out the answers",
     "LoopPort._commit": "a plain callback that hands out the answers of an interrupted commit",
@@ -200,7 +200,7 @@ REASONS = {
 
 
 def loose_calls(node: ast.AST, name: str = "") -> Iterator[str]:
-    """Yield the functions that begin what no task group owns."""
+    """Yield the functions that start work outside a task group."""
     for child in ast.iter_child_nodes(node):
         inner = name
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -240,7 +240,7 @@ def undocumented(place: str, item: object) -> list[str]:
 
 
 def test_public_names_have_a_docstring() -> None:
-    """Private ones have one if it says more than name and types; the linter cannot see which."""
+    """The linter does not know the public names, so it cannot check their docstrings."""
     seen = [
         where
         for module in map(importlib.import_module, PUBLIC)
@@ -261,11 +261,11 @@ TOP_LEVEL = {
 
 
 def test_the_top_level_holds_only_what_belongs_there() -> None:
-    """Leave out what .gitignore names, and dot-files that are not in the repository."""
+    """Ignored files, and dot-files outside the repository, do not count."""
     ignored = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split()]
     names = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
     names -= {name for name in names if any(fnmatch.fnmatch(name, item) for item in ignored)}
-    git = shutil.which("git") or "true"  # without one nothing is listed
+    git = shutil.which("git") or "true"  # without git the list is empty
     listed = subprocess.run(
         [git, "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -275,9 +275,9 @@ def test_the_top_level_holds_only_what_belongs_there() -> None:
 
 # -- words -----------------------------------------------------------------------------------------
 
-#: A share of texts; projects like this one have 1 to 3.5 %.
+#: Limit of the share of texts with a habit; similar projects have 1 to 3.5 %.
 SHARE_MAX = 0.03
-#: Words of the documents, changelog and tables of rivals aside.
+#: Limit of the documents' words, without the changelog and comparisons with other systems.
 WORDS_MAX = 24_000
 BROKEN = {
     "D1": [
@@ -316,12 +316,12 @@ def test_few_sentences_of_a_document_have_a_habit() -> None:
 
 
 def test_all_documents_can_be_read() -> None:
-    """The tests and the benchmarks have a measure of their own."""
+    """The documents of tests and benchmarks have limits of their own."""
     own = {path for path in words.documents() if path.is_relative_to(ROOT / "tests")}
     assert sum(map(words.count, {*words.documents()} - own)) <= WORDS_MAX
     assert sum(map(words.count, own)) <= WORDS_MAX / 6
 
 
 def test_few_subjects_of_commits_have_a_habit() -> None:
-    """A copy without a history has none."""
+    """A copy without a history has no subjects."""
     assert words.share(words.subjects()) <= SHARE_MAX

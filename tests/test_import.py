@@ -1,4 +1,4 @@
-"""Importing taskq is cheap, and brings nothing along that was not asked for."""
+"""Importing taskq is cheap, and loads only the modules in use."""
 
 import importlib
 import json
@@ -40,7 +40,7 @@ print(json.dumps({"seconds": seconds, "rss": rss, "modules": sorted(sys.modules)
 
 
 def test_a_cold_import_takes_under_200_ms_of_a_cpu_and_40_mib_and_no_slow_library() -> None:
-    """In a fresh interpreter, without its byte code."""
+    """Run a fresh interpreter without byte code."""
     report = json.loads(run_python("-B", "-c", PROBE, check=True).stdout)
     assert report["seconds"] < SECONDS_MAX
     assert report["rss"] < RSS_BYTES_MAX
@@ -50,8 +50,8 @@ def test_a_cold_import_takes_under_200_ms_of_a_cpu_and_40_mib_and_no_slow_librar
     assert {name for name in modules if name.startswith("taskq")} == {"taskq"}
 
 
-#: Modules of taskq that a program loads to declare an app and its tasks: room: its modules. Half of
-#: taskq waits for the thread that opens the log.
+#: Modules of taskq, by package, that a program loads to declare an app and its tasks. The thread
+#: that opens the log loads the other half of taskq.
 APP = {
     "taskq": "_lazy telemetry",
     "taskq._native": "_plain" if native.is_on else "",
@@ -68,7 +68,7 @@ APP = {
     "taskq.log.machine": "forks",
     "taskq.log.segments": "bodystore",
 }
-#: Packages of the standard library that are too slow for a start: asyncio and its imports.
+#: Packages of the standard library with slow imports: asyncio and its dependencies.
 SLOW = {"asyncio", "concurrent", "logging", "selectors", "socket", "ssl", "subprocess"}
 #: Modules that ``taskq --help`` loads.
 HELP = {
@@ -102,9 +102,9 @@ async def tell(file: str) -> None:
 
 
 def loaded(program: str) -> tuple[set[str], set[str]]:
-    """Return the modules of taskq that a program has loaded at its end, and the packages of others.
+    """Return the modules of taskq loaded at the end of a program, and other packages.
 
-    Slow packages of the standard library are among them.
+    Other packages include the slow ones of the standard library.
     """
     done = run_python("-c", LOADED + program, check=True)
     modules = set(json.loads(done.stdout.splitlines()[-1]))
@@ -126,7 +126,7 @@ def test_help_loads_these_modules_and_click() -> None:
     run = "import runpy; sys.argv[1:] = ['--help']; runpy.run_module('taskq', run_name='__main__')"
     ours, others = loaded(run)
     assert ours == pinned(HELP)
-    # To look for commands of other packages Python 3.11 takes what reads e-mail, with its sockets.
+    # To find commands of other packages Python 3.11 loads its e-mail parser, which loads sockets.
     assert others - {"selectors", "socket"} == {"click"}
     _, others = loaded(run.replace("--help", "pipeline', '--help"))
     assert others - {"selectors", "socket"} == {"click"}
@@ -207,7 +207,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 
 
 def test_task_stays_a_decorator_whatever_is_imported() -> None:
-    """A module taskq/task.py would replace it on the package, as soon as anything imported it."""
+    """A module taskq/task.py would replace the decorator as soon as any code imported it."""
     code = "import taskq.app.tasks, taskq.retry, taskq; from taskq import task; task(print)"
     done = run_python("-c", code + "; print(callable(task))")
     assert done.stdout.strip() == "True", done.stderr
@@ -233,7 +233,7 @@ asyncio.run(main())
 
 
 def test_the_first_enqueue_of_an_open_app_has_nothing_left_to_import(tmp_path: Path) -> None:
-    """Slow imports fall on the opening, which a server does before its first user comes."""
+    """Slow imports happen at the opening, which a server does before its first request."""
     done = run_python("-c", FIRST_ENQUEUE, tmp_path / "data", check=True)
     late = {name.split(".")[0] for name in json.loads(done.stdout)}
     assert not late & {
@@ -242,7 +242,7 @@ def test_the_first_enqueue_of_an_open_app_has_nothing_left_to_import(tmp_path: P
 
 
 def test_the_public_face_fits_a_screen_and_errors_and_views_have_homes_of_their_own() -> None:
-    """``dir(taskq)`` holds its exports, whichever submodules were imported."""
+    """``dir(taskq)`` has only the exports, even after imports of submodules."""
     importlib.import_module("taskq.cli.main")
     assert dir(taskq) == sorted(taskq.__all__)
     assert len(taskq.__all__) <= NAMES_MAX
@@ -258,7 +258,7 @@ def test_the_public_face_fits_a_screen_and_errors_and_views_have_homes_of_their_
 
 
 def test_the_tree_of_errors_is_drawn_as_it_is() -> None:
-    """Each line of the docstring stands below the class that it is made of."""
+    """In the docstring each class is below its base class."""
     above: list[str] = []
     drawn: dict[str, str] = {}
     assert taskq.errors.__doc__ is not None
@@ -285,7 +285,7 @@ def test_a_traceback_and_a_pickle_name_an_error_where_it_is_imported_from() -> N
 
 
 def test_whatever_is_imported_first_can_be(tmp_path: Path) -> None:
-    """A submodule that is on its way is asked of the package first, which must not load others."""
+    """The import of a submodule first asks the package for the name, which must not load others."""
     names = sorted({*taskq._HOMES, "taskq.errors", "taskq.views"})
     program = (
         "import os, sys\n"

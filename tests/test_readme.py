@@ -58,12 +58,12 @@ _VARIES: Final = (
 
 
 class Block(NamedTuple):
-    """Code between fences, under the last heading before it."""
+    """Code between fences, with the last heading before it."""
 
     section: str
     language: str
     code: str
-    #: the text below it
+    #: the text after the code
     output: str
 
 
@@ -86,7 +86,7 @@ SECTIONS: Final = [
 ]
 
 
-# -- the Python that is shown ----------------------------------------------------------------------
+# -- Python blocks ---------------------------------------------------------------------------------
 
 
 def is_shown(there_is: str, expected: str) -> bool:
@@ -109,14 +109,14 @@ AFTER: Final[dict[str, Hook]] = {
     "Enqueue": one_is_scheduled_and_three_are_ready,
     "Conditions": it_waits,
 }
-#: The lines above them are part of them.
+#: Blocks that continue an earlier block.
 GOES_ON: Final = {"Enqueue": "Tasks", "Circuit breakers": "Conditions"}
 
 
 def run_block(code: str, names: Names) -> None:
-    """Run one as a module's text; what awaits at its top runs on a loop."""
+    """Run a block as a module; top-level ``await`` runs on an event loop."""
     compiled = compile(code, names["__name__"], "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    made = eval(compiled, names)  # noqa: S307 - it is our own text
+    made = eval(compiled, names)  # noqa: S307 - our own text
     if inspect.isawaitable(made):
         asyncio.run(_await(made))
 
@@ -160,7 +160,7 @@ def test_the_python_of_a_section_runs_and_prints_what_is_shown(
 
 
 def play(session: str) -> None:
-    """Type what is shown of a terminal, and compare what there is to see."""
+    """Type the commands of a terminal session, and compare their output."""
     here = Path.cwd()
     shell = Shell(here)
     try:
@@ -176,7 +176,7 @@ def test_every_session_that_is_shown_is_played() -> None:
     for document, blocks in BLOCKS.items():
         for block in blocks:
             played = block.language != "console" or (document, block.section) in SECTIONS
-            # The sync example's output is free text, and run by its own tests.
+            # The output of the folder_sync example is free text; its own tests run it.
             assert played or document in ELSEWHERE or "folder_sync" in document, block
 
 
@@ -193,7 +193,7 @@ def test_the_settings_shown_are_settings(
     assert settings.queues
 
 
-# -- what the code knows better --------------------------------------------------------------------
+# -- generated parts -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -276,7 +276,7 @@ def test_every_link_leads_somewhere(document: str) -> None:
     text = _FENCE.sub("", TEXTS[document])
     for target in _LINK.findall(text):
         if target.startswith("https://"):
-            continue  # other sites' contents are theirs
+            continue  # other sites may change
         place, _, anchor = target.partition("#")
         path = ((ROOT / document).parent / place).resolve() if place else ROOT / document
         assert path.exists(), f"{document} links to {target}"
@@ -320,14 +320,14 @@ def test_the_front_page_fits_three_screens() -> None:
 
 def test_the_map_of_the_house_has_every_room() -> None:
     (text,) = [block.code for block in BLOCKS[MAP] if block.section == "The map of the code"]
-    # A room stands where a line or its second half begins; a colon introduces the rooms within it.
+    # A package is named at the beginning of a line or of its second half, its parts after a colon.
     rooms = set(re.findall(r"(?:^|   )((?:taskq/|)\w+)  ", text, re.MULTILINE))
     top = {"taskq", "workers", "plugins", "examples", "tests"}
     folders = {path.parent for path in (ROOT / "taskq").glob("*/__init__.py")}
     assert rooms == {path.relative_to(ROOT).as_posix() for path in folders} | top - {"taskq"}
     within = [*ROOT.glob("taskq/log/*/"), *ROOT.glob("workers/taskq_workers/*/")]
     for path in within:
-        if not any(path.glob("*.py")):  # remains of a removed package
+        if not any(path.glob("*.py")):  # leftovers of a removed package
             continue
         assert path.name.startswith("_") or f"{path.name}: " in text, path
 
@@ -353,7 +353,7 @@ def test_no_line_is_wider_than_a_page(document: str) -> None:
 
 
 def test_every_test_that_is_named_is_there() -> None:
-    """A promise or a feature of another system links its test's name to its file."""
+    """Promises and features of other systems link the name of their test to its file."""
     named = tables.TEST_LINK.findall(TEXTS["tests/README.md"])
     assert len(named) > 100
     homes = tables.homes_of_tests()

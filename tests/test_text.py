@@ -1,4 +1,4 @@
-"""Foreign text is shown as text, without values whose names call them secret."""
+"""Foreign text is shown as text, without values that have the name of a secret."""
 
 import time
 

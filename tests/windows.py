@@ -1,7 +1,7 @@
-"""A plugin for Windows (``-p tests.windows``): it skips tests of POSIX alone, by name.
+"""A pytest plugin for Windows (``-p tests.windows``): skip tests that need POSIX, by name.
 
-A module that imports such a module, and a test that itself asks for such a name, are skipped; what
-the product asks for in vain fails its test. The end counts each reason.
+A test module that imports a POSIX module is skipped, and so is a test whose own code uses a POSIX
+name. If the product uses such a name, the test fails. The summary counts each reason.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from tests import effort
 
 _ROOT: Final = f"{Path(__file__).parents[1]}{os.sep}"
 _MODULES: Final = re.compile(r"^\s*(?:import|from) (termios|pty|tty)\b", re.MULTILINE)
-#: In their place stands what skips a test that calls or replaces something of them.
+#: Modules replaced by stubs, which skip a test that calls or replaces one of their names.
 _STUBS: Final = ("fcntl", "pwd", "grp", "resource", "taskq.log.machine.posix")
 _LACKING: Final = re.compile(
     r"module '(?:os|signal|select|socket|time)'(?: \(\w+\)>)? has no attribute '(\w+)'"
     r"|'module' object at (?:os|signal|select|socket|time) has no attribute '(\w+)'"
-    # The one calls what the C library of Wine 8 lacks, the other would be installed for one test.
+    # numpy calls a function that Wine 8's C library lacks; duckdb is not worth its installation.
     r"|needs the package (numpy|duckdb)"
     r"|No module named '(fcntl|pwd|grp|resource|termios|pty|tty)'"
     r"|Path not found: '\\\\(dev|proc)\\"
     r"|\[WinError 2\] (File not found)$"
 )
 _SKIPPED: Final = pytest.StashKey[Any]()
-#: Seconds under Wine for one on Linux: a process takes longer than a second to start.
+#: Factor of limits under Wine, where a process takes more than a second to start.
 _STRETCH: Final = 5
-#: Names of limits in modules of tests.
+#: Names of time limits in test modules.
 _LIMITS: Final = ("SECONDS", "_SECONDS", "RESULT_SECONDS")
-#: How long a test that is out of time has to end once its processes are gone.
+#: Time for a test to end after its limit, once its processes are killed.
 _GRACE_SECONDS: Final = 60
 
 
 class _Posix(pytest.Module):
     def collect(self) -> Any:
         match = _MODULES.search(self.path.read_text(encoding="utf-8"))
-        assert match is not None  # it was made for that
+        assert match is not None  # the reason comes from this pattern
         pytest.skip(f"imports {match[1]}", allow_module_level=True)
 
 
@@ -90,13 +90,13 @@ _symlink: Final = Path.symlink_to
 _result: Final = JobHandle.result
 
 
-async def _wait(job: Any, timeout: Any = None) -> Any:  # noqa: ASYNC109 - as that
+async def _wait(job: Any, timeout: Any = None) -> Any:  # noqa: ASYNC109 - the original's signature
     is_number = isinstance(timeout, int | float)
     return await _result(job, timeout * _STRETCH if is_number else timeout)
 
 
 def _stretched(limit: Any) -> Any:
-    """Give a limit of ``tests.effort`` the time of Wine."""
+    """Stretch a limit of ``tests.effort`` for Wine."""
 
     @functools.wraps(limit)
     def longer(*args: Any, **options: Any) -> Any:
@@ -110,7 +110,7 @@ def _stretched(limit: Any) -> Any:
 
 def _link(path: Path, *args: Any, **options: Any) -> None:
     _symlink(path, *args, **options)
-    # pytest itself makes some.
+    # pytest itself makes links, too.
     if sys._getframe(1).f_code.co_filename.startswith(_ROOT) and not path.is_symlink():
         pytest.skip("Wine shows no links")
 
@@ -122,9 +122,9 @@ _end_all: Final = windows._function("TerminateJobObject", ctypes.c_int, _HANDLE,
 
 
 class _Process(subprocess.Popen):  # type: ignore[type-arg]
-    """Ends with the test that fails beside it or is out of time; it would be waited for.
+    """A process that ends with its test, if this fails or exceeds its limit.
 
-    So do the processes that it started: they have its pipes, which would be read for ever.
+    Its children end, too, since the test would read their inherited pipes for ever.
     """
 
     alive: Final[weakref.WeakSet[_Process]] = weakref.WeakSet()
@@ -132,7 +132,7 @@ class _Process(subprocess.Popen):  # type: ignore[type-arg]
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._job = getattr(subprocess, "Handle", int)(_create_job(None, None))
-        # All children of a worker are in one job, which two of these cannot have within them.
+        # All children of a worker share one job object, so none may have a second one here.
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_globals["__name__"] in ("subprocess", __name__):
             frame = frame.f_back
@@ -154,7 +154,7 @@ class _Process(subprocess.Popen):  # type: ignore[type-arg]
             self.end()
             raise
 
-    def __exit__(self, *error: Any) -> None:  # noqa: PYI036 - as they come
+    def __exit__(self, *error: Any) -> None:  # noqa: PYI036 - passed on unchanged
         if error[0] is not None:
             self.end()
         super().__exit__(*error)
@@ -169,7 +169,7 @@ class _Process(subprocess.Popen):  # type: ignore[type-arg]
 
 
 def pytest_timeout_set_timer(item: Any, settings: Any) -> bool:
-    """Fail a test that is out of time without ending the run, if it ends with its processes."""
+    """Fail a test at its limit without ending the run, if the test ends with its processes."""
     main = threading.get_ident()
 
     def fail() -> None:
@@ -193,7 +193,7 @@ def pytest_timeout_set_timer(item: Any, settings: Any) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # pytest leaves one of its own folders when another run removes that.
+    # pytest leaves a scandir open when another run removes one of its folders.
     config.addinivalue_line("filterwarnings", "ignore:unclosed scandir:ResourceWarning")
     subprocess.Popen = _Process  # type: ignore[misc]
     for limit in (effort.within, effort.ended, effort.at_most):
@@ -219,19 +219,19 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Skip a test whose own code asks for names of POSIX alone."""
+    """Skip a test whose own code uses POSIX names."""
     report = yield
     _skip_if_lacking(report, call)
     if report.skipped:
         item.stash[_SKIPPED] = report.longrepr
     elif report.failed and call.when == "teardown" and _SKIPPED in item.stash:
-        report.outcome, report.longrepr = "skipped", item.stash[_SKIPPED]  # left in its midst
+        report.outcome, report.longrepr = "skipped", item.stash[_SKIPPED]  # skipped half-way
     return report
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Skip a module that asks for it when it is imported."""
+    """Skip a module that uses POSIX names when it is imported."""
     report = yield
     _skip_if_lacking(report, getattr(report, "call", None))
     return report
@@ -254,7 +254,7 @@ def _skip_if_lacking(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Stretch the limits; skip what POSIX does alone."""
+    """Stretch the limits; skip tests that need POSIX."""
     for module in {getattr(item, "module", None) for item in items}:
         for name in vars(module).keys() & {*_LIMITS} if module else ():
             setattr(module, name, getattr(module, name) * _STRETCH)

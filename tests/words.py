@@ -1,8 +1,8 @@
 """Count the habits that CONTRIBUTING rules out, in docstrings, comments, subjects and documents.
 
-``python -m tests.words`` prints the share of each folder and the share and length of each document;
-with paths, the texts of these that have a habit. A text is a docstring, a run of comment lines, the
-subject of a commit, or a sentence of a document: of its prose, its lists and cells of its tables.
+``python -m tests.words`` prints the share of each folder, and the share and length of each
+document. With paths it prints their texts that have a habit. A text is a docstring, a run of
+comment lines, the subject of a commit, or a sentence of a document's prose, lists or tables.
 """
 
 import ast
@@ -19,11 +19,11 @@ from typing import Final, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("taskq", "workers", "plugins", "examples", "tests")
-#: The commit that the rules came with; older subjects are what they are.
+#: The commit with the rules; older subjects do not count.
 SINCE = "4729ee52"
 SUBJECTS_MAX = 300
 
-#: Each rule, and what breaks it. Texts are looked at without code and quoted words.
+#: Each rule, and a pattern of its violations in a text without code and quoted words.
 RULES: dict[str, re.Pattern[str]] = {
     # A noun is a noun, not a relative clause.
     "D1": re.compile(
@@ -61,17 +61,17 @@ RULES: dict[str, re.Pattern[str]] = {
     ),
 }
 
-#: Strings and comments, in a third of the time of Python's own tokens; nested f-strings aside.
+#: Strings and comments, except nested f-strings; three times as fast as Python's tokenizer.
 STRING_OR_COMMENT = re.compile(
     r'''(?P<long>"""(?:[^\\]|\\.)*?""")|\'{3}(?:[^\\]|\\.)*?\'{3}'''
     r"""|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|\#[:!]?[ ]?(?P<comment>[^\n]*)""",
     re.DOTALL,
 )
 _DIRECTIVE = re.compile(r"^(noqa|type:|fmt:|pragma|mypy:|ruff:).*")
-#: The end of a line after which a string is a docstring.
+#: End of a line before a docstring.
 _OPENS = re.compile(r":\s*(#.*)?$")
 
-#: Texts that a rule takes for a habit and that a reader would not: the text, and why.
+#: Exceptions: texts that break a rule but are clear, with the reason.
 ARGUED: dict[str, str] = {}
 
 
@@ -82,7 +82,7 @@ def source(path: Path) -> str:
 
 @functools.cache
 def tree_of(path: Path) -> ast.Module:
-    """Return a file's tree; without a collector, which would look at each new node in vain."""
+    """Return a file's syntax tree; without GC, which would scan each new node in vain."""
     gc.disable()
     try:
         return ast.parse(source(path))
@@ -96,7 +96,7 @@ def nodes_of(path: Path) -> tuple[ast.AST, ...]:
 
 
 class Text(NamedTuple):
-    """A docstring, a run of comment lines or a subject, and where it begins."""
+    """A docstring, a run of comment lines or a subject, and its place."""
 
     place: str
     text: str
@@ -115,7 +115,7 @@ def habits(text: str) -> list[str]:
 
 
 def texts(path: Path) -> Iterator[Text]:
-    """Yield the docstrings and comments of a file; linters' directives are none."""
+    """Yield the docstrings and comments of a file, without linters' directives."""
     name = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
     run: list[str] = []
     begun = last = at = 0
@@ -155,7 +155,7 @@ def of_folder(folder: Path) -> list[Text]:
 
 
 def prose(text: str) -> str:
-    """Return a document without code, drawings, made parts, links' targets and names of tests."""
+    """Return a document without code, drawings, generated parts, targets and names of tests."""
     text = re.sub(r"<!-- [^>]*made by.*?<!-- end -->|<svg.*?</svg>", "", text, flags=re.DOTALL)
     text = re.sub(r"(?ms)^( *)```.*?^\1```$|<!--.*?-->|^\|[-:| ]+\|$", "", text)
     text = re.sub(r"!\[[^\]]*\]\([^)\s]+\)|\[[^\]]*\]\([^)\s]*test_\w+\.py\)", "", text)
@@ -171,7 +171,7 @@ def of_document(path: Path) -> list[Text]:
 
 
 def documents() -> list[Path]:
-    """Return the documents, without the changelog, which is a list, and ledgers of tests."""
+    """Return the documents, without the changelog and ledgers of tests, which are lists."""
     seen = [*ROOT.glob("*.md"), *ROOT.glob(".github/*.md"), *ROOT.glob(".docs/**/*.md")]
     for folder in ("taskq", "workers", "plugins", "examples"):
         seen += (ROOT / folder).rglob("*.md")
@@ -179,7 +179,7 @@ def documents() -> list[Path]:
     return sorted(path for path in seen if path.name != "CHANGELOG.md")
 
 
-#: Tables that compare with other systems stand apart: they are looked up, not read.
+#: Sections that compare with other systems are counted apart, since people look things up there.
 _RIVALS: Final = re.compile(
     r"^###? (Beside other job|Durable steps elsewhere|The page beside|LedgerQ|sej|codeQ)"
     r".*?(?=^##|\Z)",
