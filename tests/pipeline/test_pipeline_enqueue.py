@@ -127,48 +127,6 @@ def test_a_dry_run_checks_every_row_and_writes_nothing(tmp_path: Path) -> None:
     assert json.loads(enqueue(file, "--dry-run", "--json").output)["jobs"] == 3
 
 
-BAD_FILES: list[tuple[str, bytes, list[str], str]] = [
-    ("a.xlsx", b"", [], "ends in .parquet, .csv or .jsonl"),
-    ("a.parquet", b"PAR1 no", [], "is no Parquet file"),
-    ("a.csv", b"", [], "does not read as CSV"),
-    ("a.csv", b"a,b\n1,2\n1\n", [], "does not read"),
-    ("a.csv", b"a\n1\n", ["--key", "b"], "has no column 'b'; it has a"),
-    ("a.csv", b"a\n1\n", ["--text", "b"], "has no column 'b'; it has a"),
-    ("a.csv", b"a,key\n1,2\n", ["--key", "a"], "has a column 'key' already"),
-    ("a.csv", b"priority\nhigh\n", [], "does not read"),
-    ("a.csv", b"n,priority\n1,5\n1,12\n", [], "a.csv, row 2: the row with n=1, priority=12"),
-    ("a.jsonl", b'{"a":1}\n{"a":\n', [], "a.jsonl, line 2: Invalid JSON"),
-    ("a.jsonl", b"\n[1]\n", [], "a.jsonl, line 2: Input should be an object"),
-    ("a.jsonl", b'{"a":1}\n', ["--key", "b"], "line 1: has no 'b'"),
-    ("a.jsonl", b'{"a":1}\n', ["--text", "a"], "--text is for CSV files"),
-    ("a.jsonl", b'{"priority":"x"}\n', [], "line 1: priority: Input should be"),
-    ("a.jsonl", b'{"priority":10}\n', [], "row 1: the row with priority=10"),
-    ("a.jsonl", b'{"headers":{"a":1}}\n', [], "line 1: headers: a: Input should be"),
-    ("a.jsonl", b'{"queue":["a"]}\n', [], "line 1: queue: Input should be"),
-    ("a.jsonl", b'{"value":"x","a":1}\n', [], "line 1: has a 'value' and arguments"),
-    ("a.jsonl", b'{"value":"x"}\n', [], "column 'value' is b'x'"),
-    ("a.jsonl", b'{"a":"' + b"x" * 5_000_000, [], "line 1: is longer than 4194304 bytes"),
-    ("a.csv", b"a\n1\n", ["--window", "x"], "window is 'x'"),
-    ("a.csv", b"a\n1\n", ["--header", "x"], "write it as NAME=VALUE"),
-    ("a.csv", b"a\n1\n", ["--name", "a b"], "becomes a file's name"),
-    ("a.csv", b"a\n1\n", ["--app", "nowhere:app"], "no module 'nowhere'"),
-    ("a.jsonl", b'{"task":"tests.samples.backlog_jobs.nap","number":"x"}\n',
-     ["--app", "tests.samples.backlog_jobs:app"], "parameter 'number' must be int"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "content", "words", "problem"), BAD_FILES)
-def test_a_bad_file_enqueues_nothing_and_says_where(
-    name: str, content: bytes, words: list[str], problem: str, tmp_path: Path
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    failed = enqueue(name, *words)
-    assert problem in failed.output
-    assert failed.exit_code in {1, 2}
-    assert "Traceback" not in failed.output
-    assert not list(tmp_path.glob("data/uploads/**/*.*"))
-
-
 def test_a_changing_type_in_a_csv_names_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

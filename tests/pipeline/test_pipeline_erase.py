@@ -224,12 +224,6 @@ def test_an_erase_without_consent_reports_and_changes_nothing(lake: Lake) -> Non
     assert erase(lake, "--where", "stat = 1").exit_code == 2
 
 
-@pytest.mark.parametrize("wrong", ["1h", "yore", "failures=90d"])
-def test_days_that_cannot_go_are_refused(tmp_path: Path, wrong: str) -> None:
-    words = ("--journals", tmp_path, "--lake", tmp_path / "lake")
-    assert taskq("pipeline", "run", *words, "--keep", wrong).exit_code == 2
-
-
 @pytest.mark.usefixtures("no_java")
 def test_old_days_go_when_nothing_is_new(tmp_path: Path) -> None:
     """And so do files that no version names: the clock decides, not what is in the logs."""

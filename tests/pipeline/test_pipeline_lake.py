@@ -13,7 +13,6 @@ from click.testing import CliRunner, Result
 from deltalake import DeltaTable
 
 from taskq.cli.main import main
-from taskq.core.errors import UsageError
 from taskq_plugins.fleet.places import START
 from taskq_plugins.spark.errors import LakeBusy, LakeConflict, LakeDamaged, LakeDiskError, LakeError
 from taskq_plugins.spark.lake import store
@@ -173,19 +172,6 @@ def test_files_of_a_table_are_synced_before_the_next_commit(
     assert jobs(lake) == before
 
 
-def test_no_lake_is_no_lake(tmp_path: Path) -> None:
-    with pytest.raises(LakeError, match=r"is not a lake.*taskq pipeline run"):
-        Lake.open(tmp_path)
-    with pytest.raises(LakeError):
-        Lake.open(tmp_path / "missing")
-    (tmp_path / "precious.txt").write_text("x")
-    with pytest.raises(LakeError, match=r"is not empty.*precious.txt"):
-        Lake.open(tmp_path, create=True)
-    for odd in ("a%20b", "la[k]e", "{a,b}*"):
-        with pytest.raises(UsageError, match="takes a path with"):
-            Lake.open(tmp_path / odd, create=True)
-
-
 def test_a_table_of_another_version_is_named_with_what_it_lacks(lake: Lake) -> None:
     with lake.writer() as writer:
         append(writer, [1])
@@ -269,27 +255,6 @@ def test_a_lake_is_asked_as_a_log_is(lake_asked: Lake) -> None:
     ]
     bars = ask(lake_asked, "SELECT hour(settled_at), bar(count(*), 0, 4, 8) FROM jobs GROUP BY ALL")
     assert bars.output.count("████████") == 2, "a picture is SQL, too"
-
-
-@pytest.mark.parametrize("command", ["erase", "replay"])
-@pytest.mark.parametrize(("where", "message"), [
-    ("stat = 1", "The columns of jobs are: device, log_id"),
-    ("state =", "--where 'state =': Parser Error"),
-    ("1 = 1) UNION SELECT (1", "--where"),
-    ("true); SET threads = 1; SELECT (1", "Parser Error"),
-    ("true; DROP TABLE jobs", "Parser Error"),
-    ("true) OR (true", "Parser Error"),
-    ("job_id IN (SELECT * FROM '/etc/passwd')", "--where"),
-    ("queue", "--where 'queue'"),
-])  # fmt: skip
-def test_a_condition_that_is_more_than_one_is_refused(
-    lake_asked: Lake, tmp_path: Path, command: str, where: str, message: str
-) -> None:
-    to = ["--to", str(tmp_path / "data"), "--yes"] if command == "replay" else []
-    result = call(command, "--where", where, "--lake", str(lake_asked.path), *to)
-    assert (result.exit_code, message in result.output) == (2, True), result.output
-    assert "Traceback" not in result.output
-    assert not (tmp_path / "data").exists()
 
 
 def test_status_shows_tables_and_unread_records(tmp_path: Path) -> None:

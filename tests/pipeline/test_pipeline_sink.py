@@ -12,11 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import LongType, StructField, StructType
 
 from taskq import TaskQ, retry
 from taskq.calls.call import OptionChanges
-from taskq.core.errors import TaskqError, UsageError
 from taskq.core.model import Extras
 from taskq.errors import LogError
 from taskq_plugins.spark.sink import ingest, writers
@@ -163,101 +162,6 @@ async def test_an_app_gives_defaults_keys_and_checks(tmp_path: Path) -> None:
     assert (last.body, last.extras and last.extras.key) == (b'{"to":"c","n":4}', b"c:4")
 
 
-@pytest.mark.parametrize(("row", "words"), [
-    ({"task": "mail.send", "to": "a", "n": "x"}, ["to='a'", "parameter 'n' must be int", "'x'"]),
-    ({"task": "mail.send", "n": 1}, ["parameter 'to' (str) is missing"]),
-    ({"task": "ping", "to": 1}, ["ping", "'to'"]),
-    ({"task": "pong"}, ["no task 'pong'", "mail.send, ping"]),
-    ({"task": "mail.send", "value": "{"}, ["no JSON"]),
-])  # fmt: skip
-def test_an_app_refuses_wrong_rows(row: dict[str, Any], words: list[str], tmp_path: Path) -> None:
-    with pytest.raises(BadRow) as caught:
-        sink([row], tmp_path / "d", known_app(tmp_path / "x"), app="jobs:app")
-    assert all(word in str(caught.value) for word in words), caught.value
-
-
-BAD_ROWS: list[tuple[dict[str, Any], list[str]]] = [
-    ({"priority": 10}, ["priority=10", "priority is 10, it must be 0 (last) to 9 (first)"]),
-    ({"priority": -1}, ["priority is -1"]),
-    ({"attempts": 70_000}, ["attempts is 70000"]),
-    ({"queue": ""}, ["queue name '' has 0 bytes"]),
-    ({"queue": "a\n"}, ["do not print"]),
-    ({"task": None}, ["column 'task' is null", "option 'task'"]),
-    ({"task": "t" * 256}, ["task name", "256 bytes"]),
-    ({"key": "k" * 1025}, ["the key has 1025 bytes", "use a hash of it"]),
-    ({"key": ""}, ["the key has 0 bytes"]),
-    ({"delay": "soon"}, ["delay is 'soon'", '"5m"']),
-    ({"delay": -1}, ["must not be negative"]),
-    ({"expires": 0}, ["must be longer than nothing"]),
-    ({"eta": "noon"}, ["column 'eta' is 'noon'"]),
-    ({"eta": "2030-01-01T00:00"}, ["without a time zone"]),
-    ({"headers": {"a": "x" * 40_000}}, ["the headers has 40", "limit is 32768"]),
-    ({"value": None}, ["column 'value' is null"]),
-    ({"value": "[1]"}, ["column 'value' is b'[1]'", "to_json"]),
-    ({"value": "x" * 17_000_000}, ["17000000 bytes", "limit is 16777216"]),
-    ({"text": "x" * 17_000_000}, ["the payload has 17000017 bytes", "pass its path"]),
-]
-
-
-@pytest.mark.parametrize(("row", "words"), BAD_ROWS, ids=[str(row)[:30] for row, _ in BAD_ROWS])
-def test_a_bad_row_fails_all_rows(row: dict[str, Any], words: list[str], tmp_path: Path) -> None:
-    extra = {"value": "{}"} if "value" in row else {"n": 7}
-    good = {**dict.fromkeys(row), "task": "t", **extra}
-    bad = {"task": "t", **extra, **row}
-    if row.keys() == {"value"}:
-        good["value"] = "{}"
-    with pytest.raises(BadRow) as caught:
-        sink([good] * 60 + [bad] + [good] * 39, tmp_path)
-    assert caught.value.row == 60
-    for word in [*words, "; nothing was enqueued"]:
-        assert word in str(caught.value), caught.value
-    assert not list(tmp_path.glob("uploads/**/*.parquet"))
-
-
-@pytest.mark.parametrize(("columns", "words"), [
-    ({"priority": pa.float64()}, ["column 'priority' is double", "a whole number", "cast it"]),
-    ({"key": pa.int64()}, ["column 'key' is int64", "text or binary"]),
-    ({"eta": pa.timestamp("us")}, ["a timestamp with a time zone"]),
-    ({"headers": pa.map_(pa.string(), pa.int8())}, ["a map from text to text"]),
-    ({"value": pa.string(), "x": pa.int8()}, ["column 'value' is the payload", "(x)"]),
-    ({"delay": pa.int8(), "eta": pa.string()}, ["one due time"]),
-])  # fmt: skip
-def test_columns_that_cannot_be_meant_so_are_refused(
-    columns: dict[str, pa.DataType], words: list[str], tmp_path: Path
-) -> None:
-    batch = pa.RecordBatch.from_pylist([], schema=pa.schema(columns))
-    with pytest.raises(UsageError) as caught:
-        sink(batch, tmp_path, task="t")
-    assert all(word in str(caught.value) for word in words), caught.value
-
-
-def test_text_that_is_no_utf8_is_refused_and_named(tmp_path: Path) -> None:
-    text = pa.Array.from_buffers(pa.string(), 1, [None, *pa.array([b"\xff"]).buffers()[1:]])
-    batch = pa.RecordBatch.from_arrays([text], names=["to"])
-    with pytest.raises(BadRow, match="column 'to' cannot be written as JSON: Invalid UTF8"):
-        sink(batch, tmp_path, task="t")
-
-
-@pytest.mark.parametrize(("options", "words"), [
-    ({"path": ""}, 'add .option("path", DIRECTORY)'),
-    ({"path": "hdfs://x/y"}, "a task log is a directory"),
-    ({"priorty": "1"}, "did you mean 'priority'"),
-    ({"priority": "10"}, "priority is 10"),
-    ({"priority": "high"}, "must be a whole number"),
-    ({"key": "a"}, "make it a column"),
-    ({"delay": "soon"}, "delay is 'soon'"),
-    ({"until": "x"}, "it must be settled"),
-    ({"compress": "lz4"}, "none or zlib or zstd"),
-    ({"headers": "a=b"}, "one JSON object"),
-    ({"upload": "a/b"}, "becomes a file's name"),
-    ({"queue": "a\0"}, "do not print"),
-])  # fmt: skip
-def test_wrong_options_are_refused(options: dict[str, str], words: str, tmp_path: Path) -> None:
-    with pytest.raises(TaskqError) as caught:
-        sink([{"n": 1}], tmp_path, None, **{"task": "t", **options})
-    assert words in str(caught.value), caught.value
-
-
 NUMBERS = StructType([StructField("n", LongType())])
 
 
@@ -320,26 +224,6 @@ def test_an_aborted_write_leaves_nothing_and_is_repeated(tmp_path: Path, in_batc
         assert not (tmp_path / name / "taskq.json").exists()
         made.commit([made.write(rows(1)), None], *more)
         assert bodies(tmp_path / name) == [b'{"n":1}']
-
-
-REFUSED: dict[str, Callable[[Path], object]] = {
-    r'use mode\("append"\)': lambda path: batch_writer({"path": str(path)}, NUMBERS, True),
-    'use mode."append".': lambda path: stream_writer({"path": str(path)}, NUMBERS, True),
-    "column 'priority' is string": lambda path: batch_writer(
-        {"path": str(path), "task": "t"}, StructType([StructField("priority", StringType())]), False
-    ),
-    "no module 'nowhere'": lambda path: batch(path, app="nowhere:app"),
-    "a stream is known by its checkpoint": lambda path: stream(path, upload="u"),
-    "write from foreachBatch instead": lambda path: stream(path).write(rows(1)),
-    "add option 'task' or a column 'task'": lambda path: sink([{"n": 1}], path),
-    "the row has arguments, but no task": lambda path: sink([{"n": 1, "task": ""}], path),
-}
-
-
-@pytest.mark.parametrize("said", REFUSED)
-def test_what_cannot_be_written_is_refused(tmp_path: Path, said: str) -> None:
-    with pytest.raises((UsageError, BadRow), match=said):
-        REFUSED[said](tmp_path)
 
 
 def test_the_list_of_parts_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import StringType, TimestampType
 
 from taskq.arrow import SCHEMA
-from taskq.core.errors import UsageError
-from taskq_plugins.fleet.places import FleetError
 from taskq_plugins.spark.source import rows as source_rows
 from taskq_plugins.spark.source.options import read_options
 from taskq_plugins.spark.source.positions import DataLoss, OptionError, Unreadable
@@ -54,15 +52,6 @@ def test_a_schema_names_the_columns(tmp_path: Path, fleet: dict[str, MadeLog]) -
     assert not wanted["lsn"].nullable
     reader = source(tmp_path).reader(wanted)
     assert {row["value"] for row in rows_read(reader, reader.partitions(), schema)} == {bytes(20)}
-
-
-@pytest.mark.parametrize(("field", "message"), [
-    (StructField("lsm", LongType()), "asks for column 'lsm', which the source taskq does not"),
-    (StructField("lsn", StringType()), "asks for column 'lsn' as string, but it is int64"),
-])  # fmt: skip
-def test_a_wrong_column_is_refused(tmp_path: Path, field: StructField, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        source(tmp_path).reader(StructType([field]))
 
 
 def test_devices_are_chosen(tmp_path: Path, fleet: dict[str, MadeLog]) -> None:
@@ -139,16 +128,6 @@ def test_a_segment_that_fails_between_plan_and_read_is_named_or_passed_over(
         aside.rename(path)
 
 
-def test_a_directory_without_logs_differs_from_a_missing_one(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(FleetError, match=r"holds no task log: give the option path"):
-        read_batch(tmp_path)
-    with pytest.raises(FleetError, match=r"nowhere is no directory"):
-        read_batch(tmp_path / "nowhere")
-    with pytest.raises(FleetError, match=r"notes.txt is no directory"):
-        read_batch(tmp_path / "notes.txt")
-
-
 def test_small_batches_are_joined_up_to_a_size(
     tmp_path: Path, fleet: dict[str, MadeLog], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,38 +158,3 @@ def test_options_are_read_in_any_case_and_form() -> None:
         assert read_options({"path": "x", "maxbytespertrigger": text}).max_bytes_per_trigger == size
     for text in ("a,b", " b , a ", '["a", "b"]'):
         assert read_options({"path": "x", "devices": text}).devices == frozenset("ab")
-
-
-@pytest.mark.parametrize(("options", "message"), [
-    ({}, "option path is missing: it is the directory"),
-    ({"path": "x", "device": "a"}, "option device is unknown: did you mean devices?"),
-    ({"path": "x", "xyzzy": "1"}, "option xyzzy is unknown: there are path, devices,"),
-])  # fmt: skip
-def test_what_is_missing_or_unknown_is_named(options: dict[str, str], message: str) -> None:
-    with pytest.raises(OptionError) as caught:
-        read_options(options)
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(("option", "value", "allowed"), [
-    ("path", "", "the directory of a task log"),
-    ("devices", "a,,b", "names of devices"),
-    ("devices", "[[", "names of devices"),
-    ("devices", "[[1]]", "names of devices"),
-    ("maxBytesPerTrigger", "0", "at least 1 byte"),
-    ("maxBytesPerTrigger", "-5m", "at least 1 byte"),
-    ("maxBytesPerTrigger", "many", "such as 512m"),
-    ("targetPartitionBytes", "1k", "from 64k to 16g"),
-    ("targetPartitionBytes", "99t", "from 64k to 16g"),
-    ("failOnDataLoss", "maybe", "true, false or hold"),
-    ("corruptMode", "ignore", "fail or skip"),
-    ("includeDetails", "yes", "true or false"),
-])  # fmt: skip
-def test_a_wrong_value_is_named_with_what_is_allowed(option: str, value: str, allowed: str) -> None:
-    with pytest.raises(OptionError) as caught:
-        read_options({"path": "x"} | {option: value})
-    message = str(caught.value)
-    assert caught.value.option == option
-    assert message.startswith(f"option {option}: {value[:100]!r}"[:60])
-    assert allowed in message
-    assert len(message) < 600
