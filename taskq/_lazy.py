@@ -68,6 +68,19 @@ class _Types(_Later):
         return self.made.setdefault(name, type(name, (), {}))
 
 
+class _Functions(_Later):
+    """A postponed module of functions: each name is a function that calls the real one."""
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.islower() or sys.modules.get(self.__name__) is not self:
+            return super().__getattr__(name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return getattr(importlib.import_module(self.__name__), name)(*args, **kwargs)
+
+        return call
+
+
 _TURN: Final = Lock()
 
 
@@ -104,14 +117,16 @@ def import_without_types(package: str, types: str) -> None:
 
 
 def import_without_tls() -> None:
-    """Import asyncio without TLS: OpenSSL, 4 MiB, is imported at its first use.
+    """Import asyncio and anyio without TLS: OpenSSL, 4 MiB, is imported at its first use.
 
-    ``platform`` is postponed too: ``uuid`` imports it only for the name of the system.
+    anyio's sockets are postponed too, as a worker has none, and ``platform``: ``uuid`` imports it
+    only for the name of the system.
     """
     if "asyncio" not in sys.modules:
         protocol = _Later("asyncio.sslproto")
-        with postponed(_Types("ssl"), protocol):
+        with postponed(_Types("ssl"), protocol, _Functions("anyio._core._sockets")):
             made = importlib.import_module("asyncio")
+            importlib.import_module("anyio._backends._asyncio")
         vars(made).setdefault("sslproto", protocol)
     system = _Later("platform")
     vars(system)["system"] = lambda: os.uname().sysname if hasattr(os, "uname") else "Windows"

@@ -174,7 +174,6 @@ REASONS = {
     "LoopPort._rung": "each job would pay for more: a plain callback that hands out the answers",
     "LoopPort._commit": "a plain callback that hands out the answers of an interrupted commit",
     "LoopPort._summon": "a plain callback for each turn of the loop, on the hot path",
-    "Group.begin": "the group owns it, and cancels it at its end",
     "LoneCaller.answered": "a plain callback, one turn later: nothing is awaited",
     "CancelListener._on_ask": "a plain callback, one turn later: nothing is awaited",
     "Lasting.run": "it goes on after whoever asked was cancelled, and the next call takes it up",
@@ -195,7 +194,6 @@ REASONS = {
     "begin": "what users wrote may be left behind, and is cancelled but once",
     "end": "the loop closes",
     "run_to_the_end": "the root of a loop",
-    "to_its_end": "its caller waits for it, whether cancelled or not",
 }
 
 

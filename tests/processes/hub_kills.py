@@ -101,7 +101,7 @@ MOMENTS: Final = (
 )
 #: Late imports of processes, here once for all.
 _LATE: Final = (
-    "taskq_workers.pool", "taskq_workers.slots.settling",
+    "anyio._backends._asyncio", "taskq_workers.pool", "taskq_workers.slots.settling",
     "uvicorn.lifespan.on", "uvicorn.loops.auto",
 )  # fmt: skip
 

@@ -31,7 +31,7 @@ ROOT: Final = Path(__file__).parents[2]
 _NUMBER: Final = struct.Struct("<i")
 _ORDER_BYTES_MAX: Final = 65_536
 _IMPORTS: Final = (
-    "rich.console", "taskq.cli.main", "taskq.log.store.store",
+    "anyio._backends._asyncio", "rich.console", "taskq.cli.main", "taskq.log.store.store",
     "taskq_workers.command", "taskq_workers.pool", "tests.processes.harness",
 )  # fmt: skip
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import enum
 import logging
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,11 +13,13 @@ from functools import partial
 from time import monotonic
 from typing import Any, Final, Never, Protocol, Self
 
+from anyio import CancelScope, create_task_group, move_on_after, sleep, sleep_forever
+from anyio.abc import TaskStatus
+
 from taskq import DeadLetter, Delivery, Task, TaskQ, engine, errors, hooks, values, views
 from taskq_workers.events import Hook
 from taskq_workers.gates.gates import Gates
 from taskq_workers.runs import executors, guards, joblogs, lifespans, loader, tracing
-from taskq_workers.runs.groups import Group, TaskStatus, begin, until_set
 from taskq_workers.services import scheduler, watches
 from taskq_workers.services.deaths import DeathHooks
 from taskq_workers.services.watches import LoopWatch
@@ -32,7 +33,7 @@ _NAMED_MAX: Final = 3
 async def tell_drain(
     running: Callable[[], list[tuple[Delivery, float | None]]], drain_seconds: float
 ) -> None:
-    await asyncio.sleep(SILENCE_SECONDS)
+    await sleep(SILENCE_SECONDS)
     held = [f"{job.task} {job.job_id}" for job, _ in running()]
     if held:
         _log.warning(
@@ -47,12 +48,12 @@ class CancelListener:
     def __init__(self, slots: slots.Slots) -> None:
         self._slots = slots
 
-    async def run(self, store: engine.Store, *, task_status: TaskStatus) -> None:
+    async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
         """Listen until cancelled: jobs that still run while the worker drains may be cancelled."""
         leave = store.on_cancel(self._on_ask)
         try:
             task_status.started()
-            await asyncio.Event().wait()
+            await sleep_forever()
         finally:
             leave()
 
@@ -96,7 +97,7 @@ class SlotsWish:
     def __init__(self, resize: Callable[[int | None], None]) -> None:
         self._resize = resize
 
-    async def run(self, store: engine.Store, *, task_status: TaskStatus) -> None:
+    async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
         """Listen until cancelled."""
         rings = asyncio.Event()
         leave = store.on_steering(lambda *_: rings.set())
@@ -122,7 +123,7 @@ LOGS_MAX: Final = 1_024
 class Service(Protocol):
     """A part beside the jobs: a scheduler, the gates, a listener for cancels."""
 
-    async def run(self, store: engine.Store, *, task_status: TaskStatus) -> None:
+    async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
         """Work until cancelled.
 
         An error before ``task_status.started()`` keeps the worker from starting; a later one stops
@@ -149,24 +150,23 @@ class LogPart:
         self.gates: Gates | None = None
         self.services: list[Service] = [scheduler.Scheduler(app)] if ticks else []
         self.beside: list[Service] = [_syncing(app)] if syncs else []
-        self._running: list[asyncio.Task[Any]] = []
+        self._scopes: list[CancelScope] = []
 
     def serve(self, worker: object, serving: views.Serving | None) -> None:
         """Publish the worker's claims of this log, for ``taskq show`` and its like."""
         if self.store is not None:
             self.store.serve(worker, serving)
 
-    async def run(self, part: Service, *, task_status: TaskStatus) -> None:
+    async def run(self, part: Service, *, task_status: TaskStatus[None]) -> None:
         assert self.store is not None
-        task = asyncio.current_task()
-        assert task is not None
-        self._running.append(task)
-        await part.run(self.store, task_status=task_status)
+        with CancelScope() as scope:
+            self._scopes.append(scope)
+            await part.run(self.store, task_status=task_status)
 
     def leave(self) -> None:
         self.store = None
-        for task in self._running:
-            task.cancel()
+        for scope in self._scopes:
+            scope.cancel()
 
 
 def parts_of(
@@ -371,7 +371,7 @@ class Worker:
         self._stop_asked, self._cancel_asked = asyncio.Event(), asyncio.Event()
         self._error: BaseException | None = None
         self._keeper: guards.Keeper | None = None
-        self._opening: asyncio.Timeout | None = None
+        self._opening: CancelScope | None = None
         self._runner: feed.Runner | None = None
         self._places: executors.Executors | None = None
         #: the app's tasks when they were last looked at, and their names
@@ -484,8 +484,8 @@ class Worker:
             self._phase = Phase.STOPPED
             self.stopped.set()
         self._stop_asked.set()
-        if self._opening is not None and not self._opening.expired():
-            self._opening.reschedule(-math.inf)
+        if self._opening is not None:
+            self._opening.cancel()
 
     def request_cancel(self) -> None:
         """Stop without waiting for running jobs: cancel and release them. Returns at once."""
@@ -503,7 +503,8 @@ class Worker:
 
     async def _keep(self) -> None:
         """Own all tasks of the worker; only the loop's end cancels this one."""
-        await begin(self._live(), "taskq-worker-life")
+        async with create_task_group() as group:
+            group.start_soon(self._live, name="taskq-worker-life")
 
     def _on_kept(self, keeper: asyncio.Task[None]) -> None:
         """Wake ``start`` and ``stop``: the keeper is gone, perhaps before its first step."""
@@ -524,28 +525,22 @@ class Worker:
             raise
         finally:
             # Each of them, even if the loop ends in the midst of another: no shield keeps that out.
-            async with contextlib.AsyncExitStack() as stack:
-                for part in self._own:
-                    stack.push_async_callback(part.app.close)
-                stack.push_async_callback(self._lifespans.leave)
-                if self._places is not None:
-                    stack.push_async_callback(self._places.leave)
+            with CancelScope(shield=True):
+                async with contextlib.AsyncExitStack() as stack:
+                    for part in self._own:
+                        stack.push_async_callback(part.app.close)
+                    stack.push_async_callback(self._lifespans.leave)
+                    if self._places is not None:
+                        stack.push_async_callback(self._places.leave)
 
     async def _open(self) -> bool:
         """Open the logs, and enter lifespans; False if a stop came first, as both may take long."""
-        if self._stop_asked.is_set():
-            return False
-        opening = self._opening = asyncio.timeout(None)
-        try:
-            async with opening:
+        with CancelScope() as self._opening:
+            if not self._stop_asked.is_set():
                 for part in list(self._parts):
                     await self._open_log(part)
                 await self._lifespans.enter()
-        except TimeoutError:
-            if not opening.expired():
-                raise
-        finally:
-            self._opening = None
+        self._opening = None
         return not self._stop_asked.is_set()
 
     async def _open_log(self, part: LogPart) -> None:
@@ -568,7 +563,7 @@ class Worker:
         self._store = self.store()
         runner = self._runner = self._hire()
         self._listen()
-        async with Group() as beside:
+        async with create_task_group() as beside:
             try:
                 for service in self._beside:
                     await beside.start(self._run_part, None, service)
@@ -583,12 +578,12 @@ class Worker:
                 runner.interrupt()
                 runner.settler.flush()
                 raise
-            beside.end()
+            beside.cancel_scope.cancel()
 
     async def _claim(self, runner: feed.Runner) -> None:
         """Claim until a stop is asked for; return when the last job has ended, or was given up."""
-        async with Group() as ending:
-            async with Group() as claiming:
+        async with create_task_group() as ending:
+            async with create_task_group() as claiming:
                 for part in self._parts:
                     for service in part.services:
                         await claiming.start(self._run_part, part, service)
@@ -605,27 +600,27 @@ class Worker:
                         batcher.drain()
                 for part in self._parts:
                     part.serve(self, None)
-                ending.begin(self._interrupt(runner), "taskq-interrupt")
+                ending.start_soon(self._interrupt, runner)
                 if self.tells_drain:
-                    telling = tell_drain(lambda: self.held, self.drain_seconds)
-                    ending.begin(telling, "taskq-tell-drain")
-                claiming.end()
+                    ending.start_soon(tell_drain, lambda: self.held, self.drain_seconds)
+                claiming.cancel_scope.cancel()
             await runner.gone.wait()
-            ending.end()
+            ending.cancel_scope.cancel()
 
     async def _interrupt(self, runner: feed.Runner) -> None:
         # The end of it is timed by itself: jobs that ended during a stall of the loop settle then.
         last = min(self.drain_seconds / 10, 1.0)
         for seconds in (self.drain_seconds - last, last):
-            await until_set(self._cancel_asked, seconds)
+            with move_on_after(seconds):
+                await self._cancel_asked.wait()
         self._phase = Phase.CANCELLING
         runner.interrupt()
-        await asyncio.sleep(CANCEL_SECONDS)
+        await sleep(CANCEL_SECONDS)
         runner.abandon()
         runner.gone.set()
 
     async def _run_part(
-        self, part: LogPart | None, service: Service, *, task_status: TaskStatus
+        self, part: LogPart | None, service: Service, *, task_status: TaskStatus[None]
     ) -> None:
         try:
             if part is None:

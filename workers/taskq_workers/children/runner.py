@@ -15,11 +15,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from anyio import move_on_after
+
 import taskq.telemetry as telemetry
 from taskq import ChildDied, JobContext, Task, TaskQ, engine, hooks
 from taskq.limits import Alarm
 from taskq_workers.children import programs, wire
-from taskq_workers.runs import executors, groups, guards, joblogs, lifespans, system, timeouts
+from taskq_workers.runs import executors, guards, joblogs, lifespans, system, timeouts
 from taskq_workers.slots import feed, shipping
 
 _READ_BYTES: Final = 1 << 18
@@ -538,7 +540,8 @@ class ProcessRunner:
     async def _end(self, child: Child) -> None:
         """Kill it, and return once it runs no more, so that nobody else begins before that."""
         child.kill()
-        await groups.until_set(child.gone, KILL_SECONDS)
+        with move_on_after(KILL_SECONDS):
+            await child.gone.wait()
         if not child.gone.is_set():
             _log.warning("child process %d was killed, but is still there", child.pid)
 

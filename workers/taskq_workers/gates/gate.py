@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Final, Protocol
 
+from anyio import CancelScope, move_on_after, sleep
+
 from taskq import Delivery, engine, errors, values, views
 from taskq.conditions import base, breakers
 from taskq.conditions.network import is_anywhere_routed
 from taskq_workers.gates.probes import HELD_SECONDS, Probe, Probes
-from taskq_workers.runs.groups import until_set
 from taskq_workers.runs.reasons import summary
 from taskq_workers.slots.feed import Feed
 
@@ -82,7 +82,7 @@ class Gate(ABC):
         self.host = host
         self.mode = Mode.IDLE
         self.hold: views.Hold | None = None
-        self._life: asyncio.Task[None] | None = None
+        self._life: CancelScope | None = None
         self._is_drained = False
         #: claimed, and neither running nor given back
         self._claimed: Delivery | None = None
@@ -96,13 +96,13 @@ class Gate(ABC):
 
     async def run(self) -> None:
         """Live until drained, also after the log refused something for a while."""
-        self._life = asyncio.current_task()
-        try:
-            while not self._is_drained:
-                await self._live_once()
-                await asyncio.sleep(REST_SECONDS)
-        finally:
-            self._release(engine.Cause.DRAIN)
+        with CancelScope() as self._life:
+            try:
+                while not self._is_drained:
+                    await self._live_once()
+                    await sleep(REST_SECONDS)
+            finally:
+                self._release(engine.Cause.DRAIN)
 
     def drain(self) -> None:
         """Claim no more, and give back what does not run yet. Legal twice, and before ``run``."""
@@ -159,14 +159,13 @@ class Gate(ABC):
     async def _claim(self, seconds: float | None) -> None:
         if self.host.feed.allowed(1) <= 0:
             # The worker is about to end: it has claimed as many jobs as it may.
-            await asyncio.sleep(REST_SECONDS)
+            await sleep(REST_SECONDS)
             return
         queues, tasks = self.selection()
         claim = self.host.port.claim(self.host.feed.request(1, queues, tasks))
         try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await claim
+            with move_on_after(seconds):
+                await claim
         finally:
             # A job that came at the very moment when the wait was given up must not be lost.
             if claim.done() and not claim.cancelled() and claim.exception() is None:
@@ -189,7 +188,8 @@ class Gate(ABC):
         self._tried.clear()
         # A queue may have begun to back off since it was claimed.
         self.host.feed.add(self.host.passed([delivery]))
-        await until_set(self._tried, seconds)
+        with move_on_after(seconds):
+            await self._tried.wait()
 
     async def _live_once(self) -> None:
         try:
@@ -251,7 +251,7 @@ class ConditionGate(Gate):
                 self._shut(unmet)
                 self._release(self.cause)
                 self.host.stop_running(self.tasks)
-                await asyncio.sleep(unmet.condition.interval_seconds)
+                await sleep(unmet.condition.interval_seconds)
 
     async def _is_needed(self) -> bool:
         # Before the look and after it: a job may be given back meanwhile, or claimed.
@@ -268,7 +268,8 @@ class ConditionGate(Gate):
         """Return once a condition is lost, or nothing of its tasks runs or waits any more."""
         while True:
             self._alarm.clear()
-            await until_set(self._alarm, HELD_SECONDS)
+            with move_on_after(HELD_SECONDS):
+                await self._alarm.wait()
             if not await self._is_needed():
                 return None
             unmet = await self._unmet()
@@ -390,9 +391,7 @@ class Breaker(Gate):
             if left <= 0 and not (away and self.rule.probe is not None):
                 return
             was_away = away
-            await asyncio.sleep(
-                min(left, base.INTERVAL_SECONDS) if left > 0 else base.INTERVAL_SECONDS
-            )
+            await sleep(min(left, base.INTERVAL_SECONDS) if left > 0 else base.INTERVAL_SECONDS)
 
     async def _is_away(self) -> bool:
         probe = self.rule.probe

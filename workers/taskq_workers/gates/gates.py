@@ -7,13 +7,16 @@ from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from anyio import create_task_group, move_on_after
+
 from taskq import engine, errors, views
 from taskq.conditions.breakers import is_network_failure
 from taskq_workers.gates.probes import Probes
-from taskq_workers.runs.groups import Group, TaskStatus, until_set
 from taskq_workers.slots import feed, rounds, settling, slots
 
 if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
     from taskq import Delivery, Task, TaskQ
     from taskq.conditions.base import Condition
     from taskq_workers.gates.gate import Breaker, ConditionGate, Gate
@@ -68,11 +71,11 @@ class Gates:
 
     # -- as a service -----------------------------------------------------------------------------
 
-    async def run(self, store: engine.Store, *, task_status: TaskStatus) -> None:
+    async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
         """Know the app's tasks and breakers, and keep back what needs it, until cancelled."""
         self._store = store
         self.port = store.port()
-        async with Group() as group:
+        async with create_task_group() as group:
             self._begin_breakers()
             self.learn()
             task_status.started()
@@ -80,7 +83,7 @@ class Gates:
                 while True:
                     begun, self._begun = self._begun, []
                     for name, live in begun:
-                        group.begin(live(), name)
+                        group.start_soon(live, name=name)
                     await self._asked.wait()
                     self._asked.clear()
             finally:
@@ -267,7 +270,8 @@ class Gates:
             waited = True
             self.feed.linger()
             # Another worker may have taken the gate's job, and then the gate does not move.
-            await until_set(self.moved, LOOK_SECONDS)
+            with move_on_after(LOOK_SECONDS):
+                await self.moved.wait()
 
     # -- inside -----------------------------------------------------------------------------------
 

@@ -8,10 +8,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from anyio import CancelScope, sleep_forever
+
 from taskq.limits import Deadline
-from taskq_workers.runs import groups, reasons
+from taskq_workers.runs import lifespans, reasons
 
 if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
     from taskq.conditions.base import Condition
     from taskq.engine import Store
 
@@ -56,10 +60,10 @@ class Probe:
         loop = asyncio.get_running_loop()
         if self.problem is None or loop.time() - self.probed_at > age_seconds:
             if self._running is None:
-                self._running = groups.begin(self._probe(loop.time()), "taskq-probe")
+                self._running = lifespans.begin(self._probe(loop.time()), "taskq-probe")
             # A caller that gives up must not end the probe for the others.
             running, limit = self._running, self.condition.timeout_seconds
-            if not await groups.until_done({running}, limit + DEAF_SECONDS):
+            if not await lifespans.until_done({running}, limit + DEAF_SECONDS):
                 self._learn(f"its probe took over {limit:g} s and goes on", loop.time())
             elif running.cancelled():
                 self._learn("its probe was cancelled", loop.time())
@@ -70,7 +74,7 @@ class Probe:
     async def leave(self) -> None:
         if self._running is not None:
             self._running.cancel()
-            await groups.until_done({self._running}, DEAF_SECONDS)
+            await lifespans.until_done({self._running}, DEAF_SECONDS)
 
     async def _probe(self, now: float) -> None:
         condition = self.condition
@@ -145,10 +149,11 @@ class Probes(dict["Condition", Probe]):
         both = zip(probes, problems, strict=True)
         return next((probe for probe, problem in both if problem), None)
 
-    async def run(self, store: Store, *, task_status: groups.TaskStatus) -> None:
+    async def run(self, store: Store, *, task_status: TaskStatus[None]) -> None:
         del store
         task_status.started()
         try:
-            await asyncio.Event().wait()
+            await sleep_forever()
         finally:
-            await asyncio.gather(*(probe.leave() for probe in set(self.values())))
+            with CancelScope(shield=True):
+                await asyncio.gather(*(probe.leave() for probe in set(self.values())))

@@ -21,11 +21,12 @@ from math import inf
 from types import TracebackType
 from typing import Any, Final, Self
 
+from anyio import create_task_group, sleep
+
 from taskq import TaskQ, engine, errors, views
 from taskq_workers.pool import Worker
 from taskq_workers.process.reporting import drain_lines, overdue_lines, rest_of, stopped_line
 from taskq_workers.runs import system
-from taskq_workers.runs.groups import Group
 from taskq_workers.runs.guards import keep_from_children
 
 #: The hidden options that hand a worker its end, and the number of its place.
@@ -111,7 +112,7 @@ class Notifier:
         """Send signs of life for as long as the loop turns; a loop that hangs sends none."""
         while self.watchdog_seconds:
             self.alive()
-            await asyncio.sleep(self.watchdog_seconds)
+            await sleep(self.watchdog_seconds)
 
     def _send(self, *lines: str) -> None:
         if not self._address:
@@ -243,11 +244,11 @@ class Supervisor:
             async with self._worker:
                 if self._worker.started.is_set():
                     await self._tell_ready()
-                    async with Group() as beside:
-                        beside.begin(self._notifier.keep_alive(), "taskq-alive")
+                    async with create_task_group() as beside:
+                        beside.start_soon(self._notifier.keep_alive)
                         await self._worker.stopped.wait()
                         await self._count_rest()
-                        beside.end()
+                        beside.cancel_scope.cancel()
         finally:
             self._notifier.stopping()
             self._store = None

@@ -6,13 +6,32 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+from anyio import TASK_STATUS_IGNORED
+from anyio.abc import TaskStatus
 
 from taskq import Task, TaskQ, engine, errors, hooks
-from taskq_workers.runs.groups import TaskStatus, begin, until_done
+from taskq.limits import Deadline
 from taskq_workers.runs.reasons import describe
+
+T = TypeVar("T")
+
+
+def begin(code: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    """Start the coroutine; the caller keeps the task, and sees to its end."""
+    return asyncio.get_running_loop().create_task(code, name=name)
+
+
+async def until_done(tasks: Collection[asyncio.Task[Any]], seconds: float) -> bool:
+    """Wait for the tasks, without ending them; whether all are done."""
+    with contextlib.suppress(TimeoutError):
+        async with Deadline(seconds):
+            await asyncio.wait(tasks)
+    return all(task.done() for task in tasks)
+
 
 _log: Final = logging.getLogger("taskq.worker")
 
@@ -87,7 +106,7 @@ class LifespanHolder:
             task.result()
         raise errors.TaskqError("the app's lifespans were cancelled as they started, by themselves")
 
-    async def run(self, store: engine.Store | None, *, task_status: TaskStatus) -> None:
+    async def run(self, store: engine.Store | None, *, task_status: TaskStatus[None]) -> None:
         """Watch over them until cancelled."""
         del store
         task_status.started()
@@ -162,7 +181,7 @@ def resources_in_thread(app: TaskQ) -> Iterator[hooks.Resources]:
 
 async def _watch(holder: LifespanHolder) -> None:
     try:
-        await holder.run(None, task_status=TaskStatus())
+        await holder.run(None, task_status=TASK_STATUS_IGNORED)
     except errors.TaskqError as error:
         _log.error("%s", error)
 

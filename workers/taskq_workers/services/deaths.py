@@ -13,8 +13,11 @@ from time import monotonic
 from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
 
+from anyio import CancelScope, sleep_forever
+from anyio.abc import TaskStatus
+
 from taskq import DeadLetter, Task, TaskQ, engine, errors, hooks, values
-from taskq_workers.runs.groups import TaskStatus, begin, until_done
+from taskq_workers.runs.lifespans import begin, until_done
 
 DeathCall: TypeAlias = Callable[[DeadLetter], Any]
 
@@ -42,15 +45,16 @@ class DeathHooks:
         self._tasks: set[asyncio.Task[None]] = set()
         _learn(app)
 
-    async def run(self, store: engine.Store, *, task_status: TaskStatus) -> None:
+    async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
         """Hear of the deaths that this process records, until cancelled."""
         try:
             with contextlib.ExitStack() as stack:
                 self._listen(store, stack)
                 task_status.started()
-                await asyncio.Event().wait()
+                await sleep_forever()
         finally:
-            await self._end()
+            with CancelScope(shield=True):
+                await self._end()
 
     async def _end(self) -> None:
         """Give hooks that still run what is left of the drain, or a moment, and cancel them."""

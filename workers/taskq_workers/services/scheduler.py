@@ -8,8 +8,10 @@ import logging
 import math
 from typing import Any, Final
 
+from anyio import CancelScope, move_on_after
+from anyio.abc import TaskStatus
+
 from taskq import TaskQ, engine, errors, hooks, values
-from taskq_workers.runs.groups import TaskStatus, to_its_end, until_set
 from taskq_workers.slots.feed import Pause
 
 _log: Final = logging.getLogger("taskq.worker")
@@ -39,7 +41,7 @@ class Scheduler:
         #: by schedule: up to where it was done with, and when its next tick is due
         self._next: dict[str, tuple[int, int]] = {}
 
-    async def run(self, store: engine.Store, *, task_status: TaskStatus) -> None:
+    async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
         """Tick until cancelled; costs nothing while app and log have no schedule."""
         planned, wake, loop = self._app.hooks.schedules, asyncio.Event(), asyncio.get_running_loop()
         for schedule in planned.all.values():
@@ -70,7 +72,8 @@ class Scheduler:
                 seconds = pause.next()
                 if self._app.hooks.schedules.all or self._added:
                     _log.warning("no schedule ticks for %.1f s, because: %s", seconds, error)
-            await until_set(wake, seconds)
+            with move_on_after(seconds):
+                await wake.wait()
 
     async def look(self, store: engine.Store) -> float:
         """Write what is due now; how many seconds to sleep then, without end without schedules."""
@@ -78,7 +81,8 @@ class Scheduler:
         planned = list(self._app.hooks.schedules.all.values())
         new = [entry for entry in planned if entry not in self._enrolled]
         if new:
-            await to_its_end(asyncio.gather(*(self._enrol(port, entry) for entry in new)))
+            with CancelScope(shield=True):
+                await asyncio.gather(*(self._enrol(port, entry) for entry in new))
         now_ns, states = await port.look(_states)
         planned += self._added_in(states, planned)
         if not planned:
@@ -103,7 +107,8 @@ class Scheduler:
                 sleeps_ns.append(due_ns - now_ns)
         if turns:
             # A begun tick is finished; the log's own waits are limited.
-            await to_its_end(self._tick(port, turns))
+            with CancelScope(shield=True):
+                await self._tick(port, turns)
         return max(min(sleeps_ns), 0) / values.SECOND_NS
 
     async def _enrol(self, port: engine.LoopPort, schedule: hooks.Schedule) -> None:

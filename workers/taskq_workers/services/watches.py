@@ -15,9 +15,11 @@ from time import monotonic
 from types import FrameType
 from typing import Any, Final
 
+from anyio import move_on_after, sleep, sleep_forever
+from anyio.abc import TaskStatus
+
 import taskq
 from taskq import Delivery, JobContext, JobHandle, TaskQ, engine, errors, hooks, values, views
-from taskq_workers.runs.groups import TaskStatus
 from taskq_workers.runs.reasons import is_machinery
 
 _log: Final = logging.getLogger("taskq.worker")
@@ -75,14 +77,14 @@ class LoopWatch:
         self._pause_seconds = _ASK_SECONDS
         self._told: dict[tuple[str, int], float] = {}
 
-    async def run(self, store: engine.Store, *, task_status: TaskStatus) -> None:
+    async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
         """Watch until cancelled: jobs that still run while the worker drains may block as well."""
         del store  # it may be one of several
         # A daemon of our own, which is there when the loop turns no more.
         threading.Thread(target=self._watch, name="taskq-watch", daemon=True).start()
         try:
             task_status.started()
-            await asyncio.Event().wait()
+            await sleep_forever()
         finally:
             self._over.set()
             self._answered.set()
@@ -282,21 +284,20 @@ class StrayWatch:
         self._app = app
         self._queues = queues
 
-    async def run(self, store: engine.Store, *, task_status: TaskStatus) -> None:
+    async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
         """Look soon, and then each minute, until cancelled."""
         task_status.started()
         has_looked = False
         try:
-            await asyncio.sleep(_BEGIN_SECONDS)
+            await sleep(_BEGIN_SECONDS)
             while True:
                 await self._warn(store)
                 has_looked = True
-                await asyncio.sleep(LOOK_SECONDS)
+                await sleep(LOOK_SECONDS)
         finally:
             if not has_looked:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_FIRST_LOOK_SECONDS):
-                        await self._warn(store)
+                with move_on_after(_FIRST_LOOK_SECONDS, shield=True):
+                    await self._warn(store)
 
     async def _warn(self, store: engine.Store) -> None:
         # The claims report a failed log.
@@ -361,7 +362,7 @@ class StuckWatch:
         self._begun = asyncio.Event()
         self._warned: set[str] = set()
 
-    async def run(self, store: engine.Store, *, task_status: TaskStatus) -> None:
+    async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
         """Look each second while jobs wait, until cancelled."""
         _watches.add(self)
         hooks.Connection.wait_begins[:] = [_begin]
@@ -395,7 +396,7 @@ class StuckWatch:
         standstill, last = _Standstill(), frozenset[tuple[engine.Tag, int]]()
         try:
             while _waits:
-                await asyncio.sleep(_STUCK_LOOK_SECONDS)
+                await sleep(_STUCK_LOOK_SECONDS)
                 held = await self._stuck()
                 if held != last or not held:
                     standstill, last = _Standstill(), held
