@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias, TypeVar
 
 from taskq.connection.blocking import blocking, off_loop, refuse_in_loop
 from taskq.connection.connection import Connection, JobId, split_job_id
@@ -41,6 +41,13 @@ class LogHolder:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+
+    def __reduce_ex__(self, _protocol: object) -> NoReturn:
+        # Tasks, calls and handles come here, too, as all of them hold it.
+        raise errors.UsageError(
+            "an open log is not copied or pickled, nor are its tasks, calls and handles: import "
+            "the app there, and pass a job's id or a call's arguments"
+        )
 
     @property
     def connection(self) -> Connection:

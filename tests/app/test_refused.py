@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import math
 import os
+import pickle
 import re
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -100,7 +102,7 @@ class Shy:
 
 def names_here(folder: Path) -> dict[str, Any]:
     names: dict[str, Any] = {
-        "UTC": UTC, "datetime": datetime, "math": math, "re": re,
+        "UTC": UTC, "copy": copy, "datetime": datetime, "math": math, "pickle": pickle, "re": re,
     }  # fmt: skip
     for name in MODULES:
         module = importlib.import_module(f"taskq.{name}")
