@@ -99,10 +99,7 @@ def is_of_module(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark growing tests as slow, and set the limit of slow tests.
-
-    Tests that share a fixture of their module run in one process, which creates it once.
-    """
+    """Mark growing tests as slow; tests that share a module's fixture run in one process."""
     cases = Counter[str]()
     for item in items:
         if is_of_module(item):

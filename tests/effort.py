@@ -39,11 +39,7 @@ def every(nth: int) -> int:
 
 
 def at_most(seconds: float) -> float:
-    """Return a time limit for an act that takes at most ``seconds`` on a quiet machine.
-
-    The torture runs have the machine for themselves and use this limit. By default it is ten times
-    as long, which still finds a wait for a lease or an endless wait.
-    """
+    """Return a limit for an act of ``seconds`` on a quiet machine; others get ten times as long."""
     return seconds if run.tortures else 10 * seconds
 
 

@@ -17,10 +17,7 @@ SECONDS: Final = 120
 
 
 def free_port(count: int = 1) -> int:
-    """Return the first of ``count`` free ports of 127.0.0.1.
-
-    They are outside the range for clients, since another process soon gets a port of this range.
-    """
+    """Return a free port of 127.0.0.1, below the ports that systems give to clients."""
     while True:
         port = random.SystemRandom().randrange(15_000, 32_000)
         try:

@@ -146,10 +146,7 @@ def test_functions_fit_a_page_and_docstrings_begin_with_what_is_done() -> None:
 
 
 def test_every_command_that_a_message_prints_names_its_directory() -> None:
-    """``taskq.core.errors.command`` adds ``-d`` and the whole path.
-
-    Help texts are exempt: they name commands in general, without a log.
-    """
+    """``taskq.core.errors.command`` writes it; help texts name commands in general."""
     commands = "|".join(sorted(BUILT_IN.keys() - {"pipeline"}))
     named = re.compile(rf"(?<!`)\btaskq ({commands})\b(?!.*--help)")
     help_texts = ("Run the jobs of an app: taskq worker module:app", "see taskq dead ")

@@ -102,10 +102,7 @@ async def tell(file: str) -> None:
 
 
 def loaded(program: str) -> tuple[set[str], set[str]]:
-    """Return the modules of taskq loaded at the end of a program, and other packages.
-
-    Other packages include the slow ones of the standard library.
-    """
+    """Return modules of taskq that a program loads, and packages of others or slow ones."""
     done = run_python("-c", LOADED + program, check=True)
     modules = set(json.loads(done.stdout.splitlines()[-1]))
     others = {name.partition(".")[0] for name in modules} - (sys.stdlib_module_names - SLOW)

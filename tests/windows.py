@@ -122,10 +122,7 @@ _end_all: Final = windows._function("TerminateJobObject", ctypes.c_int, _HANDLE,
 
 
 class _Process(subprocess.Popen):  # type: ignore[type-arg]
-    """A process that ends with its test, if this fails or exceeds its limit.
-
-    Its children end, too, since the test would read their inherited pipes for ever.
-    """
+    """Ends with the test beside it, and so do its children, which hold its pipes."""
 
     alive: Final[weakref.WeakSet[_Process]] = weakref.WeakSet()
 

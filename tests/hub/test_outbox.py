@@ -50,13 +50,7 @@ class Ahead:
 
 
 class Fleet(Place):
-    """A hub and devices that work off its jobs.
-
-    Attributes:
-        client: sends jobs.
-        ran: (device, version) of each job.
-        accept: settings of every device.
-    """
+    """A hub, and devices that work off its jobs; ``ran`` has (device, version) of each."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

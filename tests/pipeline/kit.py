@@ -210,10 +210,7 @@ def _touched(_spark: object, batch: batches._Batch) -> pa.Table:
 
 @contextmanager
 def no_spark() -> Iterator[None]:
-    """Let this process do what the executors do; steps and derived tables stay empty.
-
-    DuckDB finds a job's heirs.
-    """
+    """Let this process do what the executors do; DuckDB finds heirs, derived tables stay empty."""
     instead: tuple[tuple[Any, str, Any], ...] = (
         (frames, "on_executors", on_executors),
         (frames, "on_partitions", lambda rows, step: step(rows)),
@@ -301,10 +298,7 @@ COLUMNS = as_bytes(DETAILS)
 
 
 async def live(path: Path, seed: int, turns: int, *, keep: str | None = None) -> None:
-    """Let a log live: jobs that succeed, fail, die, are requeued, purged or cancelled, or wait.
-
-    With ``keep`` it is compacted at the end, and finished jobs are kept for that time.
-    """
+    """Let a log live: jobs in every state; ``keep`` compacts it at the end, for that time."""
     draw = random.Random(seed)
     ids: list[str] = []
     async with TaskLog.open(

@@ -34,22 +34,14 @@ UNLIMITED = 2**62
 
 
 class Held(NamedTuple):
-    """A job that is not over: its attempts, and the claim that it is under, 0 while it waits.
-
-    A dead letter has the claim -1.
-    """
+    """A job that is not over: attempts, and its claim: 0 while it waits, -1 once it is dead."""
 
     attempt: int = 0
     claim: int = 0
 
 
 class Fleet:
-    """Three devices with a random history below ``hub``.
-
-    Attributes:
-        live: the logs that are written to.
-        made: all logs that there ever were.
-    """
+    """Three devices with a random history; ``live`` logs are written to, ``made`` are all."""
 
     def __init__(self, root: Path, chance: random.Random) -> None:
         self.root, self.chance = root, chance

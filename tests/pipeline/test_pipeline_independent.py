@@ -181,10 +181,7 @@ def record(lsn: int, place: int, /, **details: Any) -> dict[str, Any]:
 
 
 def check_steps(spark: SparkSession) -> None:
-    """The first record of a step counts.
-
-    Also with a value that was left out, or that began after its end by the clock.
-    """
+    """The first record counts, also without a value or if it began after its end."""
     given: Rows = [
         record(9, 0), record(2, 0), record(3, 1, value=None), record(4, 1, log_id="b", value=b""),
         record(5, 2, value=b'{"left out": {"sha256": "ab", "size": 70000}}'),

@@ -252,10 +252,7 @@ def test_an_empty_data_frame_is_no_upload(tmp_path: Path) -> None:
 def test_a_batch_of_a_stream_is_published_once(
     tmp_path: Path, in_batch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Spark commits a batch again when it was killed before it wrote that down.
-
-    Its rows may be new: two streams may have copies of one checkpoint, or it was set back.
-    """
+    """Spark may commit a batch again, with other rows of a copied checkpoint, too."""
     for _ in range(2):
         in_batch("query", 0)
         messages = [stream(tmp_path).write(rows(1)), stream(tmp_path).write(rows(2))]

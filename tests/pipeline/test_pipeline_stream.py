@@ -32,12 +32,7 @@ from tests.pipeline.kit import ALL, Follower, Row, Stream, begun, lsns, read_bat
 
 
 class Growth:
-    """Logs that grow, appear, are compacted and go for a while, and a stream over them.
-
-    Attributes:
-        made: the logs that are written to, and ``over`` those before a reinstallation.
-        away: logs whose directory is not there, and ``lost`` segments that are not.
-    """
+    """Logs that grow, are compacted and go for a while (``away``, ``lost``), and a stream."""
 
     def __init__(self, root: Path, chance: random.Random) -> None:
         self.root, self.chance = root, chance

@@ -42,10 +42,7 @@ _LOOK_AGAIN_SECONDS: Final = 0.002
 
 
 def eventually(condition: Callable[[], object], seconds: float = STEP_SECONDS) -> None:
-    """Poll until the condition holds; fails after ``seconds``.
-
-    For effects of other processes that send no event: a stopped process, a byte in a file.
-    """
+    """Poll for a condition that another process brings about and does not announce."""
     pause = threading.Event()
     deadline = time.monotonic() + seconds
     while not condition():
@@ -92,20 +89,14 @@ def same_log(path: Path) -> Identity:
 
 
 def is_readable(descriptor: int, seconds: float) -> bool:
-    """Wait ``seconds`` at most for something to read, or for the end.
-
-    ``select.select`` would fail where the process has more than a thousand files open.
-    """
+    """Wait for something to read, or the end; ``select.select`` knows no number over 1 023."""
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         return bool(selector.select(seconds))
 
 
 class Child:
-    """A process that runs one of the scripts (or any command) and prints lines.
-
-    ``with Child("script.py", ...)`` kills it at the end, if it still lives.
-    """
+    """A process that runs a script or command and prints lines; leaving the block kills it."""
 
     def __init__(self, *command: object, cwd: Path | None = None) -> None:
         words = [str(word) for word in command]

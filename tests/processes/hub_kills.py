@@ -65,13 +65,7 @@ _APART: Final = 25
 
 
 class Moment(NamedTuple):
-    """The moment of a kill.
-
-    Attributes:
-        side: the victim.
-        where: a function, as ``module:name``.
-        how: see ``strike``.
-    """
+    """The moment of a kill: the victim, a function as ``module:name``, and how (see ``strike``)."""
 
     side: str
     where: str

@@ -93,10 +93,7 @@ def next_attempt(worker: Child) -> tuple[int, float, int]:
 
 
 def kill(worker: Child, task: str, moment: str) -> tuple[float, int]:
-    """(monotonic seconds of the kill, process that ran the job or 0) of a worker with one job.
-
-    The process of a task that forks is its child.
-    """
+    """(monotonic seconds of the kill, process of the job or its child, 0 for none)."""
     pid = 0
     if moment != "before":
         number, _, pid = next_attempt(worker)

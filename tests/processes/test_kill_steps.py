@@ -40,11 +40,7 @@ def note(path: Path, line: str) -> None:
 
 
 def make_app(path: Path) -> tuple[TaskQ, Any]:
-    """Return the app, and the task of six steps, a sleep, the first of two waits and two children.
-
-    The first step has tries that fail, and a block stands around most that would be undone. Three
-    of the steps run side by side: by ``gather``, or in a ``TaskGroup``.
-    """
+    """Return the app and the task of six steps, a sleep, two waits and two children."""
     app = TaskQ(path / "log")
 
     async def add(number: int) -> int:
@@ -131,10 +127,7 @@ def _key(record: Record, jobs: list[Any]) -> str:
 
 
 async def run_with_kills(path: Path, seed: int, most: int) -> int:
-    """Enqueue, kill workers as soon as something has moved, until all is done, and check.
-
-    Returns the number of kills, ``most`` at most.
-    """
+    """Kill workers as soon as something has moved, ``most`` times; return how often."""
     draw, kills = random.Random(seed), 0
     app, long = make_app(path)
     async with app:

@@ -74,10 +74,7 @@ def unsynced(calls: list[Call], answered: int, mark: str) -> bool:
 def test_an_answer_comes_after_its_write_and_in_fsync_mode_after_its_sync(
     tmp_path: Path, fsynced: list[Call], durability: Durability
 ) -> None:
-    """In the other modes nobody waits for the disk: a sync begins, seals or closes a segment.
-
-    The ``interval`` of the program is too long to pass while it runs.
-    """
+    """In the other modes nobody waits: a sync begins, seals or closes a segment."""
     is_synced = durability == Durability.FSYNC
     calls = fsynced if is_synced else record(tmp_path, "answered.py", durability.value, ROUNDS)
     puts = [(number, words[3]) for number, words in answers(calls) if words[0] == "put"]

@@ -37,14 +37,7 @@ _IMPORTS: Final = (
 
 
 class Program:
-    """A program, with the methods of a ``subprocess.Popen`` that tests call.
-
-    Args:
-        words: a script, ``-m`` and a module, or ``-c`` and a program, and their arguments.
-        cwd: where it runs.
-        stderr: the file that takes its complaints.
-        env: its environment, if it is not this one; what it puts on the path of imports is there.
-    """
+    """A program with the methods of a ``subprocess.Popen`` that tests call."""
 
     def __init__(
         self,
@@ -65,11 +58,7 @@ class Program:
         (self.pid,) = _NUMBER.unpack(self._line.recv(_NUMBER.size))
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code, or minus the signal that ended it.
-
-        Raises:
-            subprocess.TimeoutExpired: it goes on.
-        """
+        """Return the exit code, or minus a signal; raise ``subprocess.TimeoutExpired``."""
         if self.returncode is None:
             # No select(), which takes no descriptor over 1 023.
             poll = select.poll()

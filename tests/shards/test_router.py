@@ -181,10 +181,7 @@ async def test_a_job_may_not_take_a_key_along_that_another_shard_holds(tmp_path:
 @grows
 @pytest.mark.parametrize("seed", range(some(3, 60)))
 async def test_order_and_limits_by_key_hold_over_all_shards(tmp_path: Path, seed: int) -> None:
-    """Jobs with one key run one at a time, in the order of their enqueues, and each once.
-
-    A dedup key has one job until it is over. Producers take turns, and a worker leaves.
-    """
+    """Producers take turns, and a worker leaves; a dedup key has one job until it is over."""
     random = Random(seed)
     options: dict[str, Any] = {"durability": "os"}
     apps = [sharded(tmp_path, bits=random.randint(1, 3) if not seed else 2, **options)]

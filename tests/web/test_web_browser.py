@@ -100,10 +100,7 @@ async def faults(page: Any) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 async def chromium() -> AsyncIterator[Any]:
-    """Yield Chromium, to which any name leads to this machine, as an attacker's would.
-
-    Its start costs more than most visits, each of which closes the windows it opened.
-    """
+    """Yield Chromium, started once; any name leads it here, as an attacker's would."""
     rules = f"--host-resolver-rules=MAP {EVIL_HOST} 127.0.0.1"
     async with api.async_playwright() as playwright:
         # A container's root has no sandbox of its own to make.

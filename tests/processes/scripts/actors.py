@@ -79,10 +79,7 @@ class Session:
 
 
 def answer(path: str, *options: str) -> None:
-    """Obey lines: enqueue BODY | claim | settle | outcome LSN | close | exit.
-
-    OPTION=VALUE are of LogConfig.
-    """
+    """Obey lines: enqueue BODY | claim | settle | outcome LSN | close | exit."""
     values: dict[str, Any] = dict(option.split("=") for option in options)
     if "lock_wait_seconds" in values:
         values["lock_wait_seconds"] = float(values["lock_wait_seconds"])
@@ -156,11 +153,7 @@ def live(path: str, step: str) -> None:
 
 
 def use_all(path: str, umask: str = "", user: str = "", *groups: str) -> None:
-    """Use a log so that every kind of file comes to be in it, as one of the machine's users.
-
-    USER works in a log elsewhere before that, which loads the late imports. It keeps the log open
-    from "open" until a line comes, and says "closed".
-    """
+    """Make every kind of file as one of the users, who worked in a log elsewhere before."""
     if umask:
         os.umask(int(umask, 8))
     if user:
@@ -206,10 +199,7 @@ async def _use_all(path: Path, *, hold: bool) -> None:
 
 
 def idle(path: str, seconds: str, lsn: str) -> None:
-    """Wait for a job that does not come; print the share of a core that this took.
-
-    LSN: of a job whose outcome is waited for, too; 0: none.
-    """
+    """Wait for a job, and for an outcome unless LSN is 0; print the share of a core."""
     store = opened(path)
     port = store.thread_port
     assert port.claim(ClaimRequest(1, wait_until_ns=store.steady_ns())).result() == []
@@ -223,11 +213,7 @@ def idle(path: str, seconds: str, lsn: str) -> None:
 
 
 def follow_log(path: str, reader: str, durability: str, seconds: str = "") -> None:
-    """Stream a log, and print of each record: its lsn, kind, and age by its payload.
-
-    READER "-": none. With SECONDS it reads the one record that is there, waits for another, and
-    prints the share of a core that this took.
-    """
+    """Stream a log, print each record; with SECONDS the share of a core of a wait."""
     try:
         asyncio.run(_follow_log(path, reader, durability, seconds))
     except TaskqError as error:
@@ -272,12 +258,7 @@ def _stop_this_thread() -> None:
 
 
 def stop(path: str, place: str, waits: str = "") -> None:
-    """Stop oneself (SIGSTOP) at a given place, and print the jobs' lsns after the continuation.
-
-    before, half, after: while the storage thread holds the writer lock, and its frame is not,
-    partly or wholly written. turnstile: while it is the next in line for the lock. With WAITS it
-    says "open", and goes on after a line.
-    """
+    """Stop oneself before, half-way in or after a write, or as the next in line; then go on."""
     store = opened(path)
 
     def stop_here() -> None:
