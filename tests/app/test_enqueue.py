@@ -204,6 +204,9 @@ def key_of(call: Any) -> bytes:
     return b"" if call.extras is None else call.extras.concurrency_key
 
 
+def send_number(to: int | None) -> None: ...
+
+
 def test_a_key_is_made_of_the_arguments_defaults_filled_in(app: TaskQ) -> None:
     @app.task(name="send", concurrency=1, concurrency_key=lambda account, to="x": f"{account}/{to}")
     def send(account: str, to: str = "y") -> None: ...
@@ -215,26 +218,13 @@ def test_a_key_is_made_of_the_arguments_defaults_filled_in(app: TaskQ) -> None:
     assert key_of(send.call("a").options(priority=9)) == b"a/y"
     assert key_of(send.call("a").options(concurrency_key="other")) == b"other"
     assert key_of(send.options(key="k").call("a")) == b"a/y"
-
-
-def test_whole_numbers_will_do_for_a_key_and_none_stands_for_no_key(app: TaskQ) -> None:
-    @app.task(rate="5/s", concurrency_key=lambda account: account)
-    def send(account: int | None) -> None: ...
-
-    assert send.limit is not None
-    assert send.limit.rate == Rate(5, 10**9)
-    assert key_of(send.call(7)) == b"7"
-    assert key_of(send.call(None)) == b""
+    number = app.task(name="number", rate="5/s", concurrency_key=lambda to: to)(send_number)
+    assert number.limit is not None
+    assert number.limit.rate == Rate(5, 10**9)
+    assert [key_of(number.call(to)) for to in (7, None)] == [b"7", b""]
 
 
 # -- context ---------------------------------------------------------------------------------------
-
-
-def test_outside_a_task_there_is_no_current_job() -> None:
-    with pytest.raises(
-        errors.UsageError, match=r"current_job\(\) is for code that runs inside a task"
-    ):
-        current_job()
 
 
 async def test_children_wait_for_the_success_and_then_have_ids(

@@ -15,7 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 import taskq
-from taskq import TaskQ, chain, current_job, progress, retry, telemetry
+from taskq import TaskQ, chain, current_job, progress, retry
 from taskq.app.tasks import TaskChoices
 from taskq.calls import habits
 from taskq.calls.call import OptionChanges
@@ -173,12 +173,6 @@ async def test_a_job_is_awaited_for_its_result(app: TaskQ, task: Any) -> None:
 
 def abs_of(number: int) -> int:
     return abs(number)
-
-
-def test_telemetry_refuses_a_value_that_is_no_tracer_provider() -> None:
-    wrong: Any = 3
-    with pytest.raises(UsageError, match=r"use\(\) takes a TracerProvider .* not 3"):
-        telemetry.use(wrong)
 
 
 def test_an_assertion_about_a_task_that_nobody_knows_is_refused(app: TaskQ, task: Any) -> None:

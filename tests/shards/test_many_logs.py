@@ -152,21 +152,16 @@ async def test_what_a_job_does_to_the_log_it_does_to_its_own(tmp_path: Path) -> 
     assert not (tmp_path / "own").exists()
 
 
+#: Seeds of logs that began their parts early: beside slower jobs, or beside an empty log.
+EARLY = (range(4_335, 4_336), range(7_008, 7_009))
+SHARES = [range(start, start + some(8, 20)) for start in range(0, some(1, 10_000), 20)]
+
+
 @grows
-@pytest.mark.parametrize("start", range(0, some(1, 10_000), 20))
-def test_each_log_has_its_share(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seeds", [*EARLY, *SHARES], ids=lambda seeds: seeds.start)
+def test_each_log_has_its_share(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     make_deterministic(monkeypatch)
-    run_seeds(Run, range(start, start + some(8, 20)), monkeypatch)
-
-
-@pytest.mark.parametrize(
-    "seed", [4335, 7008], ids=["beside slower jobs", "beside a log that is empty for a moment"]
-)
-def test_a_log_that_began_its_part_early_stands_until_others_have_theirs(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_deterministic(monkeypatch)
-    run_seeds(Run, range(seed, seed + 1), monkeypatch)
+    run_seeds(Run, seeds, monkeypatch)
 
 
 async def test_a_failed_log_stops_no_other(
