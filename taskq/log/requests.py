@@ -1,7 +1,7 @@
 """Requests of callers to the storage thread, and their answers: the whole interface of a log.
 
 A request is a tuple ``(op, port, future, operand)`` in the mailbox of the storage thread. A job's
-life is three of them: ``ENQUEUE`` writes it, ``CLAIM`` gives it to a worker as a ``Delivery``, and
+life is three requests: ``ENQUEUE`` writes it, ``CLAIM`` gives it to a worker as a ``Delivery``, and
 ``SETTLE`` ends the attempt. ``log/decide`` turns a request into records, ``log/commit`` writes the
 records of all waiting requests as one frame and sends the answers.
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from taskq.core.folds import claims, lanes
 
 
-#: One tuple: an object for each job would cost as much as encoding it.
+#: A tuple, since an object per request would cost as much as encoding a job.
 Request = tuple[int, Any, Any, Any]
-#: (port, future, value or error); with no future, a call for the port's side
+#: (port, future, value or error); without a future, a call on the port's side
 Answer = tuple[Any, Any, Any]
 
 
@@ -44,19 +44,19 @@ class Trait(enum.IntFlag):
     AGENDA = 1
     #: needs the table of held keys
     KEYS = 2
-    #: adds jobs: refused first when the disk gets full
+    #: adds jobs, so it is refused first when the disk gets full
     GROWS = 4
-    #: may wait for the writer lock without a limit: no caller counts the time
+    #: may wait for the writer lock without a limit, as no caller measures the time
     PATIENT = 8
-    #: is answered before the disk has it: a power loss ends claims anyway, and a compaction
-    #: syncs at its end
+    #: is answered before it is on disk: a power loss ends claims anyway, and compaction syncs at
+    #: its end
     AT_ONCE = 16
-    #: is done after the frame of its batch, so that it sees the records of the batch
+    #: runs after the frame of its batch, so that it sees the batch's records
     AFTER = 32
 
 
 class Op(enum.IntEnum):
-    """The operations. A comment has the operand -> the answer."""
+    """The operations. Each comment has operand -> answer."""
 
     _value_: int
     traits: Trait
@@ -80,13 +80,13 @@ class Op(enum.IntEnum):
     # -- claims and their ends
     #: ClaimRequest -> [Delivery, …]
     CLAIM = Trait.AGENDA | Trait.PATIENT
-    #: (Delivery, nanoseconds until the claim ends) -> None
+    #: (Delivery, nanoseconds until the new deadline) -> None
     EXTEND = Trait.AGENDA | Trait.AT_ONCE
     #: [Settlement, …] -> [None or TaskqError, …]
     SETTLE = Trait.AGENDA
     #: SETTLE of settlements with children
     SETTLE_PARENTS = Trait.AGENDA | Trait.GROWS
-    #: ([Settlement, …], on_error) -> no answer; tried again while the disk is full
+    #: ([Settlement, …], on_error) -> no answer; retried while the disk is full
     SETTLE_NOWAIT = Trait.AGENDA | Trait.PATIENT
     #: ([Delivery, …], on_error): SETTLE_NOWAIT of successes without a result
     SUCCEED_NOWAIT = Trait.AGENDA | Trait.PATIENT
@@ -95,9 +95,9 @@ class Op(enum.IntEnum):
     #: lsn -> Cancel
     CANCEL = Trait.AGENDA
     # -- steps and flows
-    #: NewStep that is done -> Stepped; it may use the room that new jobs must leave
+    #: finished NewStep -> Stepped; it may use the room that new jobs must leave
     STEP = Trait.AGENDA
-    #: NewStep before its work -> Stepped; None: no signal has come
+    #: NewStep before its work -> Stepped; None if no signal has come
     ASK = Trait.AGENDA | Trait.GROWS
     #: (Delivery, packed waits) -> None
     WAIT = Trait.AGENDA | Trait.GROWS
@@ -112,7 +112,7 @@ class Op(enum.IntEnum):
     LOOK = Trait.AFTER
     #: function of the sight, the queues' and the engine's numbers -> its LogStats
     STATS = Trait.AFTER
-    #: lsn, or None for the log's end now -> Extent, once the log is readable beyond it
+    #: lsn, or None for the present end -> Extent, once the log is readable beyond it
     FOLLOW = Trait.AFTER | Trait.PATIENT
     # -- administration
     #: name of a queue -> whether it was running
@@ -123,21 +123,21 @@ class Op(enum.IntEnum):
     WITHDRAW = Trait.AGENDA
     #: Edit -> whether it changed anything; None: the job is not as the caller found it
     EDIT = Trait.AGENDA | Trait.KEYS | Trait.GROWS
-    #: [Letter, …] -> [None or TaskqError, …]: dead letters are ready again
+    #: [Letter, …] -> [None or TaskqError, …]: make dead letters ready again
     REQUEUE = Trait.AGENDA | Trait.GROWS
-    #: [lsn, …] -> [None or TaskqError, …]: dead letters are forgotten
+    #: [lsn, …] -> [None or TaskqError, …]: remove dead letters
     PURGE = Trait.AGENDA
     #: operand Act -> None
     ACT = Trait(0)
     # -- schedules
-    #: Turn -> answers to the jobs of the ticks; None: another process was faster
+    #: Turn -> answers to the jobs of the ticks; None if another process was faster
     TICK = Trait.AGENDA | Trait.GROWS
     #: [Enrolment, …] -> None
     ENROL = Trait.AGENDA
-    #: Steer -> whether it is new
+    #: Steer -> whether it changed anything
     STEER = Trait.AGENDA
     # -- compaction
-    #: [Rewrite or Again, …] -> the number of jobs to look at again
+    #: [Rewrite or Again, …] -> number of jobs to check again
     CARRY = Trait.AGENDA | Trait.KEYS | Trait.AT_ONCE
     #: range of lanes -> None
     TALLY = Trait.AGENDA | Trait.KEYS
@@ -158,13 +158,13 @@ def ops_that(trait: Trait) -> frozenset[int]:
 
 
 class EnqueueSpec:
-    """The options of an enqueue that a task fixes at decoration, encoded once.
+    """Options of an enqueue that a task fixes at decoration, encoded once.
 
     Attributes:
         queue: 1 to 255 UTF-8 bytes, no control characters.
-        task: name of the task, "" for bytes that no task owns.
+        task: name of the task, "" for bytes without a task.
         priority: 0 to 9.
-        attempts: how often the job may be claimed before it is dead; 0 for no limit.
+        attempts: most claims of the job before it is dead; 0 for no limit.
         flags: of ``Flag``.
     """
 
@@ -193,19 +193,19 @@ class EnqueueSpec:
         self.task: str = task
         self.priority: int = priority
         self.attempts: int = attempts
-        # A single attempt must not run twice, so its claim has to be on disk before it runs.
+        # A single attempt must not run twice, so its claim must be on disk before it runs.
         self.flags: int = int(flags | Flag.CHECKED | (Flag.DURABLE_CLAIM if attempts == 1 else 0))
         self.route: bytes = queue_bytes + task_bytes
         #: key of a lane besides its priority; see ``Queues.lane``
         self.lane_key: bytes = bytes((len(queue_bytes), len(task_bytes))) + self.route
-        #: everything of the record between its length and its body, when it has no options
+        #: the record from after its length to its body, for an enqueue without options
         self.tail: bytes = codec.enqueue_tail(
             priority, int(self.flags), attempts, len(queue_bytes), len(task_bytes), self.route, b""
         )
         self._packed: dict[int, EnqueueSpec] = {}
 
     def packed(self, flags: int) -> EnqueueSpec:
-        """Return the same for bodies that are stored as these flags say; 0: as they were given."""
+        """Return a spec for bodies stored with these flags; 0: stored as given."""
         if not flags:
             return self
         spec = self._packed.get(flags)
@@ -216,33 +216,33 @@ class EnqueueSpec:
         return spec
 
 
-#: (what its task fixes, payload, what this call adds)
+#: (options of the task, payload, options of this call)
 Item = tuple[EnqueueSpec, bytes, model.Extras | None]
 
 
 class Duplicate(NamedTuple):
-    """The answer to an enqueue whose key was taken."""
+    """Answer to an enqueue whose key another job holds."""
 
     #: lsn of the job that holds the key
     lsn: int
 
 
 class Plain(NamedTuple):
-    """Jobs of a transaction that are of one spec and have no options."""
+    """Jobs of a transaction with one spec and without options."""
 
     spec: EnqueueSpec
     bodies: list[bytes]
 
 
 class Act(NamedTuple):
-    """A note of who asked for what: of these jobs, of the log with none."""
+    """Note of a request with its author, about these jobs, or about the log if there are none."""
 
     jobs: list[int]
     text: str
 
 
 class Ingest(NamedTuple):
-    """Jobs of a source, and where that stands with them; no jobs move it alone.
+    """Jobs of a source, and its position after them; without jobs only the position moves.
 
     A move to an empty position, without jobs, forgets the source.
     """
@@ -256,16 +256,16 @@ class Ingest(NamedTuple):
 
 @dataclass(slots=True)
 class ClaimRequest:
-    """Wishes of a claimer. Lives as long as the claim waits.
+    """Parameters of a claim, kept while the claim waits.
 
     Attributes:
         count: most deliveries.
         queues: names, or None for all.
-        tasks: names of the tasks it knows, or None for any job, also those put as bytes.
-        wait_until_ns: steady time to give up at with an empty list; None to wait for ever.
-        limits: of tasks, by their names; always the same mapping until one of them changes.
-        weights: how the queues share the claims; None: by priority and age alone.
-        lease_ns: time after which the claims end, unless extended; 0: with their owner.
+        tasks: names of its tasks, or None for any job, including jobs put as bytes.
+        wait_until_ns: steady time at which it returns an empty list; None to wait for ever.
+        limits: of tasks, by name; the same mapping until a limit changes.
+        weights: shares of the queues; None: only priority and age count.
+        lease_ns: time after which claims end unless extended; 0: when their owner dies.
     """
 
     count: int
@@ -277,7 +277,7 @@ class ClaimRequest:
     weights: claims.Weights | None = None
 
     def is_over(self, steady_ns: int) -> bool:
-        """Return whether it waits no longer."""
+        """Return whether its wait has ended."""
         return self.wait_until_ns is not None and self.wait_until_ns <= steady_ns
 
 
@@ -295,17 +295,17 @@ class _DeliveryFields(NamedTuple):
 
 
 class Delivery(_DeliveryFields):
-    """A claim of a job: what a worker runs, and the token that its settlement must show.
+    """A claim of a job for a worker, with the token that its settlement needs.
 
-    ``record`` is the job's whole enqueue record; its parts are decoded when asked for. A tuple,
-    since one is made for every job: that costs a third of an object with attributes.
+    ``record`` is the job's whole enqueue record; its parts are decoded on demand. It is a tuple,
+    since one is made per job, at a third of the cost of an object with attributes.
     """
 
     __slots__ = ()
 
     @property
     def job_id(self) -> str:
-        """The job's id."""
+        """Id of the job."""
         return self.tag.id(self.job)
 
     @property
@@ -315,28 +315,28 @@ class Delivery(_DeliveryFields):
 
     @property
     def task(self) -> str:
-        """Name of the job's task, "" for one put as bytes."""
+        """Name of the job's task, "" for a job put as bytes."""
         return self.lane.task
 
     @property
     def priority(self) -> int:
-        """0 to 9."""
+        """Priority of the job, 0 to 9."""
         return self.lane.priority
 
     @property
     def attempts_max(self) -> int:
-        """Return how often the job may be claimed; 0 for no limit."""
+        """Return the most claims of the job; 0 for no limit."""
         attempts: int = _ENQUEUED_HEAD.unpack_from(self.record)[5]
         return attempts
 
     @property
     def payload(self) -> bytes:
-        """The enqueued bytes.
+        """Enqueued bytes.
 
         Raises:
             LogDamaged: they do not decompress.
             PayloadTooLarge: decompressed they are over DECOMPRESSED_BYTES_MAX.
-            CompressionUnavailable: they are compressed in a way that is not installed here.
+            CompressionUnavailable: their compression is not installed here.
         """
         flags = self.record[FLAGS_AT] & PACKED
         if not flags:
@@ -346,26 +346,26 @@ class Delivery(_DeliveryFields):
 
     @property
     def payload_flags(self) -> int:
-        """Return how the payload is stored, as flags of its record; 0: as it was given."""
+        """Return the flags of the stored payload; 0: stored as given."""
         return self.record[FLAGS_AT] & PACKED
 
     @property
     def stored_payload(self) -> bytes:
-        """The payload as its record holds it."""
+        """Payload in the form of its record."""
         record = self.record
         if not (record[6] or record[7]):  # the size of the options
-            # The common record: what stands before the body is as long as in all of its lane.
+            # The common record: the part before the body has one length in the whole lane.
             return record[self.lane.body_at : -4]
         return codec.enqueue_body(record)
 
     @property
     def extras(self) -> model.Extras:
-        """Key, headers, due time and expiry as they stand in the record."""
+        """Key, headers, due time and expiry from the record."""
         return enqueue_extras(self.record)
 
     @property
     def headers(self) -> dict[str, str]:
-        """The job's headers."""
+        """Headers of the job."""
         return self.extras.headers
 
     def __repr__(self) -> str:
@@ -376,9 +376,9 @@ class Settlement(NamedTuple):
     """End of a delivery.
 
     ``kind`` is SUCCEEDED, RETRIED, DEAD, RELEASED or CANCELLED. ``body`` is the result or reason.
-    ``delay_ns`` is counted from the settling frame. ``children`` are enqueued in the same frame, or
-    not at all. ``flags`` are the result's encoding (``bodies``). ``lines`` is the option with
-    the attempt's log.
+    ``delay_ns`` counts from the settling frame. ``children`` are enqueued in the same frame, or not
+    at all. ``flags`` are the result's encoding (``bodies``). ``lines`` is the option with the
+    attempt's log.
     """
 
     kind: records.Kind
@@ -392,7 +392,7 @@ class Settlement(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """Requests of a transaction: all happen, or none. Its settlements have no children.
+    """Requests of a transaction: all succeed, or none. Its settlements have no children.
 
     ``cancels`` are lsns of jobs.
     """
@@ -403,7 +403,7 @@ class Bundle(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Result of a transaction: jobs that it was to cancel, and answers to its enqueues."""
+    """Result of a transaction: results of its cancels, and answers to its enqueues."""
 
     cancelled: list[Cancel]
     jobs: list[int | Duplicate]
@@ -412,7 +412,7 @@ class Done(NamedTuple):
 class Outcome(NamedTuple):
     """A settled job: its state, and its result (SUCCEEDED, None if not kept) or reason (DEAD).
 
-    ``flags`` are how the result is stored; 0: unchanged.
+    ``flags`` are of the stored result; 0: stored as given.
     """
 
     state: model.State
@@ -422,26 +422,26 @@ class Outcome(NamedTuple):
 
 # -- cancels and queues ----------------------------------------------------------------------------
 
-#: A job that is to be cancelled, and the token of its claim.
+#: A job to cancel, and the token of its claim.
 Ask = tuple[int, int]
 
-#: Most jobs that one request withdraws: no batch may hold the lock for long.
+#: Most jobs withdrawn by one request: no batch may hold the lock for long.
 WITHDRAWN_MAX: Final = 500
 
 
 class Cancel(enum.IntEnum):
-    """Result of asking for the end of a job; true unless it was too late."""
+    """Result of a cancel; true unless it was too late."""
 
     #: the job is settled
     TOO_LATE = 0
-    #: it waited, and is over
+    #: it waited, and has ended
     WITHDRAWN = 1
-    #: it runs: its owner was asked to stop it, now or before, and it never runs again
+    #: it runs: its owner was asked to stop it, now or earlier, and it never runs again
     ASKED = 2
 
 
 class Withdrawal(NamedTuple):
-    """Waiting jobs to be cancelled, and why; or ``expired``, as if their time had passed."""
+    """Waiting jobs to cancel, with the cause; with ``expired`` they expire instead."""
 
     jobs: list[int]
     cause: records.Cause = records.Cause.CALLER
@@ -452,24 +452,24 @@ class Withdrawal(NamedTuple):
 
 #: Most dead letters that one request requeues or purges: 0.1 ms each, on a busy machine, ...
 LETTERS_MAX: Final = 250
-#: ... and most bytes of them together, the last one excepted: no batch may hold the lock for long.
+#: ... and most bytes of them, without the last one: no batch may hold the lock for long.
 LETTERS_BYTES_MAX: Final = 256 * 1024
 
 
 class Letter(NamedTuple):
-    """A dead letter as it is to be written again."""
+    """A dead letter to requeue."""
 
     job: int
     #: its ENQUEUED record, without due time
     born: bytes
     enqueued_ns: int
-    #: its attempts, and the log of the last one, packed
+    #: its packed attempts, and the packed log of the last attempt
     history: bytes = b""
     lines: bytes = b""
 
     @property
     def size(self) -> int:
-        """About how many bytes it adds to the log."""
+        """Approximate bytes that it adds to the log."""
         kept = len(self.history) + len(self.lines)
         return codec.WHOLE.size + len(self.born) + kept + codec.BACK.size
 
@@ -481,25 +481,25 @@ class Letter(NamedTuple):
 
 # -- schedules -------------------------------------------------------------------------------------
 
-#: Ticks that one request writes at most: no batch may hold the lock for long.
+#: Most ticks in one request: no batch may hold the lock for long.
 TICKS_MAX: Final = 200
 
 
 class Turn(NamedTuple):
-    """Ticks of one schedule that are due, in the order of their moments, and their jobs."""
+    """Due ticks of one schedule, in the order of their moments, and their jobs."""
 
     name: str
-    #: up to where it was done with when it was looked at; if that changed, another was faster
+    #: the schedule's ``done_ns`` when it was read; if it changed, another process was faster
     seen_ns: int
-    #: up to where it is done with after this
+    #: the schedule's new ``done_ns``
     done_ns: int
-    #: the ticks' moments; empty if all due ticks are skipped
+    #: moments of the ticks; empty if all due ticks are skipped
     moments: tuple[int, ...]
     items: tuple[Item, ...]
 
 
 class Enrolment(NamedTuple):
-    """A schedule as a worker that starts knows it, or ``added`` by anybody at run time."""
+    """A schedule of a starting worker's code, or ``added`` at run time."""
 
     name: str
     rule: bytes
@@ -516,14 +516,14 @@ class Steer(NamedTuple):
 
 # -- compaction ------------------------------------------------------------------------------------
 
-#: Lanes whose totals go into one batch.
+#: Most lanes whose totals go into one batch.
 TALLIES_MAX: Final = 1_000
 
 
 class Order(NamedTuple):
-    """A compaction that somebody asked for."""
+    """A compaction that a caller asked for."""
 
-    #: instead of the log's own; None: that one
+    #: retention in place of the log's own; None: the log's own
     keep_seconds: float | None
     dry_run: bool
     port: Any
@@ -531,10 +531,10 @@ class Order(NamedTuple):
 
 
 class Rewrite(NamedTuple):
-    """A job to be written again, as it was found.
+    """A job to rewrite, as it was found.
 
-    ``location`` is where the record stands that is about to go, with the job's ENQUEUED record;
-    ``state`` is ABSENT for a job that is settled and forgotten, whose key alone is still held.
+    ``location`` is of the record with the job's ENQUEUED record, whose segment is about to go.
+    ``state`` is ABSENT for a forgotten job that only holds a key.
     """
 
     job: int
@@ -543,22 +543,22 @@ class Rewrite(NamedTuple):
     born: bytes
     enqueued_ns: int
     attempt: int = 0
-    #: of a scheduled job: when it is due, in shifted time unless ``due_is_wall``
+    #: of a scheduled job: due time, in shifted time unless ``due_is_wall``
     due_ns: int = 0
     due_is_wall: bool = False
-    #: of a job that no worker has claimed: when it expires, if that shifts: in shifted time, but
-    #: wall time for a job that is over
+    #: of a job that no worker has claimed: its relative expiry, in shifted time; in wall time for
+    #: an ended job
     expires_ns: int = 0
     ended_ns: int = 0
     history: bytes = b""
     body: bytes | None = None
     flags: int = 0
-    #: the log of its last attempt, packed
+    #: packed log of its last attempt
     lines: bytes = b""
 
 
 class Edit(NamedTuple):
-    """A waiting job, and how somebody wants it to wait; None: as it does."""
+    """A waiting job, and changes of its waiting; None for no change."""
 
     item: Rewrite
     priority: int | None = None
@@ -568,9 +568,9 @@ class Edit(NamedTuple):
 
 
 class Floor(NamedTuple):
-    """Report of compaction when it is done with a segment.
+    """Report of compaction that a segment is no longer needed.
 
-    ``lsn`` is the first that is kept.
+    ``lsn`` is the first lsn that is kept.
     """
 
     lsn: int

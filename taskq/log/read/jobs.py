@@ -117,8 +117,9 @@ def jobs_ended(journal: Journal, cursor: frames.Cursor) -> Iterator[int]:
 # All jobs of the log with their attempts and ends, in one walk and bounded memory.
 #
 # A job is yielded at its end. Until then the walk keeps the locations of its records, 24 bytes
-# each, and reads the records again for the view. Last records of a job, and the job's state after
-# them.
+# each, and reads the records again for the view.
+
+#: Last records of a job, and the job's state after them.
 _ENDS: Final = {kind: kinds.after(model.State.RUNNING, kind) for kind in kinds.LAST}
 _OVER: Final = frozenset(_ENDS.values())
 #: Numbers kept per record: its lsn, time and location.

@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from taskq.core.views import JobView
     from taskq.log import config, requests
 
-#: Bodies up to this size are packed and unpacked where they are; it takes a millisecond at most.
+#: Largest body that is packed and unpacked on the calling thread: a millisecond at most.
 QUICK_BYTES_MAX: Final = 64 * 1024
-#: In lists, larger compressed payloads and results are left out.
+#: Largest compressed payload or result in lists; larger ones are left out.
 LISTED_BYTES_MAX: Final = 1024 * 1024
 
 
 class BodyStore:
     """The bodies of one log, for any number of threads.
 
-    Everything here may take its time, so none of it runs on the storage thread: callers pack a body
-    before they hand it over, and unpack what they were handed.
+    Its calls may take long, so none runs on the storage thread: callers pack a body before they
+    send it, and unpack received bodies.
     """
 
     def __init__(self, path: str, config: config.LogConfig) -> None:
@@ -31,32 +31,32 @@ class BodyStore:
 
     def pack(self, body: bytes, packing: Compression | None, what: str) -> tuple[bytes, int]:
         check_size(what, body)
-        # A body that is too large to decompress again stays as it is.
+        # A body too large to be decompressed stays as it is.
         if packing is None or len(body) > self.config.decompressed_bytes_max:
             return body, 0
         return compress(body, packing)
 
     @staticmethod
     def is_quick(stored: bytes, flags: int) -> bool:
-        """Return whether unpacking takes so little time that an event loop can do it."""
+        """Return whether unpacking is fast enough for an event loop."""
         return original_size(stored, flags) <= QUICK_BYTES_MAX
 
     def unpack(self, stored: bytes, flags: int, what: str, limit: int | None = None) -> bytes:
-        """Return the original body; ``what`` names it in errors.
+        """Return the original body.
 
-        Its record holds its size: a body that is too large is not decompressed.
+        Its record has its size, so a body that is too large is not decompressed.
 
         Args:
-            stored: the body as the record holds it.
+            stored: the body in its record.
             flags: of the record.
             what: its name in errors.
-            limit: most bytes that the caller has a use for; None for any number.
+            limit: most bytes that the caller can use; None for any number.
 
         Raises:
-            LogDamaged: it does not read back.
+            LogDamaged: it does not decompress.
             PayloadTooLarge: it is over the ``limit``, or decompressed it would be over
                 decompressed_bytes_max.
-            CompressionUnavailable: it is compressed in a way that is not installed here.
+            CompressionUnavailable: its compression is not installed here.
         """
         if limit is not None and (size := original_size(stored, flags)) > limit:
             where = f"it is written out by: {command(self._path, 'export')}"
@@ -64,13 +64,13 @@ class BodyStore:
         return decompress(stored, flags, self.config.decompressed_bytes_max, what)
 
     def payload(self, delivery: requests.Delivery) -> bytes:
-        """Return a job's payload as it was given; raises what ``unpack`` does."""
+        """Return a job's payload as given; raises as ``unpack``."""
         return self.unpack(
             delivery.stored_payload, delivery.payload_flags, f"the payload of job {delivery.job_id}"
         )
 
     def open_view(self, view: JobView) -> JobView:
-        """The view with payload and result as they were given; raises what ``unpack`` does."""
+        """Return the view with payload and result as given; raises as ``unpack``."""
         if view.payload_flags:
             payload = self.unpack(view.payload, view.payload_flags, f"the payload of {_of(view)}")
             view = replace(view, payload=payload, payload_flags=0)
@@ -82,9 +82,9 @@ class BodyStore:
         return view
 
     def show_view(self, view: JobView, limit: int | None = None) -> JobView:
-        """Do as ``open_view``, but leave out what does not read back or is over the limit.
+        """Do as ``open_view``, but leave out bodies that are unreadable or over the limit.
 
-        ``problem`` then says why.
+        ``problem`` then has the reason.
         """
         if view.payload_flags:
             payload, problem = self._shown(

@@ -17,14 +17,13 @@ from taskq.log.machine import access, ports
 
 FILE: Final = "taskq.json"
 FORMAT: Final = 1
-#: Of more than a thousand parents.
+#: Enough for over a thousand parents.
 _SIZE_MAX: Final = 256 * 1024
 _PARENTS_NAMED_MAX: Final = 5
-#: These features were written before there was any release: every taskq reads what they stand for,
-#: and none asks for them any more.
+#: Features older than any release: every taskq reads them, and needs no mark for them.
 _OLD: Final = frozenset({"records-2", "records-3", "records-4"})
-#: There are frames without a record: older versions take them for a torn tail, and cut off
-#: the frames after them.
+#: Logs with frames without records: older versions would take such frames for a torn tail, and cut
+#: off the frames after them.
 SYNC_POINTS: Final = "sync-points-1"
 _KNOWN: Final = _OLD | {
     SYNC_POINTS,
@@ -37,11 +36,11 @@ BACKUP: Final = "backup-1"
 
 
 class Parent(NamedTuple):
-    """A log whose records a copy of its directory begins with.
+    """A former log, whose records a copy of its directory begins with.
 
     Attributes:
-        log_id: of that log.
-        next_lsn: the first lsn that it did not write.
+        log_id: of the former log.
+        next_lsn: first lsn after its records.
     """
 
     log_id: uuid.UUID
@@ -49,14 +48,14 @@ class Parent(NamedTuple):
 
 
 class LockMark(NamedTuple):
-    """The lock's file of a log: a copy of the directory has another.
+    """Identity of a log's lock file, which differs in a copy of the directory.
 
-    Numbers of files are used again, so a removed directory and its backup in the same place may
-    have one number. The time of its making, which no tool restores, tells the two files apart.
+    File numbers are reused, so a removed directory and its backup in the same place may have the
+    same number. The creation time, which no tool restores, distinguishes the files.
 
     Attributes:
         inode: number of the file in its file system.
-        born_ns: when the file was made; 0 if the system does not say.
+        born_ns: creation time; 0 if the system does not report it.
     """
 
     inode: int
@@ -64,12 +63,12 @@ class LockMark(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """The rest of a fork, until it is done; see ``recovery.fork_frames``.
+    """Unfinished part of a fork; see ``recovery.finish_fork``.
 
     Attributes:
-        segment: the one to cut, 0 for none.
-        offset: its bytes that stay.
-        segments: those that take their places, from the first one on that goes.
+        segment: segment to cut, 0 for none.
+        offset: bytes of it that stay.
+        segments: segments to replace, from the first one on.
     """
 
     segment: int
@@ -80,25 +79,25 @@ class Cut(NamedTuple):
 class Identity(NamedTuple):
     """Content of the file.
 
-    A copy of a directory goes on as another log. It keeps the segments of its parents as they are:
-    the number of a record says whose it is.
+    A copied directory becomes another log. It keeps the segments of its parents unchanged: a
+    record's number decides which log it belongs to.
     """
 
     log_id: uuid.UUID
     created_ns: int
-    #: features that a version must know to open the log
+    #: features without which a version cannot open the log
     incompat: frozenset[str] = frozenset()
-    #: features that a version must know to write to the log
+    #: features without which a version cannot write to the log
     read_only: frozenset[str] = frozenset()
     #: the oldest first
     parents: tuple[Parent, ...] = ()
-    #: None: nobody wrote here, as in backups
+    #: None: no process has written here, as in backups
     lock: LockMark | None = None
     cut: Cut | None = None
 
     @staticmethod
     def read(disk: ports.Disk, path: str) -> Identity | None:
-        """Return the identity of the log in a directory, as ``read_identity``."""
+        """Return the identity of the log in a directory, like ``read_identity``."""
         return read_identity(disk, path)
 
     @classmethod
@@ -109,17 +108,17 @@ class Identity(NamedTuple):
         incompat: frozenset[str],
         parents: Iterable[tuple[uuid.UUID, int]] = (),
     ) -> Identity:
-        """Return the identity of a log's copy, which only the hub that copies it writes to."""
+        """Return the identity of a log's copy, which only its hub writes to."""
         lineage = tuple(Parent(*parent) for parent in parents)
         return cls(log_id, created_ns, incompat, frozenset({REPLICA}), lineage)
 
     def write(self, disk: ports.Disk, path: str) -> None:
-        """Write the file anew, as ``write_identity``."""
+        """Rewrite the file, like ``write_identity``."""
         write_identity(disk, path, self)
 
     @property
     def tag(self) -> parsing.Tag:
-        """Return the beginning of this log's job ids."""
+        """Return the prefix of this log's job ids."""
         return parsing.Tag(
             self.log_id.hex[:8],
             tuple((parent.log_id.hex[:8], parent.next_lsn) for parent in self.parents),
@@ -127,20 +126,20 @@ class Identity(NamedTuple):
 
     @property
     def lineage(self) -> str:
-        """Return in words which log it is, and whose records it has besides its own."""
+        """Return the log's id in words, with the logs of its other records."""
         older = [f"log {parent.log_id} below {parent.next_lsn}" for parent in self.parents]
         has = f", with the records of {parsing.listed(older, _PARENTS_NAMED_MAX)}" if older else ""
         return f"log {self.log_id}{has}"
 
     @property
     def begins(self) -> int:
-        """Return the first lsn that this log may have written itself."""
+        """Return the first lsn that this log itself may have written."""
         return self.parents[-1].next_lsn if self.parents else 1
 
     def owner(self, lsn: int) -> Identity:
         """Return the log that wrote a record: this one or a parent.
 
-        The same holds for a segment, by its first lsn.
+        For a segment, pass its first lsn.
         """
         for number, parent in enumerate(self.parents):
             if lsn < parent.next_lsn:
@@ -150,14 +149,15 @@ class Identity(NamedTuple):
         return self
 
     def is_copied(self, lock: LockMark, *, was_restored: bool) -> bool:
-        """Return whether the directory is a copy, by the file of its lock and the noted one.
+        """Return whether the directory is a copy, by its lock file and the noted lock file.
 
-        A copy that is taken for the log itself would give its ids twice; the log taken for a copy
-        only gets another id. So in doubt it is a copy: without a time of making in this file
-        system or the former one, a file of the same number is the same only if no tool set its
-        times. Files of an image's layer, on a RAM disk or moved to another disk are copies, too.
-        A copy over the log's own files leaves no such trace. Then the lsns that it goes on with
-        are far off, and its hub finds other frames: see ``fork``.
+        A copy taken for the log itself would reuse its ids. The log taken for a copy only gets
+        another id. So in doubt it is a copy: if this or the former file system has no creation
+        times, a file with the same number is the same only if no tool set its times. Files of an
+        image's layer, on a RAM disk or moved to another disk are copies, too.
+
+        A copy over the log's own files leaves no such trace. Then its next lsns are far off, and
+        its hub finds other frames: see ``fork``.
         """
         if self.lock is None or self.lock.inode != lock.inode:
             return True
@@ -166,9 +166,9 @@ class Identity(NamedTuple):
         return was_restored
 
     def child(self, at: int, now_ns: int) -> Identity:
-        """Return the identity of a log that goes on from an lsn with all before it.
+        """Return the identity of a log that continues this one from an lsn.
 
-        A log that wrote nothing before it is no parent.
+        A log without records before that lsn is no parent.
         """
         parents = [*self.parents, Parent(self.log_id, at)]
         kept: list[Parent] = []
@@ -184,7 +184,7 @@ class Identity(NamedTuple):
 
     @property
     def is_replica(self) -> bool:
-        """Return whether this is a hub's copy, which nobody else writes to."""
+        """Return whether this is a hub's copy, which only the hub writes to."""
         return REPLICA in self.read_only
 
     def as_backup(self) -> Identity:
@@ -192,7 +192,7 @@ class Identity(NamedTuple):
         return self._replace(read_only=self.read_only | {BACKUP}, lock=None)
 
     def encode(self) -> bytes:
-        """Return what the file holds."""
+        """Return the content of the file."""
         features: dict[str, list[str]] = {
             "compat": [],
             "read_only_compat": sorted(self.read_only),
@@ -215,7 +215,7 @@ class Identity(NamedTuple):
 
 
 def read_identity(disk: ports.Disk, path: str) -> Identity | None:
-    """None when the directory holds no task log."""
+    """Return the identity of the log in a directory; None without a log."""
     identity = _read(disk, path)
     if identity is not None and identity.cut is not None:
         raise errors.LogError(
@@ -296,14 +296,14 @@ def check_writable(disk: ports.Disk, path: str) -> None:
 
 
 def device_of_copy(path: str) -> str:
-    """Return whose log a hub's copy is: its directory is called so."""
+    """Return the device of a hub's copy, from the name of its directory."""
     parts = path.replace(os.sep, "/").split("/")
     at = len(parts) - 1 - parts[::-1].index("devices") if "devices" in parts else len(parts)
     return parts[at + 1] if at + 1 < len(parts) else "the device"
 
 
 def refuse_orphans(disk: ports.Disk, path: str) -> None:
-    """Refuse a directory with segments, but without the file that says whose they are."""
+    """Refuse a directory with segments, but without the file that names their log."""
     if any(segment_lsn(name) is not None for name in disk.names(f"{path}/log")):
         raise errors.FormatError(
             f"{path}: {FILE} is missing beside existing segments: bring it back from a backup of "
@@ -314,12 +314,12 @@ def refuse_orphans(disk: ports.Disk, path: str) -> None:
 def read_or_create_identity(disk: ports.Disk, path: str, lock: LockMark, now_ns: int) -> Identity:
     """Return the identity of the directory's log; a new one in an empty directory.
 
-    A fork that was cut short is still to be finished.
+    An interrupted fork is left to be finished.
     """
     identity = _read(disk, path)
     if identity is None:
         refuse_orphans(disk, path)
-        # The caller holds the writer lock, and keeps the directory.
+        # The caller holds the writer lock and syncs the directory.
         identity = Identity(uuid.uuid4(), now_ns, lock=lock)
         write_identity(disk, path, identity)
     return identity
@@ -330,7 +330,7 @@ def add_feature(disk: ports.Disk, path: str, identity: Identity, feature: str) -
 
     The caller holds the writer lock.
     """
-    # Another process may have added one since this one read the file.
+    # Another process may have added a feature since this process read the file.
     identity = read_identity(disk, path) or identity
     if feature not in identity.incompat:
         identity = identity._replace(incompat=identity.incompat | {feature})
@@ -349,10 +349,10 @@ def write_identity(disk: ports.Disk, path: str, identity: Identity) -> None:
 def keep_directory(disk: ports.Disk, path: str) -> None:
     """Make the directory itself as durable as its first record, with its parents' entries.
 
-    Its maker may have been killed before a sync, so a log without a segment is never trusted.
+    Its creator may have been killed before a sync, so a log without a segment is never trusted.
     """
     disk.sync_directory(path)
     while len(path) > 1:
         path = path.rpartition("/")[0] or "/"
-        with contextlib.suppress(OSError):  # a parent that may not be read is none of ours
+        with contextlib.suppress(OSError):  # an unreadable parent is not this user's
             disk.sync_directory(path)

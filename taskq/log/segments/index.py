@@ -1,4 +1,4 @@
-"""The index of one segment: the records of each job, and places from which any record is near."""
+"""Index of one segment: the records of each job, and entries near every record."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from taskq.log.format.columns import column, joined, lower_halves, packed, risin
 from taskq.log.format.record import check_known
 from taskq.log.machine.ports import Disk, opened, write_all
 
-#: About this many bytes of segment lie between two entries.
+#: Approximate bytes of the segment between two entries.
 SPACING_BYTES: Final = 4_096
-#: Set in the offset of a frame that is damaged: its record stands alone, by its own CRC.
+#: Bit in the offset of a damaged frame: the entry's record is valid alone, by its own CRC.
 _ALONE: Final = 1 << 31
 _HALF: Final = 2**32 - 1
 _ABOVE_ALL: Final = 2**64
 
 
 class Entry(NamedTuple):
-    """A record, and the frame that holds it: offsets in the segment."""
+    """A record and its frame, as offsets in the segment."""
 
     lsn: int
     offset: int
@@ -40,14 +40,14 @@ class SegmentIndex:
     """Lookups in an index, in memory or in a file.
 
     Attributes:
-        first_lsn, next_lsn: of the segment, as far as it is indexed.
+        first_lsn, next_lsn: of the indexed part of the segment.
         offset: end of the indexed part of the segment.
         top_time_ns: the highest time of a frame.
         job_min, job_max: the lowest and the highest job of the pairs; 0 and 0 without pairs.
         last_frame: (offset, CRC-32 of its body) of the last whole frame, (0, 0) for none.
-        clocks: (lsn, step) of each step of the clock.
+        clocks: (lsn, step_ns) of each step of the clock.
         salvaged: headers of damaged frames with salvaged records, by their offset.
-        gaps: damaged stretches.
+        gaps: number of damaged parts.
     """
 
     def __init__(self, first_lsn: int) -> None:
@@ -67,7 +67,7 @@ class SegmentIndex:
         self.places: Sequence[int] = array("Q")
 
     def job_places(self, job: int) -> list[int]:
-        """Return rising offsets of the records about a job, its ENQUEUED record left out."""
+        """Return the rising offsets of a job's records, without its ENQUEUED record."""
         if not self.job_min <= job <= self.job_max:
             return []
         low, matches = (job & _HALF) << 32, array("Q")
@@ -99,32 +99,32 @@ class SegmentIndex:
 
 
 def _left(numbers: Sequence[int], value: int, start: int, end: int) -> int:
-    """Do as ``bisect_left``; a column of a file needs one block for it."""
+    """Do as ``bisect_left``, but read only one block of a column in a file."""
     if isinstance(numbers, _Column):
         return numbers.left(value)
     return bisect_left(numbers, value, start, end)
 
 
-# Feeding. Most of a busy log are runs of records of one length: claims, settlements and enqueues of
-# like payloads. Those are taken a run at a time by slices with a step, where a look at each record
-# would cost ten times as much.
+# Feeding. Most records of a busy log are in runs of one length: claims, settlements and enqueues of
+# similar payloads. A run is indexed at once by slices with a step; record by record would cost ten
+# times as much.
 
 _SIZES: Final = codec.SIZES
 _ABOUT_JOBS: Final = kinds.OF_JOBS - {kinds.BIRTH}
-#: Part of a kind in a run: 0 none, 1 an enqueue, 2 a record about a job.
+#: Role of a kind in a run: 0 none, 1 an enqueue, 2 a record about a job.
 _CLASSES: Final = [1 if kind == kinds.BIRTH else 2 * (kind in _ABOUT_JOBS) for kind in range(256)]
 _CHECKS: Final = ((), ((4, bytes((kinds.BIRTH,))),), ((4, bytes(sorted(_ABOUT_JOBS))),))
 #: Cost of a run, in single records.
 _RUN_COST: Final = 16
-#: Pairs are sorted when there are this many: a quarter of a millisecond's work.
+#: Pairs that are sorted together: a quarter of a millisecond's work.
 _SORTED_PAIRS: Final = 4_096
-#: One in this many pairs is looked at to cut the runs into even parts of about 8 samples each.
+#: One pair per this many is sampled to cut the runs into even parts of about 8 samples each.
 _SAMPLE: Final = 512
 _PART: Final = 8
 
 
 class IndexBuilder(SegmentIndex):
-    """An index that is fed the frames of its segment; it can be asked at any time."""
+    """Index that grows with its segment's frames; lookups work at any time."""
 
     def __init__(self, first_lsn: int) -> None:
         super().__init__(first_lsn)
@@ -139,20 +139,20 @@ class IndexBuilder(SegmentIndex):
         self.job_min: int
         self.job_max: int
         self.last_frame: tuple[int, int]
-        #: pairs that are not sorted yet
+        #: pairs not sorted yet
         self._jobs, self._offsets = array("Q"), array("I")
-        #: where runs of sorted pairs end
+        #: ends of the runs of sorted pairs
         self._ends: list[int] = []
-        #: the first record at or after this offset gets an entry
+        #: offset from which the next record gets an entry
         self._entry_at = 0
-        #: bytes and records of the frame at ``offset`` that are indexed already
+        #: indexed bytes and records of the frame at ``offset``
         self._inside = (0, 0)
 
     def feed(self, frame: frames.Frame, records: int = sys.maxsize) -> bool:
-        """Index the next whole frame, or go on with it; an indexed frame is passed over.
+        """Index the next whole frame, or more of it; an indexed frame is skipped.
 
         Returns:
-            Whether all of the frame is indexed; else it is to be fed again.
+            Whether the whole frame is indexed; otherwise feed it again.
         """
         data, at, header, offset = frame
         if offset < self.offset:
@@ -174,13 +174,13 @@ class IndexBuilder(SegmentIndex):
     def feed_damaged(
         self, gap: frames.Gap, readable: tuple[codec.FrameHeader, bytes, int] | None = None
     ) -> None:
-        """Pass over bad bytes; ``readable`` is the result of ``damaged_frame`` for them."""
+        """Skip bad bytes; ``readable`` is the result of ``damaged_frame`` for them."""
         if gap.offset < self.offset:
             return
         self.gaps += 1
         if readable is not None:
             header, body, offset = readable
-            from taskq.log.format.salvage import salvage  # noqa: PLC0415 - little is damaged
+            from taskq.log.format.salvage import salvage  # noqa: PLC0415 - damage is rare
 
             for lsn, at, record in salvage(body, gap.first_lsn):
                 self.salvaged[gap.offset] = header
@@ -192,7 +192,7 @@ class IndexBuilder(SegmentIndex):
         self.offset, self.next_lsn = gap.end, gap.next_lsn
 
     def sort(self) -> None:
-        """Sort the pairs that were added last; ``job_min`` and ``job_max`` are of sorted pairs."""
+        """Sort the newest pairs; ``job_min`` and ``job_max`` are of sorted pairs."""
         jobs, offsets = self._jobs, self._offsets
         if not jobs:
             return
@@ -204,7 +204,7 @@ class IndexBuilder(SegmentIndex):
         self._ends.append(len(self.pairs))
 
     def sorted_parts(self) -> Iterator[array[int]]:
-        """Yield all pairs in order, some thousands at a time; nothing may be added meanwhile."""
+        """Yield all pairs in order, some thousands at a time; add none meanwhile."""
         self.sort()
         pairs = self.pairs
         cuts = sorted(pairs[::_SAMPLE])[_PART::_PART]
@@ -219,7 +219,7 @@ class IndexBuilder(SegmentIndex):
             yield array("Q", part)
 
     def job_places(self, job: int) -> list[int]:
-        """Return rising offsets of the records about a job, its ENQUEUED record left out."""
+        """Return the rising offsets of a job's records, without its ENQUEUED record."""
         matches = super().job_places(job)
         if job in self._jobs:
             tail = zip(self._jobs, self._offsets, strict=True)
@@ -236,7 +236,7 @@ class IndexBuilder(SegmentIndex):
         """Index about ``left`` records of ``data[at:end]``; ``start + at`` is the offset of each.
 
         Returns:
-            (place, lsn) of the next record.
+            (index, lsn) of the next record.
         """
         unpack = codec.PREFIX.unpack_from
         entry_at = self._entry_at - start
@@ -323,20 +323,20 @@ _HEAD: Final = struct.Struct("<8s16s8QqIIII")
 _HEAD_CRC_AT: Final = _HEAD.size - codec.CRC_SIZE
 _CLOCK_STEP: Final = struct.Struct("<Qq")
 _BLOCK: Final = 512
-#: Blocks that are kept in memory: 1 MiB, of all indexes together.
+#: Most blocks in memory, of all indexes: 1 MiB.
 _BLOCKS_MAX: Final = 256
-#: Bytes that are synced at a time: no step waits long for the disk.
+#: Bytes per sync, so that no step waits long for the disk.
 _SYNC: Final = 1024 * 1024
 
 
 class IndexDamaged(Exception):
-    """The file does not read back as it was written: it must be written anew."""
+    """The file is damaged: it must be written anew."""
 
 
 class _Head(NamedTuple):
-    """The fields of the head, in their order; ``last_crc`` and those after it have 4 bytes.
+    """Fields of the head, in order; ``last_crc`` and later fields have 4 bytes.
 
-    ``pairs`` and ``entries`` are counts of numbers in a column, ``crc`` is of the fields before it.
+    ``pairs`` and ``entries`` are counts of numbers in a column, ``crc`` is of the earlier fields.
     """
 
     magic: bytes
@@ -357,34 +357,34 @@ class _Head(NamedTuple):
 
 
 class IndexFile(SegmentIndex):
-    """An index in a file. All but ``close`` raises ``IndexDamaged`` or ``OSError``.
+    """An index in a file. Every method but ``close`` may raise ``IndexDamaged`` or ``OSError``.
 
-    ``blocks`` holds blocks of numbers that were read lately, of this and other indexes.
+    ``blocks`` caches blocks of numbers, of this and other indexes.
 
-    In memory it grows with its segment (``IndexBuilder``). Beside a sealed segment it is a file
-    ``log/<first lsn, 20 digits>.idx`` (``IndexFile``), which is never needed: a file that is
-    missing, damaged, of another log or of another segment is made again from the segment.
+    The index of a growing segment is in memory (``IndexBuilder``). The index of a sealed segment is
+    a file ``log/<first lsn, 20 digits>.idx`` (``IndexFile``), which is never needed: a file that is
+    missing, damaged, of another log or of another segment is rebuilt from the segment.
 
     The file is a head, blocks, and a tail; all numbers are little-endian. ``_Head`` has the fields
     of the head. Then come four sorted columns of u64, one after the other, in blocks of 512 numbers
-    (the last one of a column is shorter):
+    (the last block of a column is shorter):
 
     - pairs: the lower 32 bits of a job, above the offset u32 of a record about it in the segment. A
-      job's own ENQUEUED record is left out, as the job has its number. Jobs that share their lower
-      bits share an entry; the record that is found has the whole number.
-    - lsns, times, places: the first record of the segment, and then each that starts 4 096 bytes or
-      more after the last entry. A time is the highest of a frame so far; a place is the offset of
-      the record above the offset of its frame.
+      job's own ENQUEUED record is left out, since its lsn is the job's number. Jobs with the same
+      lower bits share an entry; the record itself has the whole number.
+    - lsns, times, places: the first record of the segment, and then each record that starts 4 096
+      bytes or more after the last entry. A time is the highest of a frame so far; a place is the
+      offset of the record above the offset of its frame.
 
     Tail: (lsn u64, step i64) of each step of the clock; the first number u64 of each block; the
-    CRC-32 of each block. A block is read and checked when it is first asked for. The file is read,
-    not mapped: a mapped file that another program cuts ends the process.
+    CRC-32 of each block. A block is read and checked at its first use. The file is read, not
+    mapped: a mapped file that another program cuts ends the process.
     """
 
     def __init__(self, disk: Disk, path: str, blocks: dict[tuple[str, int], Sequence[int]]) -> None:
         self._disk, self._path, self._blocks = disk, path, blocks
         self._descriptor = disk.open(path, write=False)
-        # A damaged segment has no file.
+        # A damaged segment has no index file.
         self.salvaged: dict[int, codec.FrameHeader] = {}
         self.gaps: int = 0
         try:
@@ -443,7 +443,7 @@ class IndexFile(SegmentIndex):
             block = view("Q", self.read(_HEAD.size + 8 * start, 8 * count, crc))
             if len(blocks) >= _BLOCKS_MAX:
                 del blocks[next(iter(blocks))]
-        blocks[key] = block  # the latest used is the last to go
+        blocks[key] = block  # the latest used is dropped last
         return block
 
     def read(self, offset: int, size: int, crc: int) -> bytes:
@@ -454,7 +454,7 @@ class IndexFile(SegmentIndex):
 
 
 class _Column(Sequence[int]):
-    """Sorted numbers of a file, read a block at a time."""
+    """Sorted numbers of a file, read one block at a time."""
 
     def __init__(
         self, file: IndexFile, number: int, start: int, count: int, firsts: array[int],
@@ -472,7 +472,7 @@ class _Column(Sequence[int]):
         return self._block(number)[place]
 
     def left(self, value: int) -> int:
-        """Return the place of the first number that is not below ``value``."""
+        """Return the index of the first number that is not below ``value``."""
         number = bisect_left(self._firsts, value) - 1
         return number * _BLOCK + bisect_left(self._block(number), value) if number >= 0 else 0
 
@@ -491,13 +491,13 @@ def index_name(first_lsn: int) -> str:
 def save_steps(
     disk: Disk, directory: str, builder: IndexBuilder, log_id: bytes
 ) -> Generator[None, None, int]:
-    """Write the index of a segment that was fed to its end, in steps; returns the file's size.
+    """Write the index of a whole segment, in steps; return the file's size.
 
-    It takes its name when it is whole on disk. Several processes may do this at a time: each writes
-    a file of its own, of the same bytes.
+    The file gets its name when it is whole on disk. Several processes may do this at a time: each
+    writes a file of its own, with the same bytes.
 
     Raises:
-        OSError: the disk refused; nothing is left of the file.
+        OSError: the disk refused; the file was removed.
     """
     name = index_name(builder.first_lsn)
     temporary = f"{directory}/{name}.{os.urandom(4).hex()}{_TEMPORARY}"
@@ -512,8 +512,8 @@ def save_steps(
         with contextlib.suppress(OSError):
             disk.remove(temporary)
         raise
-    # Temporary files of crashed processes. A living process that loses its file here finds the name
-    # taken by one of the same bytes.
+    # Remove temporary files of crashed processes. A living process that loses its file here finds a
+    # file with the same bytes under the final name.
     for other in disk.names(directory):
         if other.startswith(f"{name}.") and other.endswith(_TEMPORARY):
             disk.remove(f"{directory}/{other}")

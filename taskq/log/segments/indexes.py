@@ -1,4 +1,4 @@
-"""All records of one job, found through the indexes of the segments."""
+"""Lookups of single records, and of all records of a job, through the segments' indexes."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from taskq.log.segments.segments import Place, SegmentFiles, hop
 Answer = TypeVar("Answer")
 
 
-#: Index files that are open at a time, and indexes of sealed segments that are held in memory.
+#: Most open index files, and most indexes of sealed segments in memory.
 _OPEN_MAX: Final = 32
 _BUILT_MAX: Final = 8
-#: Bytes of a segment, or frames, that are indexed in one step.
+#: Bytes of a segment, frames, and records that are indexed in one step.
 _STEP_BYTES: Final = 64 * 1024
 _STEP_FRAMES: Final = 64
 _STEP_RECORDS: Final = 256
 
-#: Bytes of a frame that are read to find one record.
+#: Bytes of a frame that are read to find a record.
 _WINDOW: Final = 16 * 1024
 _CHECKED: Final = int(records.Flag.CHECKED)
-#: Frames that are kept in memory after they were checked, ...
+#: Most checked frames in memory, ...
 _BODIES_MAX: Final = 8
-#: ... if they are no larger.
+#: ... and largest size of each.
 _BODY_BYTES_MAX: Final = 512 * 1024
 
 
 class RecordFound(NamedTuple):
-    """A record, and where it stands."""
+    """A record and its place."""
 
     lsn: int
     epoch: int
     time_ns: int
-    #: as of ``SegmentFiles``
+    #: as in ``SegmentFiles``
     location: int
     #: offset of its frame
     frame: int
@@ -105,7 +105,7 @@ class Lookup:
             at, number = entry.offset, entry.lsn
         record = b""
         if (segment, frame) not in self._bodies:
-            # Most large records have a CRC of their own: the rest of the frame need not be read.
+            # Most large records have a CRC of their own, so the rest of the frame need not be read.
             size = min(_WINDOW, start + header.body_size - at)
             data = self._files._read(self._files.descriptor(segment), max(size, 0), at)
             place, next_number = _step(data, 0, number, lsn, offset - at)
@@ -126,7 +126,7 @@ class Lookup:
         )
 
     def _body(self, segment: int, frame: int, header: codec.FrameHeader) -> bytes | None:
-        """Return the records of a frame, None if they do not read back as they were written."""
+        """Return the records of a frame, None if they fail their CRC."""
         key = segment, frame
         body = self._bodies.pop(key, None)
         if body is None:
@@ -144,7 +144,7 @@ class Lookup:
     def _salvaged(
         self, segment: int, index: index_file.SegmentIndex, entry: index_file.Entry
     ) -> RecordFound | None:
-        """Return a record that stands alone in a damaged frame, by its own CRC."""
+        """Return a record of a damaged frame that is valid by its own CRC."""
         header = index.salvaged[entry.frame]
         location = self._files.base(segment) + entry.offset
         record = _checked(self._files.unchecked_record(location), 0, entry.lsn)
@@ -156,7 +156,7 @@ class Lookup:
 
 
 class _Summary(NamedTuple):
-    """Part of a sealed segment's index that is kept in memory."""
+    """Numbers about a sealed segment's index that stay in memory."""
 
     job_min: int
     job_max: int
@@ -165,11 +165,11 @@ class _Summary(NamedTuple):
 
 
 class SegmentIndexes:
-    """The indexes of one log, up to its end as this process knows it, and lookups in them.
+    """Indexes of one log, up to its end in this process, and lookups in them.
 
-    Each sealed segment has an index beside it, written by upkeep; where one is missing or damaged,
-    and for the segment that grows, the index is made in memory when it is first asked for. Finished
-    jobs cost no memory: what is kept of an index that is not in use are a few numbers.
+    Each sealed segment has an index file, written by upkeep. If it is missing or damaged, and for
+    the growing segment, the index is built in memory at its first use. Finished jobs cost no
+    memory: only a few numbers stay of an unused index.
     """
 
     def __init__(self, place: Place) -> None:
@@ -180,7 +180,7 @@ class SegmentIndexes:
         self._built: dict[int, index_file.IndexBuilder] = {}
         self._summaries: dict[int, _Summary] = {}
         self._blocks: dict[tuple[str, int], Sequence[int]] = {}
-        #: segments whose file is of use; whose file failed; that have damage, and get no file
+        #: segments whose file is usable; whose file failed; with damage, which get no file
         self._saved: set[int] = set()
         self._distrusted: set[int] = set()
         self._damaged: set[int] = set()
@@ -206,17 +206,17 @@ class SegmentIndexes:
         segment = segments[home]
         mark = self._place.mark_before(lsn)
         if mark is not None and mark.segment == segment:
-            # It is near to a frame that this process wrote: no index is needed.
+            # It is near a frame that this process wrote, so no index is needed.
             at = mark.offset + codec.FRAME_HEADER_SIZE
             entry = index_file.Entry(mark.next_lsn, at, mark.offset, alone=False)
             return self._lookup.from_entry(segment, entry, lsn, self._end_of(segment))
         return self._ask(segment, lambda index: self._lookup.by_lsn(segment, index, lsn))
 
     def about(self, job: int) -> Iterator[RecordFound]:
-        """Yield every record that concerns a job, in the order of the log, none twice.
+        """Yield every record about a job, in the order of the log, each once.
 
-        The first is its ENQUEUED record, or a later record that carries it; nothing for an
-        unknown job.
+        The first one is its ENQUEUED record, or a later record that carries it. An unknown job has
+        none.
         """
         segments = self._segments()
         home = bisect_right(segments, job) - 1
@@ -250,7 +250,7 @@ class SegmentIndexes:
         return place[2].first_lsn if place is not None else self._place.next_lsn
 
     def cursor_at(self, lsn: int) -> Cursor:
-        """Return the place of the frame with a record, or of the next frame."""
+        """Return the cursor at the frame with a record, or at the next frame."""
         segments = self._segments()
         home = max(bisect_right(segments, lsn) - 1, 0)
         for segment in segments[home:]:
@@ -292,7 +292,7 @@ class SegmentIndexes:
     # -- upkeep -----------------------------------------------------------------------------------
 
     def upkeep_steps(self) -> Iterator[None]:
-        """Write missing indexes, and remove the indexes of lost segments."""
+        """Write missing indexes, and remove the indexes of removed segments."""
         for segment in self._segments()[:-1]:
             if self._lacks_file(segment):
                 yield from self.save_steps(segment)
@@ -322,7 +322,7 @@ class SegmentIndexes:
         """Index a sealed segment and write the file, in steps of a millisecond or two.
 
         Raises:
-            OSError: the disk refused; nothing is left of the file.
+            OSError: the disk refused; the file was removed.
             LogError: the segment is gone.
         """
         if segment not in self._segments()[:-1]:
@@ -424,7 +424,7 @@ class SegmentIndexes:
         self._saved.add(segment)
         if segment not in self._summaries:
             self._summaries[segment] = _summary(index)
-        self._open[segment] = index  # the latest used is the last to be closed
+        self._open[segment] = index  # the latest used is closed last
         if len(self._open) > _OPEN_MAX:
             self._drop_file(next(iter(self._open)))
 
@@ -443,7 +443,7 @@ class SegmentIndexes:
         builder = self._built.pop(segment, None)
         if builder is None or builder.offset > end:  # the end of the log was cut off
             builder = index_file.IndexBuilder(segment)
-        self._built[segment] = builder  # the latest used is the last to go
+        self._built[segment] = builder  # the latest used is dropped last
         if len(self._built) > _BUILT_MAX:
             del self._built[next(other for other in self._built if other != self._place.segment)]
         return builder
@@ -481,9 +481,10 @@ def _concerns(record: bytes, job: int) -> bool:
 
 
 def _step(data: bytes, place: int, number: int, lsn: int, wanted: int) -> tuple[int, int]:
-    """(place, lsn) of the record that has this number or stands at the wanted place.
+    """Return (index, lsn) of the record with this number, or at the wanted index.
 
-    From the one at ``place`` on, whose lsn is ``number``; the place is -1 if it is not in the data.
+    The search begins at ``place``, whose record has lsn ``number``. The index is -1 if the record
+    is not in the data.
     """
     length_at = codec.LENGTH.unpack_from
     last = len(data) - codec.PREFIX.size

@@ -1,4 +1,4 @@
-"""The segment files of one log: which there are, and reading frames and single records back."""
+"""The segment files of one log: their list, and reads of frames and single records."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from taskq.log.machine.meters import Meters
     from taskq.log.segments.identity import Identity
 
-# Segments that are not part of the log any more, and whose files are still to be removed.
+# Segments that have left the log, before their files are removed.
 
 #: Suffix of such a segment.
 GONE: Final = ".gone"
-#: Ends the name of an empty file: compaction took what begins before that lsn. The log itself says
-#: so in a COMPACTED record; by this name nobody has to look for that.
+#: Suffix of an empty file whose name is an lsn: compaction removed the segments before it. A
+#: COMPACTED record has the same lsn, but the file name needs no search.
 FLOOR: Final = ".floor"
 
 
 def sweep_gone(disk: Disk, directory: str) -> None:
-    """Remove their files, also after a killed process; no lock is needed."""
+    """Remove the files of such segments, even of a killed process; no lock is needed."""
     names = disk.names(directory)
     for name in [file for file in names if file.endswith(FLOOR)][:-1]:
         disk.remove(f"{directory}/{name}")
@@ -41,9 +41,9 @@ def sweep_gone(disk: Disk, directory: str) -> None:
 
 _READ_AHEAD: Final = 16 * 1024
 _READ_AHEAD_MAX: Final = 256 * 1024
-#: Records that are looked for in one window at a time.
+#: Records in one search of a window.
 _READ_MANY: Final = 256
-#: A disk fails to read in pieces of this size.
+#: Piece size in which a file is read around bad blocks of a disk.
 _BLOCK: Final = 4_096
 _DESCRIPTORS_MAX: Final = 32
 OFFSET_BITS: Final = 32
@@ -51,7 +51,7 @@ _OFFSET_MASK: Final = (1 << OFFSET_BITS) - 1
 
 
 class SegmentGone(errors.LogError):
-    """Compaction removed the segment: folds begin anew, lookups look again.
+    """Compaction removed the segment: folds begin anew, lookups search again.
 
     It is no ``LogDamaged``, for which a claim would end the job with the unreadable record.
     """
@@ -65,12 +65,12 @@ class Walk(NamedTuple):
     next_lsn: int
     #: its header, None if there was no frame
     last: codec.FrameHeader | None
-    #: the highest position that any of the frames declares synced
+    #: highest lsn that a frame declares synced
     synced_through: int
-    #: damaged stretches among them
+    #: number of damaged parts before the end
     gaps: int
     is_torn: bool
-    #: where that frame starts, 0 if there was none
+    #: offset of the last frame, 0 if there was none
     last_offset: int
 
 
@@ -86,9 +86,9 @@ class SegmentFiles:
         self._writable = writable
         self._identity: Identity
         self.lsns: list[int] = []
-        #: compaction removed segments that begin before it, by the directory
+        #: compaction removed segments before this lsn, according to the directory
         self.floor: int = 0
-        #: never closed for another's sake: the segment that is written to
+        #: the segment that is written to, which is never closed to make room
         self.pinned = -1
         self._by_ordinal: list[int] = []
         self._ordinals: dict[int, int] = {}
@@ -96,15 +96,14 @@ class SegmentFiles:
         self._seeds: dict[int, int] = {}
         self._sealed_sizes: dict[int, int] = {}
         self._window = (-1, 0, b"")
-        #: damage was met while reading
+        #: reading found damage
         self.is_damaged: bool = False
-        #: told when segments may be gone: as long as anybody has a file open, the disk gets nothing
-        #: back
+        #: called when segments may be removed: open files keep the disk from freeing their bytes
         self.when_fewer: Callable[[], None] = _do_nothing
 
     @property
     def identity(self) -> Identity:
-        """The log that the directory is, whose parents' segments are among its own."""
+        """Identity of the directory's log; some segments may belong to its parents."""
         return self._identity
 
     @identity.setter
@@ -112,16 +111,16 @@ class SegmentFiles:
         self._identity = identity
         self._seeds.clear()
 
-    # -- which there are --------------------------------------------------------------------------
+    # -- list of segments -------------------------------------------------------------------------
 
     def refresh(self) -> list[str]:
-        """Look which segments there are; return the names of all files beside them."""
+        """List the segments again; return the names of all files in their folder."""
         names = self._disk.names(f"{self.path}/log")
         self.lsns = sorted(lsn for name in names if (lsn := segment_lsn(name)) is not None)
         floors = (name.removesuffix(FLOOR) for name in names if name.endswith(FLOOR))
         self.floor = max((int(stem) for stem in floors if stem.isdecimal()), default=0)
         self.number(self.lsns)
-        if self._writable:  # a reader may finish a segment that was removed
+        if self._writable:  # a reader may finish a removed segment
             for lsn in self._descriptors.keys() - {*self.lsns, self.pinned}:
                 self._disk.close(self._descriptors.pop(lsn))
             self.when_fewer()
@@ -131,7 +130,7 @@ class SegmentFiles:
         return lsn in self._ordinals
 
     def after(self, lsn: int, last: int) -> int | None:
-        """Return the segment that follows, up to ``last``."""
+        """Return the next segment, up to ``last``."""
         later = [first for first in self.lsns if lsn < first <= last]
         if not later and lsn != last:
             self.refresh()
@@ -139,9 +138,9 @@ class SegmentFiles:
         return min(later, default=None)
 
     def header(self, lsn: int) -> codec.SegmentHeader | None:
-        """Read the segment's header, or its name and first frame if the header is damaged.
+        """Return the segment's header, rebuilt from its name and first frame if damaged.
 
-        None if the file does not begin as this segment.
+        None if the file does not begin like this segment.
 
         Raises:
             FormatError: a newer taskq wrote it.
@@ -149,14 +148,14 @@ class SegmentFiles:
         return self._scanned(lsn).segment_header(self.identity.owner(lsn).log_id, lsn)
 
     def frame_header(self, lsn: int, offset: int) -> codec.FrameHeader | None:
-        """Return the header of the frame that starts there, None if it is not whole."""
+        """Return the header of the frame at ``offset``, None if it is not whole."""
         return self._scanned(lsn).header_at(offset)
 
     def _scanned(self, lsn: int) -> Scanner:
         return self.scanner(lsn, 0, 0, sealed=True)
 
     def has_damaged_header(self, lsn: int) -> bool:
-        """Return whether the file holds more than a header, and that is not whole."""
+        """Return whether the file has bytes after an invalid header."""
         data = self._read(self.descriptor(lsn), codec.SEGMENT_HEADER.size + 1, 0)
         if len(data) <= codec.SEGMENT_HEADER.size:
             return False
@@ -164,26 +163,26 @@ class SegmentFiles:
         return header is None or header[0] != lsn or header.log_id != self.owner(lsn)
 
     def owner(self, lsn: int) -> bytes:
-        """Return the id of the log that wrote the segment: this one or a parent."""
+        """Return the id of the log that wrote the segment: this log or a parent."""
         return self.identity.owner(lsn).log_id.bytes
 
     def bound(self, lsn: int) -> int:
-        """Return an lsn above every record that the segment may hold."""
+        """Return an lsn above every record that the segment can have."""
         return lsn + self.size(lsn) // codec.PREFIX.size
 
     def file_path(self, lsn: int) -> str:
-        """Return where a segment's file is."""
+        """Return the path of a segment's file."""
         return f"{self.path}/log/{segment_name(lsn)}"
 
     def create(self, lsn: int, epoch: int, time_ns: int, link: codec.Link) -> None:
-        """Make a segment without frames, durably; a leftover of that name is emptied."""
+        """Make a segment without frames, durably; an old file of that name is emptied."""
         header = codec.SegmentHeader(lsn, epoch, self.owner(lsn), time_ns, link)
         write_file(self._disk, self.file_path(lsn), codec.encode_segment_header(header))
         self._disk.sync_directory(f"{self.path}/log")
         self.refresh()
 
     def relink(self, lsn: int, link: codec.Link) -> None:
-        """Let a segment name another end before it, durably."""
+        """Change a segment's link to the end before it, durably."""
         header = self.header(lsn)
         if header is None or header.link == link:
             return
@@ -193,20 +192,20 @@ class SegmentFiles:
         self._disk.sync(descriptor)
 
     def remove_empty(self, last: int) -> None:
-        """Remove segments that never got a frame, but for the last."""
+        """Remove segments without frames, except the last segment."""
         for lsn in list(self.lsns):
-            # One whose header is damaged is left alone if there is more in it.
+            # A segment with a damaged header stays if it has more bytes.
             if lsn != last and self.size(lsn) <= codec.SEGMENT_HEADER.size:
-                # Windows lets an open file keep its name, which the next segment may need.
+                # On Windows an open file keeps its name, which the next segment may need.
                 self._disk.close(self._descriptors.pop(lsn))
                 self._window = (-1, 0, b"")
                 self._disk.remove(self.file_path(lsn))
                 self.lsns.remove(lsn)
 
     def remove(self, lsn: int) -> None:
-        """Take a segment out of the log, if it is there; ``sweep_gone`` removes its file.
+        """Remove a segment from the log, if it exists; ``sweep_gone`` removes its file.
 
-        A rename takes a moment, while a large file's removal took 45 ms under the writer lock.
+        A rename takes a moment; removing a large file took 45 ms under the writer lock.
         """
         descriptor = self._descriptors.pop(lsn, None)
         if descriptor is not None:
@@ -215,7 +214,7 @@ class SegmentFiles:
         path = self.file_path(lsn)
         following = min((first for first in self.lsns if first > lsn), default=None)
         if following is not None:
-            with contextlib.suppress(OSError):  # on a full disk the log itself has it
+            with contextlib.suppress(OSError):  # on a full disk the log's record suffices
                 floor = f"{self.path}/log/{following:020d}{FLOOR}"
                 self._disk.close(self._disk.open(floor, create=True))
         with contextlib.suppress(FileNotFoundError):
@@ -225,18 +224,18 @@ class SegmentFiles:
         self.when_fewer()
 
     def size(self, lsn: int) -> int:
-        """Return bytes of a segment."""
+        """Return the size of a segment."""
         return self._disk.size(self.descriptor(lsn))
 
     def sealed_size(self, lsn: int) -> int:
-        """Return bytes of a segment that is not written to any more; looked up once."""
+        """Return the size of a segment that no longer grows; looked up once."""
         size = self._sealed_sizes.get(lsn)
         if size is None:
             size = self._sealed_sizes[lsn] = self.size(lsn)
         return size
 
     def total_size(self) -> int:
-        """Return bytes of all segments."""
+        """Return the size of all segments."""
         self.refresh()
         total = 0
         for lsn in self.lsns:
@@ -264,16 +263,16 @@ class SegmentFiles:
                 raise self._gone(lsn) from error
             except OSError as error:
                 raise errors.refusal(self.file_path(lsn), error) from error
-        # The latest used is the last to be closed.
+        # The latest used is closed last.
         self._descriptors[lsn] = descriptor
         return descriptor
 
     @contextlib.contextmanager
     def looked_at(self) -> Iterator[SegmentFiles]:
-        """The same files for one pass over all: opened for reading alone, in fewer calls.
+        """Return the same files for one pass over all of them: read-only, with fewer calls.
 
-        Nothing may be written meanwhile: each size is looked up once. The sizes of sealed
-        segments stay known.
+        Write nothing meanwhile, since each size is looked up once. The sizes of sealed segments
+        stay known.
         """
         files = SegmentFiles(self._disk, self.path, writable=False)
         files.identity, files.lsns, files.floor = self.identity, list(self.lsns), self.floor
@@ -285,19 +284,19 @@ class SegmentFiles:
             files.forget()
 
     def sorted_out(self) -> tuple[list[int], list[int]]:
-        """Return (segments with a header, highest lsns of segments without), in order."""
+        """Return (segments with a header, highest possible lsns of other segments), in order."""
         with self.looked_at() as looked:
             usable = [lsn for lsn in self.lsns if looked.header(lsn) is not None]
             others = sorted(set(self.lsns).difference(usable))
             return usable, [looked.bound(lsn) for lsn in others if looked.size(lsn)]
 
     def close_others(self) -> None:
-        """Close all but the growing segment: a removed file frees its room once closed."""
+        """Close all but the growing segment: a removed file frees its bytes only when closed."""
         for lsn in self._descriptors.keys() - {self.pinned}:
             self._disk.close(self._descriptors.pop(lsn))
 
     def forget(self) -> None:
-        """Close every file; what was read of them may not be true any more."""
+        """Close every file, and drop cached bytes, which may be outdated."""
         for descriptor in self._descriptors.values():
             self._disk.close(descriptor)
         self._descriptors.clear()
@@ -315,7 +314,7 @@ class SegmentFiles:
         return Cursor(segment, codec.SEGMENT_HEADER.size, segment)
 
     def walk(self, lsn: int, size: int, offset: int, next_lsn: int, *, in_order: bool) -> Walk:
-        """Return where the whole frames of a last segment end; ``in_order`` as for ``Scanner``."""
+        """Return the end of a last segment's whole frames; ``in_order`` as for ``Scanner``."""
         last, synced_through, last_offset, gaps = None, 0, 0, 0
         scanner = self.scanner(lsn, size, next_lsn, sealed=False, in_order=in_order)
         for item in scanner.frames(offset):
@@ -330,10 +329,10 @@ class SegmentFiles:
         return Walk(offset, next_lsn, last, synced_through, gaps, False, last_offset)
 
     def frames(self, cursor: Cursor, end: Cursor) -> Iterator[tuple[int, Frame | Gap]]:
-        """See ``Journal.frames``."""
+        """Do as ``Journal.frames``."""
         if cursor.segment > end.segment:
             raise self._gone(end.segment)
-        while end.segment:  # else nothing was ever there
+        while end.segment:  # 0 for an empty log
             segment = cursor.segment
             if segment not in self:
                 raise self._gone(segment)
@@ -366,7 +365,7 @@ class SegmentFiles:
     def _successor(self, segment: int, last: int) -> int | None:
         """Return the segment after a finished one.
 
-        Segments go from the oldest on: while this one is listed, all later ones are.
+        Segments are removed from the oldest on: while this one is listed, all later ones are.
         """
         following = self.after(segment, last)
         if segment not in self.lsns:
@@ -377,11 +376,11 @@ class SegmentFiles:
         return SegmentGone(f"{self.path}: {segment_name(segment)} is gone")
 
     def numbered(self) -> list[int]:
-        """Return the segments by their number in locations, those among them that are gone."""
+        """Return the segments by their ordinals in locations, including removed ones."""
         return list(self._by_ordinal)
 
     def number(self, lsns: list[int]) -> list[int]:
-        """Return the number of each segment in locations; lost segments get a number, too."""
+        """Return the ordinals of segments in locations; missing segments get one, too."""
         for lsn in lsns:
             if lsn not in self._ordinals:
                 self._ordinals[lsn] = len(self._by_ordinal)
@@ -389,11 +388,11 @@ class SegmentFiles:
         return [self._ordinals[lsn] for lsn in lsns]
 
     def base(self, lsn: int) -> int:
-        """Location of a segment's first byte."""
+        """Return the location of a segment's first byte."""
         return self._ordinals[lsn] << OFFSET_BITS
 
     def segment_at(self, location: int) -> int:
-        """First lsn of the segment that a location is in."""
+        """Return the segment of a location, by its first lsn."""
         return self._by_ordinal[location >> OFFSET_BITS]
 
     def seed(self, lsn: int) -> int:
@@ -406,12 +405,12 @@ class SegmentFiles:
     def scanner(
         self, lsn: int, size: int, next_lsn: int, *, sealed: bool, in_order: bool = False
     ) -> Scanner:
-        """Return a reader of a segment's frames."""
-        # A tail that cannot be read is no torn one: nobody may cut it for that.
+        """Return a scanner of a segment's frames."""
+        # An unreadable tail is not torn: no process may cut it.
         read = self._read if sealed else self._disk.read
         self.descriptor(lsn)
         return Scanner(
-            # Asked for each time: between two reads many others may have been opened.
+            # Opened for each read: other files may have been opened between two reads.
             lambda count, offset: read(self.descriptor(lsn), count, offset),
             self.seed(lsn),
             size,
@@ -422,7 +421,7 @@ class SegmentFiles:
         )
 
     def _read(self, descriptor: int, count: int, offset: int) -> bytes:
-        """Read from the disk; blocks that it does not give back are zeros, and fail their CRC."""
+        """Read from the disk; unreadable blocks become zeros, and fail their CRC."""
         try:
             return self._disk.read(descriptor, count, offset)
         except OSError as error:
@@ -442,7 +441,7 @@ class SegmentFiles:
         return b"".join(parts)
 
     def damaged_frame(self, location: int, gap: Gap) -> tuple[codec.FrameHeader, bytes, int] | None:
-        """(header, body, offset of the body) of the frame that a gap starts with.
+        """Return (header, body, offset of the body) of the frame at the start of a gap.
 
         A damaged header is rebuilt from its known fields.
         """
@@ -460,7 +459,7 @@ class SegmentFiles:
         return header, body[: header.body_size], gap.offset + codec.FRAME_HEADER_SIZE
 
     def damage(self, location: int, gap: Gap, salvaged: int) -> views.Damage:
-        """Return a gap in the segment there, of which that many records were salvaged."""
+        """Return the damage of a gap with this number of salvaged records."""
         return views.Damage(
             segment=segment_name(self.segment_at(location)), offset=gap.offset, size=gap.size,
             first_lsn=gap.first_lsn, next_lsn=gap.next_lsn, salvaged=salvaged,
@@ -469,10 +468,10 @@ class SegmentFiles:
     def record(self, location: int, lsn: int) -> bytes:
         """Return the ENQUEUED record of a job, checked by its own CRC.
 
-        It stands at the location, or in a record there that carries it.
+        It is at the location, or within a record there that carries it.
 
         Raises:
-            LogDamaged: it does not read back as it was written.
+            LogDamaged: it fails its CRC.
         """
         record = self.unchecked_record(location)
         if carried.is_carrying(record):
@@ -486,9 +485,9 @@ class SegmentFiles:
         return record
 
     def records(self, locations: Sequence[int], lsns: Sequence[int]) -> list[bytes]:
-        """Do as ``record`` for many, most of which stand side by side.
+        """Do as ``record`` for many records, most of them adjacent.
 
-        A backlog is read so: a step for each job costs as much as all else that a claim does.
+        A backlog is read like this: one call per job would cost as much as the rest of a claim.
         """
         records: list[bytes] = []
         while (done := len(records)) < len(lsns):
@@ -496,14 +495,14 @@ class SegmentFiles:
             part = slice(done, done + _READ_MANY)
             first = (ordinal << OFFSET_BITS) + start
             run = columns.whole_records(data, first, locations[part], lsns[part])
-            # Another window, or carried, or damaged.
+            # In another window, or carried, or damaged.
             records += run or [self.record(locations[done], lsns[done])]
         return records
 
     def unchecked_record(self, location: int, most: int = codec.FRAME_BODY_MAX) -> bytes:
-        """Return a record of a frame that was seen to be whole, or its first ``most`` bytes.
+        """Return a record of a whole frame, or its first ``most`` bytes.
 
-        Fewer if the file is cut.
+        The result is shorter if the file was cut.
         """
         ordinal, offset = location >> OFFSET_BITS, location & _OFFSET_MASK
         cached, start, data = self._window
@@ -513,7 +512,7 @@ class SegmentFiles:
             if at + length <= len(data):
                 return data[at : at + length]
         descriptor = self.descriptor(self._by_ordinal[ordinal])
-        # A reader that goes on from its last look is likely to read much.
+        # A reader that continues after its last read is likely to read much.
         goes_on = cached == ordinal and 0 < at <= len(data)
         ahead = min(2 * len(data), _READ_AHEAD_MAX) if goes_on else _READ_AHEAD
         data = self._read(descriptor, max(ahead, _READ_AHEAD), offset)
@@ -585,11 +584,11 @@ def hop(
 
 
 class Place(Protocol):
-    """The log's files, and where the log ends as far as one process knows: its ``Journal``.
+    """The log's files, and its end as one process knows it: its ``Journal``.
 
     Attributes:
         segment, offset, next_lsn: of the end.
-        meters: what this process did so far.
+        meters: counters of this process.
     """
 
     disk: Disk
@@ -605,7 +604,7 @@ class Place(Protocol):
     def start(self) -> Cursor: ...
     def end(self) -> Cursor: ...
     def mark_before(self, lsn: int) -> Cursor | None:
-        """Return a frame of this process at or before a record, and near it, if it knows of one."""
+        """Return a nearby frame of this process at or before a record, if there is one."""
 
     def frames(self, cursor: Cursor) -> Iterator[tuple[int, Frame | Gap]]:
-        """(location of the segment's first byte, frame or damage) from the cursor to the end."""
+        """Yield (location of the segment's first byte, frame or damage) from the cursor on."""
