@@ -1,4 +1,4 @@
-"""The folds that this process needs, each built when first asked for and caught up on its own."""
+"""The folds that this process needs, each built at its first use and caught up on its own."""
 
 from __future__ import annotations
 
@@ -29,58 +29,58 @@ if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
 
 _log: Final = Reporter("taskq")
-#: Damage that is kept for people to see; more is only counted.
+#: Most damage that is kept for people to see; further damage is only counted.
 DAMAGE_MAX: Final = 1_000
 #: Settled jobs whose outcome is found without a walk.
 ENDED_MAX: Final = 8_192
-#: How often a fold begins anew because compaction took the segment that it was in.
+#: Most times that a fold begins anew because compaction removed its segment.
 _TRIES: Final = 4
-#: How many batches in a row may break before it is not the requests that are to blame.
+#: Broken batches in a row after which the folds are suspected, and not the requests.
 _BROKEN_MAX: Final = 8
-#: In place of a location: there is no such job.
+#: In place of a location: the job does not exist.
 NO_JOB: Final = -1
-#: More than that is not folded in one go while requests wait that need nothing of it.
+#: Most bytes folded at once while requests wait that do not need the fold.
 AT_ONCE_BYTES: Final = 512 * 1024
-#: How much of the log is walked to find the ends of jobs, rather than look each up.
+#: Bytes of log that are walked to find the ends of jobs; beyond them each job is looked up.
 _WALK_BYTES: Final = 256 * 1024
 _WALK_BYTES_A_JOB: Final = 16 * 1024
 
 
 class Facets:
-    """Agenda, dedup table and watch of one process, with how far each has come.
+    """Agenda, dedup table and watch of one process, with their positions in the log.
 
     A process that only enqueues builds none of them; a claimer builds the agenda; an enqueue with a
-    key builds the table of keys; a waiter watches for its job's outcome. A fold is built from the
-    newest snapshot that fits, and the frames since.
+    key builds the table of keys; a caller that waits for a job's outcome uses the watch. A fold is
+    built from the newest snapshot that fits, and the frames since.
 
     Attributes:
         path: directory of the log.
         agenda, dedup: None until first needed.
-        damage: what did not read back, as far as the folds met it.
-        trusts_snapshots: whether they are used; not any more once batch after batch broke.
+        damage: damage that the folds found.
+        trusts_snapshots: whether snapshots are used; False after a series of broken batches.
     """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self.path: str = journal.path
-        # A moment of the past uses none: a snapshot of its very position may hold jobs as ready
-        # that were due only when it was made.
+        # A past moment uses no snapshot: one of that very position may hold jobs as ready that were
+        # only due when it was made.
         self.trusts_snapshots: bool = not journal.is_past
         self.generation: int = journal.generation
         self.agenda: Agenda | None = None
         self.dedup: Dedup | None = None
         self.watch: Watch = Watch()
         self.damage: list[Damage] = []
-        #: jobs that this process settled lately: the location of the record that did
+        #: recently settled jobs of this process: location of the settling record
         self.ended: dict[int, int] = {}
-        #: records that were folded from the log
+        #: number of records folded from the log
         self.caught_up: int = 0
-        #: batches that broke, none between them that did not
+        #: broken batches in a row
         self._broken = 0
         self._sought: set[int] = set()
-        #: how far each that was built has come
+        #: position of each fold that is built
         self.followed: dict[str, frames.Cursor] = {}
-        #: folds that are built in steps now
+        #: folds that are being built in steps
         self.unfinished: dict[str, Iterator[None]] = {}
         #: folds that were built in steps as far as possible
         self._at_once: set[str] = set()
@@ -105,7 +105,7 @@ class Facets:
         self._at_once.discard(name)
 
     def _opened(self, name: str) -> tuple[Agenda | Dedup, frames.Cursor]:
-        """Return the newest snapshot that fits, or the beginning of the log."""
+        """Return the newest snapshot that fits, or an empty fold at the start of the log."""
         journal = self._journal
         if name == "dedup":
             keys = load_newest(journal, DEDUP) if self.trusts_snapshots else None
@@ -124,10 +124,10 @@ class Facets:
             self.dedup = fold
 
     def lacks(self, *, agenda: bool, keys: bool) -> bool:
-        """Return whether one of the needed folds is built in steps, now or from now on.
+        """Return whether a needed fold is being built in steps, or begins to be.
 
-        That is so if there is much to read, be it all or what others wrote since. Until ``build``
-        is done with it, it is as if it had never been built.
+        Steps are used if there is much to read, for a new fold or for other processes' records.
+        Until ``build`` finishes it, the fold counts as not built.
         """
         is_lacking = False
         for name, is_wanted in (("agenda", agenda), ("dedup", keys)):
@@ -148,13 +148,13 @@ class Facets:
         except StopIteration:
             self._end_building(name)
         except (TaskqError, OSError) as error:
-            # The caller that needs the fold meets the same error, and handles it.
+            # The caller that needs the fold gets the same error, and handles it.
             _log.debug("%s: %s is built at once: %s", self._journal.path, name, error)
             self._end_building(name)
         return bool(self.unfinished)
 
     def _end_building(self, name: str) -> None:
-        """Do what is left, or could not be built, at once: others may write on and on."""
+        """Fold the rest at once, since other processes may never stop writing."""
         self.unfinished.pop(name, None)
         self._at_once.add(name)
 
@@ -173,7 +173,7 @@ class Facets:
         return rest + journal.offset > AT_ONCE_BYTES
 
     def dedup_steps(self) -> Iterator[None]:
-        """Build the table of keys, a part of a frame at a time; ``need_dedup`` does it at once.
+        """Build the table of keys, a part of a frame per step; ``need_dedup`` does so at once.
 
         Raises:
             SegmentGone: compaction was faster.
@@ -191,14 +191,14 @@ class Facets:
         while not journal.is_at_end(cursor):
             for base, item in journal.frames(cursor):
                 if isinstance(item, Gap):
-                    return  # damage is rare: need_... knows what to do about it
+                    return  # damage is rare: need_... handles it
                 yield from fold_steps(base, item, agenda, dedup)
                 self.caught_up += item.header.records
         if name not in self.followed and generation == journal.generation:
             self._put(name, fold, cursor)
 
     def catch_up(self) -> None:
-        """Bring everything that was built up to the journal's known end.
+        """Bring every built fold up to the journal's known end.
 
         A fold whose segment is gone is dropped, and built anew when needed.
         """
@@ -214,11 +214,11 @@ class Facets:
                 self._at_once.discard(name)
 
     def stands(self, name: str) -> frames.Cursor | None:
-        """Return how far the agenda or the dedup table has come; None if it is not built."""
+        """Return the position of the agenda or the dedup table; None if it is not built."""
         return self.followed.get(name)
 
     def _until_whole(self, name: str) -> None:
-        """Build it again when segments go meanwhile, each time from the oldest that is there."""
+        """Build a fold, and retry from the oldest segment if segments are removed meanwhile."""
         self._again(lambda: self._build(name))
 
     def _again(self, step: Callable[[], None]) -> None:
@@ -229,7 +229,7 @@ class Facets:
         step()
 
     def watch_for(self, job: int) -> None:
-        """Look for the end of ``job``, in the log so far and in coming frames."""
+        """Look for the end of ``job``, in the log so far and in future frames."""
         if self.agenda is not None:
             if self.agenda.table.find(job) is not None:
                 self._expect(job)
@@ -241,7 +241,7 @@ class Facets:
         self._sought.add(job)
 
     def look_back(self) -> None:
-        """Look for the jobs newly waited for; not to be called under the writer lock.
+        """Look for the ends of newly watched jobs; do not call under the writer lock.
 
         Recent jobs are found in one walk, others through the indexes.
         """
@@ -294,7 +294,7 @@ class Facets:
         self.watch.jobs.add(job)
 
     def note_ends(self, jobs: list[int], location: int, size: int) -> None:
-        """Do as ``note_end`` for jobs whose records, of ``size`` bytes each, follow one another."""
+        """Do as ``note_end`` for jobs with adjacent records of ``size`` bytes each."""
         locations = range(location, location + size * len(jobs), size)
         self._trim_ended(len(jobs))
         self.ended.update(zip(jobs, locations, strict=True))
@@ -304,7 +304,7 @@ class Facets:
 
     def note_end(self, job: int, location: int) -> None:
         if self.agenda is None or self.agenda.dead.find(job) is None:
-            # A dead letter is not kept here, since others may requeue it unnoticed.
+            # A dead letter is left out, since another process may requeue it unnoticed.
             self._trim_ended(1)
             self.ended[job] = location
         if job in self.watch.jobs:
@@ -312,14 +312,14 @@ class Facets:
 
     def _trim_ended(self, more: int) -> None:
         if len(self.ended) + more > ENDED_MAX:
-            # A new one: to a dict that was shortened the next resize gives room for thrice as many.
+            # A new dict: the next resize of a shortened one would make room for thrice as many.
             younger = islice(self.ended.items(), ENDED_MAX // 2 + more, None)
             self.ended = dict(younger)
 
     def appended(self, start: tuple[int, int]) -> None:
-        """Step over a frame of our own, which was applied while it was made.
+        """Move positions past a frame of this process, which was applied while it was made.
 
-        ``start`` is (segment, offset) of it. Needed where anything is followed.
+        ``start`` is its (segment, offset).
         """
         journal = self._journal
         self._broken = 0
@@ -330,12 +330,12 @@ class Facets:
                 cursor.frame = start[1]
 
     def discard(self, *, broken: bool = False) -> None:
-        """Drop all folds: they are built anew from the log when needed.
+        """Drop all folds; they are built anew from the log when needed.
 
-        ``broken``: a batch met what should never be. A request may be to blame; where none gets
-        through, the folds are, and what they began with is not used again.
+        ``broken``: a batch met an impossible state. A request may be the cause. If all batches
+        fail, the folds are, and their snapshots are not used again.
         """
-        # If nothing was folded, no fold is to blame.
+        # Without a fold, no fold is the cause.
         self._broken += broken and bool(self.followed)
         if self._broken >= _BROKEN_MAX and self.trusts_snapshots:
             self.trusts_snapshots = False
@@ -359,10 +359,10 @@ class Facets:
             self.watch.jobs.clear()
 
     def _follow(self, name: str) -> None:
-        """Catch one of the folds up.
+        """Catch up one fold.
 
         Raises:
-            SegmentGone: compaction took what it was to read next; the fold was forgotten.
+            SegmentGone: compaction removed its next segment; the fold was forgotten.
         """
         try:
             self._fold_on(name)
@@ -400,20 +400,20 @@ class Facets:
 
 
 class LogView(NamedTuple):
-    """Everything that a look may see; it reads only, on the thread that has them."""
+    """Log and folds for read requests, on the thread that owns them."""
 
     journal: Journal
     facets: Facets
 
     def view(self, job: int) -> JobView | None:
-        """Return everything that the log has of a job, None for an unknown job."""
+        """Return the view of a job from all its records, None for an unknown job."""
         return job_view(self.journal, job, self.journal.clock.wall_ns())
 
     def brought(self, job: int) -> Record:
-        """Return the record that brought a job which waits, with its payload.
+        """Return the enqueue record of a waiting job, with its payload.
 
         Raises:
-            LogDamaged: it does not read back.
+            LogDamaged: it cannot be read.
         """
         location = self.facets.need_agenda().location(job)
         return Record(self.journal.files.record(location, job), job, 0, 0)

@@ -1,4 +1,4 @@
-"""Decode frames into ``apply_*`` calls: one walk for recovery, catching up and reading along."""
+"""Decode frames into ``apply_*`` calls: one walk for recovery, catching up and reading."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _DURABLE_CLAIM: Final = int(records.Flag.DURABLE_CLAIM)
 _CARRIED_SIZE: Final = codec.WHOLE.size
 #: A CARRIED record: length, job, token, ready time, enqueue time.
 _RUN: Final = struct.Struct("<I12xQQqq")
-#: Bytes between length and job of a ready job without claims and result.
+#: Bytes between length and job for a ready job without claims or result.
 _PLAIN_CARRIED: Final = codec.WHOLE.pack(
     0, REPEAT, kinds.READY, 0, records.Flag.CHECKED | records.Flag.DROP_RESULT, 0, 0, 0, 0, 0
 )[4:16]
@@ -92,8 +92,8 @@ class Watch:
     """Jobs with waiters, and the locations of the records that settled them.
 
     Attributes:
-        jobs: jobs that are not settled, as far as the log was seen.
-        settled: (job, location) of the others.
+        jobs: jobs not settled so far.
+        settled: (job, location) of other jobs.
         dead: settled jobs that may still be requeued or purged.
     """
 
@@ -109,7 +109,7 @@ class Watch:
             self.dead.add(job)
 
     def see_again(self, job: int, location: int = 0) -> None:
-        """A dead letter was purged by the record there, or is ready again."""
+        """Note that a dead letter was purged by the record there, or is ready again."""
         if job not in self.dead:
             return
         self.dead.discard(job)
@@ -139,7 +139,7 @@ def enqueued_meta(flags: int) -> int:
 def fold_free_key(
     data: bytes, at: int, options_size: int, job: int, time_ns: int, dedup: dedup.Dedup
 ) -> None:
-    """A job that ends frees its key, unless it holds it for a while longer."""
+    """Free the key of an ended job, unless the job holds it longer."""
     hashed = decode_key_hash(data, at, options_size)
     if hashed:
         dedup.apply_free(hashed, job, time_ns)
@@ -157,7 +157,7 @@ def fold_other(
     dedup: dedup.Dedup | None,
     watch: Watch | None,
 ) -> None:
-    """Apply one record of a kind that the loop in ``fold`` leaves to this."""
+    """Apply one record of a kind without a branch in ``fold_records``."""
     if kind in CARRYING:
         carried = decode_carried(record)
         fold_carried(kind, carried, location, header.time_ns, agenda, dedup)
@@ -215,7 +215,7 @@ def _fold_floor(record: bytes, agenda: agenda.Agenda, _: At) -> None:
     agenda.floor_lsn = max(agenda.floor_lsn, codec.MARK.unpack_from(record)[6])
 
 
-#: Effects of records that only the agenda keeps.
+#: Effects of records that change only the agenda.
 _ON_AGENDA: Final[dict[int, Callable[[bytes, agenda.Agenda, At], None]]] = {
     **dict.fromkeys(kinds.RETURNS, _fold_back),
     **dict.fromkeys(kinds.OF_STEPS, _fold_step),
@@ -268,7 +268,7 @@ def fold_carried(
     agenda: agenda.Agenda | None,
     dedup: dedup.Dedup | None,
 ) -> None:
-    """Apply a CARRIED, REQUEUED or EDITED record that has been decoded."""
+    """Apply a decoded CARRIED, REQUEUED or EDITED record."""
     if agenda is not None:
         _carry_agenda(kind, carried, location, agenda)
     if dedup is not None:
@@ -310,7 +310,7 @@ def _carry_agenda(kind: int, carried: Carried, location: int, agenda: agenda.Age
         if carried.cancel_wanted:
             agenda.apply_cancel_asked(carried.job, carried.token)
     if extras.concurrency_key:
-        agenda.queues.retire(lane)  # nothing came into it, if the job is dead or known
+        agenda.queues.retire(lane)  # it stays empty if the job is dead or known
 
 
 def _carry_key(
@@ -322,7 +322,7 @@ def _carry_key(
     if not hashed:
         return
     if kind in REVIVALS:
-        # The rest of its window holds no key while the job lives again.
+        # While the job lives again, the rest of its window holds no key.
         dedup.apply_dropped(hashed, carried.job)
     elif carried.left_key:
         dedup.apply_dropped(carried.left_key, carried.job)
@@ -345,10 +345,10 @@ def _take_key(
 def fold_carried_run(
     data: bytes, at: int, end: int, lsn: int, where: int, agenda: agenda.Agenda
 ) -> tuple[int, int]:
-    """Apply the carried jobs of one lane that start here and were never claimed.
+    """Apply a run of carried jobs of one lane that were never claimed.
 
-    A million that compaction wrote again are read back like this. Returns the place after
-    them, and its lsn; any other record is applied alone.
+    A million jobs that compaction rewrote are read like this. Return the index after the run, and
+    its lsn; any other record is applied alone.
     """
     start, born_at = at, at + _CARRIED_SIZE + 4
     names_end = born_at + 12
@@ -373,7 +373,7 @@ def fold_carried_run(
             locations.append(where + at)
             since.append(ready_ns or enqueued_ns)
             at += length
-    if len(jobs) < 2:  # noqa: PLR2004 - one alone is no run
+    if len(jobs) < 2:  # noqa: PLR2004 - one record is no run
         length = codec.LENGTH.unpack_from(data, start)[0]
         record = data[start : start + length]
         fold_carried(REPEAT, decode_carried(record), where + start, 0, agenda, None)
@@ -387,9 +387,9 @@ def fold_carried_run(
 def fold_end(
     data: bytes, at: int, room: int, job: int, location: int, agenda: agenda.Agenda
 ) -> None:
-    """Apply the option UNLOCKS of a record that ends a job, at ``at``, if it is the first.
+    """Apply the option UNLOCKS of a record that ends a job, if it is the first option.
 
-    ``location`` is the record's, which has ``room`` bytes left there.
+    ``at`` is the option's index, ``location`` the record's; ``room`` bytes of options follow.
     """
     tag, length = OPTION.unpack_from(data, at)
     if tag == _UNLOCKS:
@@ -404,7 +404,7 @@ def fold_end(
 
 
 def fold_claim(data: bytes, at: int, options_size: int, job: int, agenda: agenda.Agenda) -> None:
-    """The options of a claim or an extension; ``at`` is where its record starts."""
+    """Apply the options of a claim or an extension; ``at`` is the start of its record."""
     for tag, value in each_option(data, at + codec.JOB.size, options_size):
         if tag == _LEASE and len(value) == _I64.size:
             deadline_ns = _I64.unpack(value)[0]
@@ -417,24 +417,24 @@ def fold_claim(data: bytes, at: int, options_size: int, job: int, agenda: agenda
 
 
 def fold_rated(record: bytes, agenda: agenda.Agenda) -> None:
-    """Set the times of a group's claims, including claims that were folded already."""
+    """Set the claim times of a group, including claims that were already folded."""
     key, times = decode_rated(record, agenda.times.shift_ns)
     agenda.groups.restore(key, times, agenda.moment)
 
 
 # Runs of plain claims and successes, folded together.
 #
-# A drain fills frames with hundreds of them, all of 32 bytes, which differ in their job. Taken one
-# by one they cost 1.9 µs each, and half of a log is such records; in runs they are
-# decoded by one call into C, and the agenda takes them for half of that.
+# A drain fills frames with hundreds of them, all of 32 bytes, which differ in their job. Half of a
+# log is such records. One by one they cost 1.9 µs each. In runs one call into C decodes them, and
+# the agenda applies them at half the cost.
 
-#: Start of a plain record (length, type, byte, size of the options, flags), then attempt,
-#: job, and token or owner.
+#: A plain record: its start (length, type, byte, size of the options, flags), attempt, job, and
+#: token or owner.
 _PLAIN: Final = struct.Struct("<12sIQQ")
 _PLAIN_CLAIM: Final = codec.PREFIX.pack(_PLAIN.size, kinds.CLAIM, 0, 0, 0)
 _PLAIN_SUCCESS: Final = codec.PREFIX.pack(_PLAIN.size, kinds.SUCCESS, 0, 0, 0)
 _SIZE: Final = _PLAIN.size
-#: Fewer are not worth the trouble; more are taken in several goes.
+#: Shortest run worth the effort; a longer run than the maximum is split.
 _RUN_MIN: Final = 4
 _RUN_MAX: Final = 4_096
 
@@ -442,7 +442,7 @@ _RUN_MAX: Final = 4_096
 def fold_plain_run(
     data: bytes, at: int, end: int, lsn: int, epoch: int, agenda: agenda.Agenda
 ) -> int:
-    """Apply the run of plain claims, or of plain successes, that starts here; returns how many."""
+    """Apply a run of plain claims, or of plain successes, at ``at``; return its length."""
     head = data[at : at + len(_PLAIN_CLAIM)]
     if head not in {_PLAIN_CLAIM, _PLAIN_SUCCESS}:
         return 0
@@ -471,9 +471,9 @@ def fold_plain_run(
 _RUNS: Final = frozenset({int(kinds.CLAIM), int(kinds.SUCCESS)})
 _BIRTH: Final = int(kinds.BIRTH)
 _REPEAT: Final = int(REPEAT)
-#: As a slice gives it, which of a frame without a record is empty.
+#: As slices, since a slice of a frame without records is empty.
 _STEPS: Final = frozenset(map(int.to_bytes, STEPS))
-#: Records that are folded in one step, with keys and without: a millisecond's worth.
+#: Records folded in one step, with keys and without: a millisecond of work.
 _KEYS_A_STEP: Final = 128
 _RECORDS_A_STEP: Final = 512
 _SIZES: Final = codec.SIZES
@@ -493,8 +493,8 @@ def fold_frame(
     """Apply a whole frame. ``base`` is the location of its segment's first byte."""
     data, at, header, offset = frame
     if agenda is not None and data[at + KIND_AT : at + KIND_AT + 1] not in _STEPS:
-        # Jobs due when the frame was written were ready then; see ``Agenda.promote``. A frame
-        # that opens with a step of the clock is of the new time: the step must be known first.
+        # Jobs due when the frame was written were ready then; see ``Agenda.promote``. A frame that
+        # begins with a step of the clock has the new time: the step comes first.
         agenda.begin_frame(header.first_lsn, header.time_ns)
     where = base + offset + codec.FRAME_HEADER_SIZE - at
     try:
@@ -533,9 +533,9 @@ def fold_steps(
         yield
 
 
-# A record costs a walk step (its length and type), and what the facets in use need of it. No object
-# is made for any.
-def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call a record would double it
+# A record costs a walk step (its length and type), and the work of the facets in use. No object is
+# made per record.
+def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call per record would double the cost
     data: bytes,
     at: int,
     end: int,
@@ -545,8 +545,8 @@ def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call a record would 
     dedup: dedup.Dedup | None,
     watch: Watch | None,
 ) -> None:
-    # A branch for each of births, claims and ends, which nearly all records are; ``fold_other`` has
-    # a row for each other kind. Runs of plain records move ``at`` and ``lsn`` themselves.
+    # Branches for births, claims and ends, which are nearly all records; ``fold_other`` has a row
+    # for each other kind. Runs of plain records move ``at`` and ``lsn`` themselves.
     _, _, lsn, epoch, time_ns, _, _, _ = header
     unpack = codec.PREFIX.unpack_from
     job_fields = _JOB_FIELDS.unpack_from
@@ -599,10 +599,10 @@ def fold_records(  # noqa: C901, PLR0912 - one flat loop: a call a record would 
 def _fold_run(
     data: bytes, at: int, end: int, lsn: int, where: int, agenda: agenda.Agenda
 ) -> tuple[int, int]:
-    """Apply the plain enqueues of one lane that start here; returns what follows, and its lsn."""
+    """Apply a run of plain enqueues of one lane; return the index after it, and its lsn."""
     start = at + codec.PREFIX.size
     names = data[at + 14 : at + 16 + data[at + 14] + data[at + 15]]
-    # Type, priority, no options, flags: what must be the same, as must be the names.
+    # Type, priority, no options, flags: equal in the whole run, like the names.
     head = data[at + 4 : start]
     locations: list[int] = []
     unpack_length = codec.LENGTH.unpack_from
@@ -630,9 +630,9 @@ def fold_damaged(
     dedup: dedup.Dedup | None,
     watch: Watch | None,
 ) -> int:
-    """Apply the records of a damaged body that are whole by their own CRC; returns how many."""
+    """Apply the records of a damaged body with a valid CRC of their own; return their count."""
     count = 0
-    from taskq.log.format.salvage import salvage  # noqa: PLC0415 - little is damaged
+    from taskq.log.format.salvage import salvage  # noqa: PLC0415 - damage is rare
 
     for number, at, record in salvage(data, lsn):
         single = header._replace(first_lsn=number)

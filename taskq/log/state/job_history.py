@@ -1,4 +1,4 @@
-"""The history of one job: its records, and their fold."""
+"""History of one job: its records, and their fold."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from taskq.log.segments.indexes import RecordFound
 
 
-#: The file that keeps when ended jobs were dropped to make room on a full disk.
+#: File that records when ended jobs were dropped to make room on a full disk.
 DROPPED_FILE: Final = "dropped.json"
 _DROPPED_BYTES_MAX: Final = 4_096
 
-#: Attempts of one job that are kept for display; of more, the latest.
+#: Most attempts of a job for display, the latest ones.
 _ATTEMPTS_SHOWN: Final = 100
 _OWNER_LOST: Final = str(Cause.OWNER_LOST)
 _DEATH: Final = kinds.name_of(kinds.DEATH)
@@ -60,7 +60,7 @@ _OVER: Final = SETTLED_STATES - {_LETTER}
 def records(
     journal: Journal, cursor: Cursor, on_gap: Callable[[int, Gap], None] | None = None
 ) -> Iterator[Record]:
-    """Yield every record from the cursor to the journal's known end; damage goes to ``on_gap``."""
+    """Yield every record from the cursor to the known end; damage goes to ``on_gap``."""
     for base, item in journal.frames(cursor):
         if isinstance(item, Gap):
             if on_gap is not None:
@@ -77,7 +77,7 @@ def is_job(journal: Journal, lsn: int) -> bool:
 
 
 def find_end(journal: Journal, job: int) -> int | None:
-    """Return the location of the record that settled or purged a job, None if it is not settled."""
+    """Return the location of the record that settled or purged a job, None if not settled."""
     end: int | None = None
     known = False
     for place in _about(journal, job):
@@ -103,7 +103,7 @@ def read_outcome(journal: Journal, location: int) -> Outcome:
 
 
 def end_of(end: Record) -> tuple[State, bytes | None, int, int]:
-    """(state, result or reason as it is stored, its flags, time) of a record that ends a job."""
+    """Return (state, stored result or reason, its flags, time) of a record that ends a job."""
     if end.carried is not None:
         carried = end.carried
         return carried.state, carried.body, carried.flags & PACKED, carried.ended_ns
@@ -111,16 +111,16 @@ def end_of(end: Record) -> tuple[State, bytes | None, int, int]:
 
 
 class Story:
-    """The fold of one job's records: what all that shows, lists or explains a job is told from.
+    """Fold of one job's records, from which views, lists and explanations are made.
 
-    For people and tools; the live queue folds frames without making an object of any record.
+    It is for people and tools; the live queue folds frames without an object per record.
 
     Attributes:
-        records, ties: what it was read from, and what that says of other jobs; by ``read_job``.
-        state, attempt: as they are after the last of them.
-        claim: (token, owner) of the claim that the job is under.
+        records, ties: the job's records, and its relations to other jobs; set by ``read_job``.
+        state, attempt: after the last record.
+        claim: (token, owner) of the job's present claim.
         end: the record that settled it.
-        snapshot_lsn: of the last record that tells all of the job.
+        snapshot_lsn: of the last record with the job's whole state.
     """
 
     def __init__(self, tag: parsing.Tag, born: Record) -> None:
@@ -141,7 +141,7 @@ class Story:
         self._due_ns, self._expires_ns = born.due_ns, born.expires_ns
         self._due_is_wall = extras.due_is_wall if extras else False
         self._expires_is_wall = extras.expires_is_wall if extras else False
-        # The clock moves moments by the steps after their records.
+        # Steps of the clock after a record shift the record's moments.
         self._due_lsn, self._expires_lsn, self._ended_lsn = born.lsn, born.lsn, LSN_MAX
         self._enqueued_ns = born.time_ns
         self.state: State = after(State.ABSENT, BIRTH, waits=self._due_ns > born.time_ns)
@@ -149,7 +149,7 @@ class Story:
             self._begin_carried(born.type, born.carried)
 
     def _begin_carried(self, kind: int, carried: Carried) -> None:
-        """Begin with a record that carries the job's state: the earlier records are gone."""
+        """Begin with a record that carries the job's state: its earlier records are gone."""
         self._enqueued_ns = carried.enqueued_ns
         self._attempts = decode_history(carried.history)
         if carried.lines and self._attempts:
@@ -237,23 +237,23 @@ class Story:
             )
 
     def _is_dead_no_more(self, kind: int) -> None:
-        """A dead letter begins anew, keeping its earlier attempts for display; or it is gone."""
+        """Note a requeue, which keeps earlier attempts for display, or a purge."""
         self.state = after(self.state, kind)
         self.attempt = self._settled_ns = 0
         self._ended_lsn = LSN_MAX
         self.end, self._reason = None, ""
 
     def moved_between(self) -> tuple[int, int] | None:
-        """Return the lsns between which steps of the clock matter to the job; None if none does."""
+        """Return the lsns between which clock steps shift the job's moments; None if none do."""
         if self._expires_ns and not self._expires_is_wall:
             return self._expires_lsn, self._ended_lsn
         is_delayed = self.state is State.SCHEDULED and not self._due_is_wall
         return (self._due_lsn, self._ended_lsn) if is_delayed else None
 
     def clock_stepped(self, lsn: int, step_ns: int) -> None:
-        """Wall time made a step: what is relative moves with it, a date does not.
+        """Apply a step of wall time: relative moments move with it, dates do not.
 
-        Steps may come in their place among the job's records, or all after them.
+        Steps may come in order with the job's records, or all after them.
         """
         if self._due_ns and not self._due_is_wall and lsn > self._due_lsn:
             self._due_ns += step_ns
@@ -303,7 +303,7 @@ def read_job(journal: Journal, lsn: int) -> Story | None:
             story = Story(journal.tag, record)
             born = place.record if record.carried is None else record.carried.born
             story.ties = takes_of(born)
-        # If its beginning is gone, the job was written again further on.
+        # If its first segment is gone, a later record repeats the job.
     if story is None:
         return None
     story.records = records
@@ -327,14 +327,14 @@ def _until_final(about_job: Iterator[RecordFound]) -> Iterator[RecordFound]:
     begun = False
     for place in about_job:
         yield place
-        # A job whose beginning is gone may be written again further on, and so may its steps.
+        # If its first segment is gone, later records repeat the job, and perhaps its steps.
         begun = begun or place.record[KIND_AT] in BIRTHS
         if begun and place.record[KIND_AT] in LAST:
             return
 
 
 def _patiently(journal: Journal, look: Callable[[], Answer]) -> Answer:
-    """Return what is found; if compaction took a segment meanwhile, what is found in the others."""
+    """Return the result of ``look``; repeat it if compaction removed a segment meanwhile."""
     known = journal.files.lsns
     try:
         return look()
@@ -351,14 +351,14 @@ def _begins(record: bytes) -> bool:
 
 
 def note_dropped(journal: Journal, lsn: int) -> None:
-    """Write down that jobs that had ended before an lsn were dropped, since the disk was full."""
+    """Record that jobs ended before an lsn were dropped, since the disk was full."""
     data = json.dumps({"before_lsn": lsn, "at_ns": journal.clock.wall_ns()}).encode()
     with contextlib.suppress(OSError):  # the next pass tries again
         replace_file(journal.disk, f"{journal.path}/{DROPPED_FILE}", data)
 
 
 def why_dropped(journal: Journal, lsn: int) -> str:
-    """Return why a job of this lsn may be gone before its time; empty if nothing was dropped."""
+    """Return why a job of this lsn may have been removed early; "" if none was dropped."""
     try:
         path = f"{journal.path}/{DROPPED_FILE}"
         dropped = json.loads(read_file(journal.disk, path, _DROPPED_BYTES_MAX))

@@ -1,4 +1,4 @@
-"""Snapshots: a facet as it stood at an lsn, so that an opened log is not folded from its start."""
+"""Snapshots: a facet at an lsn, so that a log is not folded from its start when opened."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _NAME_DIGITS: Final = 20
 
 # The files of snapshots: this comment is the specification of their format.
 #
-# A snapshot is a facet as it stood at an lsn; ``snapshot`` says when one is believed. Its file is
+# A snapshot is a facet at an lsn; ``Contents`` explains when it is valid. Its file is
 # ``snapshot/<lsn, 20 digits>.<facet>.snap``. All numbers are little-endian.
 #
 # ====== ===== ==========================================================
@@ -56,39 +56,39 @@ _NAME_DIGITS: Final = 20
 # 0      8     magic ``taskqsnp``
 # 8      2     version of this format: 1
 # 10     2     facet: 1 agenda, 2 dedup
-# 12     4     version of what is frozen of the facet
+# 12     4     version of the facet's frozen form
 # 16     16    log id (UUID)
-# 32     8     segment that the position is in
-# 40     8     position: offset behind the last frame that was folded
-# 48     8     next lsn: that of the record after it
-# 56     8     offset of that frame in the segment
-# 64     56    its header
-# 120    8     wall time when it was made, nanoseconds
+# 32     8     segment of the position
+# 40     8     position: offset after the last folded frame
+# 48     8     next lsn: lsn of the next record
+# 56     8     offset of the last folded frame in the segment
+# 64     56    header of that frame
+# 120    8     wall time of its creation, nanoseconds
 # 128    8     size of the contents
 # 136    4     number of segments
 # 140    4     0
 # ====== ===== ==========================================================
 #
-# (first lsn u64, size u64) of each segment follow, then the CRC-32 of all that so far. Locations in
-# the contents are (number in this list << 32 | offset). The size is 0 for a segment that was gone
-# already or lies behind the position; of the position's own it is the offset.
+# (first lsn u64, size u64) of each segment follow, then the CRC-32 of all bytes so far. Locations
+# in the contents are (number in this list << 32 | offset). The size is 0 for a segment that was
+# gone or comes after the position; for the position's own segment it is the position's offset.
 #
-# The contents follow in blocks of 1 MiB, the last one shorter, each with a CRC-32 behind it whose
-# seed is the CRC-32 of (log id, next lsn u64, number of the block u64). They are columns: type
-# ``B``, ``I``, ``Q`` or ``q`` in 8 bytes, count u64, then the numbers (u8, u32, u64, i64).
-# ``core.freeze`` says which.
+# The contents follow in blocks of 1 MiB, the last one shorter, each with a CRC-32 after it. The CRC
+# starts from the CRC-32 of (log id, next lsn u64, number of the block u64). They are columns: type
+# ``B``, ``I``, ``Q`` or ``q`` in 8 bytes, count u64, then the numbers (u8, u32, u64, i64), in the
+# order of ``core.folds.freeze``.
 
 
 class Unusable(Exception):
-    """The snapshot cannot be used; the message says why."""
+    """The snapshot cannot be used; the message has the reason."""
 
 
 class Outdated(Unusable):
-    """So it goes with snapshots: the log that it was made of is not there any more, or not yet."""
+    """A normal reason: the log has moved on since the snapshot, or is not yet as far."""
 
 
 class Newer(Unusable):
-    """A newer taskq wrote it, and may want it again."""
+    """A newer taskq wrote it, and may need it again."""
 
 
 class Kind(NamedTuple):
@@ -109,11 +109,11 @@ class Header(NamedTuple):
     offset: int
     next_lsn: int
     frame_offset: int
-    #: as it stands in the segment
+    #: copy of the header in the segment
     frame_header: bytes
     created_ns: int
     contents_size: int
-    #: (first lsn, size) by the number that locations have for them
+    #: (first lsn, size) of segments, by their numbers in locations
     segments: tuple[tuple[int, int], ...]
 
     @property
@@ -152,7 +152,7 @@ def snapshot_names(disk: Disk, path: str, facet: str) -> list[str]:
 
 
 def read_header(disk: Disk, descriptor: int, kind: Kind, identity: identity.Identity) -> Header:
-    """Return the header of the open file, with size and CRC checked."""
+    """Return the header of an open file, after checks of size and CRC."""
     size = disk.size(descriptor)
     data = disk.read(descriptor, HEADER.size, 0)
     if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
@@ -182,7 +182,7 @@ def read_header(disk: Disk, descriptor: int, kind: Kind, identity: identity.Iden
 
 
 def contents_size(frozen: Frozen) -> int:
-    """Return bytes of the contents, without the CRCs of the blocks."""
+    """Return the size of the contents, without the CRCs of the blocks."""
     return sum(
         _COLUMN.size + sum(len(part) * part.itemsize for part in parts)
         for _, parts in frozen.columns
@@ -190,7 +190,7 @@ def contents_size(frozen: Frozen) -> int:
 
 
 def file_parts(header: Header, frozen: Frozen) -> Iterator[bytes]:
-    """Yield the bytes of the file, a block at a time; what was handed out is not kept."""
+    """Yield the bytes of the file, one block at a time; yielded blocks are not kept."""
     yield header.encode()
     block = bytearray()
     number = 0
@@ -219,28 +219,28 @@ def _with_crc(block: bytes, header: Header, number: int) -> bytes:
 
 
 class Contents:
-    """The columns of an open file, each block checked before anything of it is used.
+    """The columns of an open file; each block is checked before use.
 
-    Never needed: one that is damaged, cut short, of another log, of a newer taskq, or that does not
-    fit the segments as they stand is passed over, and the next older one tried, then the log folded
-    from its start. ``snapshotfile`` specifies the files, ``snapshots`` says when they are written.
+    A snapshot is never needed. If it is damaged, incomplete, of another log, of a newer taskq, or
+    does not fit the segments, the next older one is tried, and at last the log is folded from its
+    start. The comment above specifies the files, ``upkeep.snapshots`` decides when they are
+    written.
 
-    **Why it may be believed.** The position is behind a frame whose header stands in the segment as
-    it did, so it is this log and not a copy that went another way; and every segment before it is
-    there with the same size, but for the oldest, which compaction takes. A failed fsync makes the
-    next opener move frames to another segment: those from the last position on that the failing
-    process knew to be on disk, which may be older than what the snapshot's writer knew. Whatever
-    segment lost frames by that is shorter now, or has a new one behind it, so the snapshot is
-    refused if a record that it points to was moved. It is published only once all before its
-    position is on disk: a power loss takes nothing of that, and whoever moved frames while it was
-    made is noticed (``Snapshots``).
+    **Why it is valid.** The header of the last folded frame is still at its place in the segment,
+    so it is this log and not a copy that diverged. Every earlier segment has the same size, except
+    the oldest ones, which compaction removes. After a failed fsync the next opener moves frames to
+    another segment, from the last position that the failing process knew to be on disk. That
+    position may be older than the snapshot's. Any segment that lost frames is shorter now, or has a
+    new segment after it, so a snapshot with a record among the moved frames is refused. A snapshot
+    is published only once the log before its position is on disk, so a power loss takes nothing of
+    it. Frames moved while it was made are noticed (``Snapshots``).
     """
 
     def __init__(self, disk: Disk, descriptor: int, header: Header, numbers: list[int]) -> None:
         self._disk = disk
         self._descriptor = descriptor
         self._header = header
-        #: the number of each segment in this process, by its number in the file
+        #: number of each segment in this process, by its number in the file
         self._numbers = numbers
         self._is_same = numbers == list(range(len(numbers)))
         self._left = header.contents_size
@@ -267,7 +267,7 @@ class Contents:
         return self._left + len(self._block)
 
     def end(self) -> None:
-        """Make sure that nothing is left."""
+        """Check that no bytes are left."""
         if self.left:
             raise ValueError(f"{self.left} bytes are left")
 
@@ -277,7 +277,7 @@ class Contents:
         segments = upper_halves(locations)
         try:
             first = array("I", segments[:1])
-            if segments == first * len(segments):  # as most are, which saves half of the time
+            if segments == first * len(segments):  # the usual case, at half of the time
                 segments = array("I", (self._numbers[first[0]],)) * len(segments)
             else:
                 segments = array("I", map(self._numbers.__getitem__, segments))
@@ -327,7 +327,7 @@ _log: Final = Reporter("taskq")
 
 @dataclass(frozen=True, slots=True)
 class Form(Generic[F]):
-    """Make the snapshots of one facet."""
+    """Facet of a snapshot, with functions to make, freeze and thaw it."""
 
     kind: Kind
     make: Callable[[], F]
@@ -376,7 +376,7 @@ class Captured(NamedTuple):
 def capture(
     place: segments.Place, form: Form[F], facet: F, cursor: Cursor, now_ns: int
 ) -> Captured | None:
-    """Copy a facet that was folded up to the cursor; None if it does not end with a whole frame.
+    """Copy a facet at a cursor; None if the cursor is not at the end of a whole frame.
 
     Raises:
         OverflowError: a number is too large.
@@ -410,11 +410,11 @@ def _size_before(files: segments.SegmentFiles, lsn: int, cursor: Cursor) -> int:
     try:
         return files.sealed_size(lsn)
     except LogError:
-        return 0  # compaction took it just now
+        return 0  # compaction removed it just now
 
 
 def load_newest(place: segments.Place, form: Form[F]) -> tuple[F, Cursor] | None:
-    """A facet and how far it was folded, from the newest snapshot that fits; None without one."""
+    """Return (facet, its position) from the newest snapshot that fits; None without one."""
     names: list[str] = []
     try:
         names = snapshot_names(place.disk, place.path, form.kind.name)
@@ -424,18 +424,18 @@ def load_newest(place: segments.Place, form: Form[F]) -> tuple[F, Cursor] | None
         try:
             return _load(place, form, f"{place.path}/{DIRECTORY}/{name}")
         except FileNotFoundError:
-            continue  # a newer one took its place
+            continue  # a newer one replaced it
         except Outdated as error:
             _log.info("%s: %s/%s is passed over: %s", place.path, DIRECTORY, name, error)
         except (Unusable, OSError) as error:
             _log.warning("%s: %s/%s is passed over: %s", place.path, DIRECTORY, name, error)
-        except Exception:  # noqa: BLE001 - whatever it is, the log itself can be folded
+        except Exception:  # noqa: BLE001 - with any error, the log itself can be folded
             _log.exception("%s: %s/%s is passed over", place.path, DIRECTORY, name)
     return None
 
 
 def newest_stand(place: segments.Place, form: Form[F]) -> Cursor | None:
-    """Return how far a facet's newest snapshot has come, by its header; None without one."""
+    """Return the position of a facet's newest snapshot, by its header; None without one."""
     for name in snapshot_names(place.disk, place.path, form.kind.name):
         with contextlib.suppress(OSError, Unusable):
             path = f"{place.path}/{DIRECTORY}/{name}"
