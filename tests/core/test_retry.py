@@ -41,13 +41,6 @@ def test_jitter_draws_none_half_or_all_of_a_delay(jitter: Any, draw: float, dela
     assert policy.delay_seconds(4, draw) == delay
 
 
-def test_a_task_that_asks_for_a_retry_names_its_delay_and_spends_an_attempt() -> None:
-    policy = retry.fixed(attempts=2, delay=5, retry_on=OSError)
-    assert policy.decide(1, Retry(delay="2s"), 0) == retry.RetryAfter(2)
-    assert policy.decide(1, Retry(), 0) == retry.RetryAfter(5)
-    assert isinstance(policy.decide(2, Retry(delay=1), 0), retry.Die)
-
-
 def test_the_default_is_five_attempts_with_exponential_backoff_and_full_jitter() -> None:
     assert retry.exponential(attempts=5, base=1, cap=300, jitter="full") == DEFAULT
     assert policy_of(3) == retry.exponential(attempts=3)
@@ -67,18 +60,6 @@ def test_signals_check_their_delay_and_are_no_errors_of_taskq() -> None:
 
 
 # -- retry rules -----------------------------------------------------------------------------------
-
-
-def test_an_errors_own_policy_has_its_own_number_of_attempts() -> None:
-    policy = retry.fixed(
-        attempts=10, per_error={OSError: retry.fixed(attempts=2), (KeyError, IndexError): 1}
-    )
-    assert isinstance(policy.decide(1, OSError(), 0), retry.RetryAfter)
-    assert policy.decide(2, OSError(), 0) == retry.Die("attempt 2 of 2 failed")
-    assert isinstance(policy.decide(9, KeyError(), 0), retry.RetryAfter)
-    assert isinstance(policy.decide(10, KeyError(), 0), retry.Die)
-    # The job's own number is the most there is.
-    assert isinstance(policy.decide(1, OSError(), 0, attempts_max=1), retry.Die)
 
 
 @pytest.mark.parametrize(
@@ -126,16 +107,6 @@ def test_a_decision_that_is_none_is_refused_with_what_would_be_one(wrong: Any) -
         policy.wish(OSError(), 1)
 
 
-def test_what_ends_programs_is_judged_as_any_failure_unless_a_rule_names_it() -> None:
-    """A library's sys.exit() says nothing of the job."""
-    policy = retry.fixed(delay=1, give_up_on=(SystemExit,), per_error={KeyboardInterrupt: "5s"})
-    assert policy.decide(1, GeneratorExit(), 0) == retry.RetryAfter(1)
-    assert policy.decide(1, KeyboardInterrupt(), 0) == retry.RetryAfter(5)
-    assert isinstance(policy.decide(1, SystemExit(), 0), retry.Die)
-    assert isinstance(retry.fixed(retry_on=OSError).decide(1, SystemExit(), 0), retry.Die)
-    assert isinstance(retry.fixed(retry_on=SystemExit).decide(1, SystemExit(), 0), retry.RetryAfter)
-
-
 def raised_from(error: BaseException, *causes: BaseException) -> BaseException:
     for later, cause in pairwise([error, *causes]):
         later.__cause__ = cause
@@ -147,6 +118,12 @@ def grouped(*errors: BaseException, depth: int = 1) -> BaseException:
     for _ in range(depth - 1):
         group = BaseExceptionGroup("around", [group])
     return group
+
+
+def handling(error: BaseException) -> BaseException:
+    later = ValueError()
+    later.__context__ = error  # no cause
+    return later
 
 
 DISCARD, RETRY, SNOOZE = Discard("no"), Retry(delay=7), Snooze(9)
@@ -165,19 +142,13 @@ DISCARD, RETRY, SNOOZE = Discard("no"), Retry(delay=7), Snooze(9)
         (raised_from(Retry(delay=7), DISCARD), Retry),  # the nearest
         (grouped(raised_from(RuntimeError(), grouped(SNOOZE))), SNOOZE),
         (grouped(ValueError(), SystemExit()), None),
+        (handling(DISCARD), None),
     ],
 )
 def test_a_wish_is_found_wherever_it_is(error: BaseException, wish: object) -> None:
     """In groups of groups and as the cause of another; of several in a group the most final."""
     seen = wish_in(error)
     assert seen is wish or type(seen) is wish
-
-
-def test_what_was_being_handled_is_no_cause() -> None:
-    error = ValueError()
-    error.__context__ = Discard()
-    assert wish_in(error) is None
-    assert isinstance(retry.fixed(give_up_on=Discard).decide(1, error, 0), retry.RetryAfter)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
@@ -204,11 +175,46 @@ def test_rules_hold_for_what_is_in_groups_and_for_causes(
     assert decided == decision or type(decided) is decision
 
 
-def test_of_several_failures_the_most_final_decision_counts() -> None:
-    policy = retry.fixed(delay=60, give_up_on=KeyError, per_error={TimeoutError: 5})
-    assert policy.decide(1, grouped(TimeoutError(), ValueError()), 0) == retry.RetryAfter(60)
-    assert isinstance(policy.decide(1, grouped(TimeoutError(), KeyError()), 0), retry.Die)
-    assert policy.decide(1, grouped(TimeoutError(), SystemExit()), 0) == retry.RetryAfter(5)
+ASKED = retry.fixed(attempts=2, delay=5, retry_on=OSError)
+OWN = retry.fixed(
+    attempts=10, per_error={OSError: retry.fixed(attempts=2), (KeyError, IndexError): 1}
+)
+ENDED = retry.fixed(delay=1, give_up_on=(SystemExit,), per_error={KeyboardInterrupt: "5s"})
+SEVERAL = retry.fixed(delay=60, give_up_on=KeyError, per_error={TimeoutError: 5})
+
+
+@pytest.mark.parametrize(
+    ("policy", "attempt", "error", "decision"),
+    [
+        # A task that asks for a retry names its delay, and spends an attempt.
+        (ASKED, 1, Retry(delay="2s"), retry.RetryAfter(2)),
+        (ASKED, 1, Retry(), retry.RetryAfter(5)),
+        (ASKED, 2, Retry(delay=1), retry.Die),
+        # An error's own policy has its own number of attempts.
+        (OWN, 1, OSError(), retry.RetryAfter),
+        (OWN, 2, OSError(), retry.Die("attempt 2 of 2 failed")),
+        (OWN, 9, KeyError(), retry.RetryAfter),
+        (OWN, 10, KeyError(), retry.Die),
+        # A library's sys.exit() says nothing of the job, unless a rule names it.
+        (ENDED, 1, GeneratorExit(), retry.RetryAfter(1)),
+        (ENDED, 1, KeyboardInterrupt(), retry.RetryAfter(5)),
+        (ENDED, 1, SystemExit(), retry.Die),
+        (retry.fixed(retry_on=OSError), 1, SystemExit(), retry.Die),
+        (retry.fixed(retry_on=SystemExit), 1, SystemExit(), retry.RetryAfter),
+        # Of several failures the most final decision counts.
+        (SEVERAL, 1, grouped(TimeoutError(), ValueError()), retry.RetryAfter(60)),
+        (SEVERAL, 1, grouped(TimeoutError(), KeyError()), retry.Die),
+        (SEVERAL, 1, grouped(TimeoutError(), SystemExit()), retry.RetryAfter(5)),
+        (retry.fixed(give_up_on=Discard), 1, handling(Discard()), retry.RetryAfter),
+    ],
+)
+def test_an_error_is_decided_by_the_rule_that_names_it(
+    policy: RetryPolicy, attempt: int, error: BaseException, decision: object
+) -> None:
+    decided = policy.decide(attempt, error, 0)
+    assert decided == decision or type(decided) is decision
+    # The job's own number is the most there is.
+    assert isinstance(policy.decide(attempt, error, 0, attempts_max=1), retry.Die)
 
 
 def test_decide_is_asked_of_a_group_and_then_of_its_failures() -> None:
