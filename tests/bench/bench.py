@@ -50,9 +50,6 @@ PYTHON: Final = "taskq-python"
 Sample = dict[str, float]
 
 
-# -- a contender's process -------------------------------------------------------------------------
-
-
 class TaskqContender:
     """The full public API, validation included: an app with the no-op."""
 
@@ -205,9 +202,6 @@ def serve(scenario: str, name: str, mode: str, place: str) -> None:
             gc.collect()
             sample = asyncio.run(run(scenario, name, mode, int(line), directory))
         print(json.dumps(sample), flush=True)
-
-
-# -- all of them -----------------------------------------------------------------------------------
 
 
 def take(process: subprocess.Popen[str], jobs: int) -> Sample:

@@ -49,9 +49,6 @@ _PIPE: Final = DIRECTORY / "told"
 _ran: Final = itertools.count(1)
 
 
-# -- tasks -----------------------------------------------------------------------------------------
-
-
 def tell(word: str) -> None:
     os.write(_writer(), f"{word} {time.monotonic()!r}\n".encode())
 
@@ -79,9 +76,6 @@ def hold(i: int, subject: str) -> None:
 
 
 FUNCTIONS: Final = {"noop": noop, "stamp": stamp, "hold": hold}
-
-
-# -- frameworks ------------------------------------------------------------------------------------
 
 
 class Caller:
@@ -213,9 +207,6 @@ caller: Final[Caller] = {"taskq": Taskq, "huey": Huey, "flexiq": Flexiq}[
     os.environ.get("PEERS_APP", "taskq")
 ]()
 queue: Final = caller.queue
-
-
-# -- samples ---------------------------------------------------------------------------------------
 
 
 class HangsError(Exception):

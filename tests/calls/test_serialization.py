@@ -221,9 +221,6 @@ def test_a_long_reason_loses_its_middle(middle: str) -> None:
     assert "\n...\n" in text
 
 
-# -- deep json -------------------------------------------------------------------------------------
-
-
 _MANY: Final = 100_000
 _DEEP: Final = b"[" * _MANY + b"]" * _MANY
 _DEEP_OBJECTS: Final = b'{"a":' * _MANY + b"1" + b"}" * _MANY

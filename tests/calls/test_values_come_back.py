@@ -607,9 +607,6 @@ def test_the_order_of_a_union_is_that_of_the_annotation() -> None:
         codec.encode(NOW.date())
 
 
-# -- unannotated -----------------------------------------------------------------------------------
-
-
 class Fat(float):
     """As of numpy."""
 

@@ -29,9 +29,6 @@ async def stored(log: TaskLog, job_id: str) -> JobView:
     return view
 
 
-# -- compression -----------------------------------------------------------------------------------
-
-
 async def test_a_list_leaves_out_what_unpacked_is_over_a_mebibyte(log: TaskLog) -> None:
     await log.put(NOISE, attempts=1)
     await log.put(NOISE + LARGE, attempts=1, compress="zlib")

@@ -187,9 +187,6 @@ def test_a_file_that_is_nested_too_deeply_is_no_toml(tmp_path: Path) -> None:
         TaskQ(tmp_path)
 
 
-# -- settings files --------------------------------------------------------------------------------
-
-
 #: Each says a name, and sends the log to a stranger.
 _STRANGERS = {
     ".env": 'TASKQ_NAME=stranger\nTASKQ_HUB_URL=https://stranger\nTASKQ_HUB_ACCEPT=["*"]\n',

@@ -59,9 +59,6 @@ def test_signals_check_their_delay_and_are_no_errors_of_taskq() -> None:
         Snooze("soon")
 
 
-# -- retry rules -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("age", "delay", "is_too_old"),
     [

@@ -78,9 +78,6 @@ def test_the_diagram_draws_every_transition_once() -> None:
     assert "    cancelled --> [*]" in lines
 
 
-# -- told sums -------------------------------------------------------------------------------------
-
-
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

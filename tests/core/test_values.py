@@ -61,9 +61,6 @@ def test_the_times_of_a_hundred_thousand_claims_take_little_and_are_dropped() ->
     assert times.pairs() == []
 
 
-# -- rate bounds -----------------------------------------------------------------------------------
-
-
 WINDOW = 100
 CLAIMS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 3)), max_size=30)
 
@@ -101,9 +98,6 @@ def test_a_claim_is_free_exactly_at_the_computed_time(
     assert free >= now
     assert room(free) > 0
     assert free == now or room(free - 1) == 0
-
-
-# -- values ----------------------------------------------------------------------------------------
 
 
 THREADS = 8
@@ -356,9 +350,6 @@ def test_an_id_is_the_tag_of_its_log_and_a_number(tag: str, lsn: int) -> None:
     assert split_id(f" {lsn}\n") == ("", lsn)
 
 
-# -- durations -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
@@ -385,9 +376,6 @@ def test_a_moment_is_the_same_in_every_time_zone() -> None:
     here = datetime(2030, 1, 1, 12, 0, 0, 123_456, tzinfo=UTC)
     there = here.astimezone(timezone(timedelta(hours=5, minutes=45)))
     assert moment_ns(here) == moment_ns(there) == int(here.timestamp()) * 10**9 + 123_456_000
-
-
-# -- fingerprints ----------------------------------------------------------------------------------
 
 
 UUID = "550e8400-e29b-41d4-a716-446655440000"
@@ -457,9 +445,6 @@ def test_a_fingerprint_is_of_task_and_pattern() -> None:
     """It is stored and compared over years, so it is pinned."""
     assert fingerprint("app.send", "KeyError: <str>") == "b310ff0c758e2c34"
     assert fingerprint(None, "KeyError: <str>") != fingerprint("app.send", "KeyError: <str>")
-
-
-# -- shapes ----------------------------------------------------------------------------------------
 
 
 TREES: st.SearchStrategy[Any] = st.recursive(

@@ -186,9 +186,6 @@ def test_a_limit_is_used_up_by_the_running_jobs_of_its_task_and_key_alone() -> N
     assert used_up(agenda, 5, Limit(concurrency=3), _NOW) is None
 
 
-# -- strays ----------------------------------------------------------------------------------------
-
-
 def test_waiting_jobs_are_counted_by_what_they_wait_for_but_for_bytes() -> None:
     agenda = Agenda()
     for job, key in enumerate(

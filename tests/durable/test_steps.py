@@ -293,9 +293,6 @@ async def test_several_waits_of_one_run_are_waited_for_together(shop: Shop, box:
     assert await job.result(5) == ["a is on its way", "yes", "receipt of a"]
 
 
-# -- what a user meets -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("waits_before", [True, False])
 async def test_an_error_of_the_task_in_place_of_a_wait_fails_its_attempt(
     box: Sandbox, *, waits_before: bool
@@ -430,9 +427,6 @@ async def wait_for_pay() -> None:
     await durable.event("pay")
 
 
-# -- what no attempt can mend ----------------------------------------------------------------------
-
-
 async def nested() -> None:
     await durable.sleep("1h")
 
@@ -528,9 +522,6 @@ async def test_a_step_may_be_called_like_what_durable_has(box: Sandbox) -> None:
         return [*got, await durable.first(durable.event("pay", int), durable.sleep("1h"))]
 
     assert await (await ordered(box, order)).result(5) == [1, 1, 1, 1, None]
-
-
-# -- how a wait is awaited -------------------------------------------------------------------------
 
 
 async def in_timeout() -> None:
@@ -746,9 +737,6 @@ async def test_a_branch_with_work_left_goes_on_beside_a_wait_in_a_loop_that_stal
     assert "signal 'pay'" in (await job.why()).text
 
 
-# -- tries of a step -------------------------------------------------------------------------------
-
-
 class Bank:
     """Fail ``count`` times."""
 
@@ -884,9 +872,6 @@ async def test_tasks_in_threads_have_twins_of_all(app: TaskQ, box: Sandbox) -> N
     assert "OSError: [5, 6, 'box of a', 2]" in await reason(job)
     assert (done[:2], done[-1]) == (["2", "2"], "refunded")
     assert bank.asked == 2
-
-
-# -- the first of several --------------------------------------------------------------------------
 
 
 async def test_the_first_that_comes_is_decided_once_and_others_are_not_waited_for(

@@ -76,8 +76,6 @@ from tests.machine.crashable import PowerLost, ProcessKilled
 Made: TypeAlias = "tuple[Op, Any, Callable[[Any], None]]"
 Item: TypeAlias = "tuple[EnqueueSpec, bytes, Extras | None]"
 
-# -- memory ----------------------------------------------------------------------------------------
-
 
 @dataclass(slots=True)
 class Memory:

@@ -393,9 +393,6 @@ def _unexpected(item: Settlement, error: TaskqError) -> None:
     raise AssertionError(f"{item.delivery!r}: {error}")
 
 
-# -- tending ---------------------------------------------------------------------------------------
-
-
 #: More steps than any of the tests needs.
 _STEPS_MAX: Final = 500_000
 FILLER: Final = b"." * 12_000
@@ -545,9 +542,6 @@ def _counts(stats: Any) -> list[int]:
     ]  # fmt: skip
 
 
-# -- told ------------------------------------------------------------------------------------------
-
-
 _SPANS_NS: Final = (10**9, 60 * 10**9, 3_600 * 10**9, 10**17)
 _OFFSET: Final = 2**32
 OTHER: Final = EnqueueSpec("mail", "send", 9, 2)
@@ -656,9 +650,6 @@ def exhaust(steps: Iterator[None]) -> None:
         pass
 
 
-# -- editing ---------------------------------------------------------------------------------------
-
-
 def found(process: Process, job: int, **wish: Any) -> Edit:
     process.catch_up()
     return Edit(waiting_job(process.committer.sight, job), **wish)
@@ -693,9 +684,6 @@ def some_edit(process: Process, chance: random.Random, queues: Sequence[bytes]) 
         assert hint is not None
         assert hint.failed
         return None
-
-
-# -- flowing ---------------------------------------------------------------------------------------
 
 
 def call(name: str = "part") -> Any:

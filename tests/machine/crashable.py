@@ -18,9 +18,6 @@ from typing import Final
 
 from taskq.core.values import NamedTuple
 
-# -- inode -----------------------------------------------------------------------------------------
-
-
 SECTOR_BYTES: Final = 512
 #: Earlier states of an unsynced sector or size that a crash may bring back.
 _VERSIONS_MAX: Final = 4
@@ -412,9 +409,6 @@ def parent(path: str) -> str:
     return path.rpartition("/")[0] or "/"
 
 
-# -- disk -----------------------------------------------------------------------------------------
-
-
 class CrashableDisk:
     """The disk of a ``Machine`` as one process sees it. Implements ``Disk``."""
 
@@ -587,9 +581,6 @@ class CrashableDisk:
     def was_restored(self, descriptor: int) -> bool:
         self._check().describe(descriptor)
         return False
-
-
-# -- peers -----------------------------------------------------------------------------------------
 
 
 class Neighbourhood:

@@ -134,9 +134,6 @@ def test_payloads_are_decoded_alike(function: Callable[..., None], choose: Choos
     check()
 
 
-# -- columns ---------------------------------------------------------------------------------------
-
-
 SPEC: Final = EnqueueSpec("mail", "send")
 U64: Final = 2**64 - 1
 bodies = st.lists(st.binary(max_size=70), max_size=12)
@@ -351,9 +348,6 @@ def test_what_is_no_column_of_numbers_or_bytes_is_left_to_python(extension: Any)
             call(*args, 1)
     assert running == running_jobs([1])
     assert line == [SPEC, b"", None]
-
-
-# -- bytes -----------------------------------------------------------------------------------------
 
 
 async def written(path: Path) -> dict[str, bytes]:

@@ -189,9 +189,6 @@ def test_other_misuse_is_refused(extension: Any) -> None:
             call()
 
 
-# -- leaks -----------------------------------------------------------------------------------------
-
-
 JOBS: Final = some(5_000, 200_000)
 CALLERS: Final = 50
 
@@ -267,9 +264,6 @@ def test_no_more_objects_are_left_than_python_leaves(choose: Choose, tmp_path: P
         return asyncio.run(grown(tmp_path / f"{language}{attempt}"))
 
     assert any(left("C", attempt) - left("Python", attempt) < JOBS / 10 for attempt in range(3))
-
-
-# -- objects ---------------------------------------------------------------------------------------
 
 
 def fields(thing: Any) -> dict[str, Any]:

@@ -224,9 +224,6 @@ def grows() -> int:
 _kept = bytearray()
 
 
-# -- all exceptions, everywhere -------------------------------------------------------------------
-
-
 class Breaks(Exception):
     """Raises its argument whenever it is read."""
 
@@ -317,7 +314,6 @@ def raise_once(name: str, path: str) -> int:
 
 RAISERS = on_all(app, "raises", raise_once, retry=_RULES)
 
-# -- values of lifespans, for another app ----------------------------------------------------------
 
 lent = TaskQ("unused", durability="os")
 #: Longer than a child without lifespans gets to end.

@@ -35,9 +35,6 @@ def claim(agenda: Agenda, count: int = 1_000) -> list[int]:
     return taken
 
 
-# -- bounds ----------------------------------------------------------------------------------------
-
-
 def test_due_jobs_turn_ready_a_bounded_number_at_a_time() -> None:
     """A million jobs of one moment must not hold the writer lock; each batch takes some."""
     agenda = Agenda()
@@ -105,9 +102,6 @@ def test_settling_together_equals_settling_one_by_one(
     for job in jobs:
         assert in_turn.apply_ended(Kind.SUCCEEDED, job)
     assert picture(together) == picture(in_turn)
-
-
-# -- ages ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("priority", range(9))

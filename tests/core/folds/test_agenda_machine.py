@@ -24,8 +24,6 @@ from tests.effort import grows, some
 
 Where = tuple[int, str, str, bytes]
 
-# -- agenda model ----------------------------------------------------------------------------------
-
 
 @dataclass(slots=True, kw_only=True)
 class Job:

@@ -200,9 +200,6 @@ def test_apply_moved_returns_whether_the_job_holds_the_key() -> None:
     assert list(held.holders(7, 0)) == [(1, 10), (2, 20)]
 
 
-# -- blocks ----------------------------------------------------------------------------------------
-
-
 LARGEST = 2**64 - 1
 KEYS = st.integers(0, 12) | st.integers(0, LARGEST)
 ADD = st.tuples(st.just("add"), KEYS, st.integers(0, LARGEST))

@@ -121,9 +121,6 @@ def test_a_job_that_came_back_just_then_is_within_that_moment() -> None:
         assert held.head_within(0, moment) == head
 
 
-# -- small tables ----------------------------------------------------------------------------------
-
-
 class Filled:
     """An agenda with jobs in queues."""
 
@@ -170,9 +167,6 @@ def test_a_queue_that_may_not_be_claimed_now_is_passed_over() -> None:
     result = Weights({"mail": 3, "bulk": 1}).take(filled.agenda.order, 9, frozenset({"bulk"}), None)
     assert {item[3].queue for item in result} == {"bulk"}
     assert len(result) == 5
-
-
-# -- returned --------------------------------------------------------------------------------------
 
 
 JOBS = st.integers(1, 40)

@@ -34,8 +34,6 @@ from tests.machine.crashable import CrashableDisk
 
 pytestmark = grows
 
-# -- full disks ------------------------------------------------------------------------------------
-
 
 MIN_FREE: Final = 100_000
 RESERVE: Final = 40_000
@@ -60,9 +58,6 @@ def _looks(process: Process, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(process.disk, "free_bytes", count)
     return asked
-
-
-# -- min_free --------------------------------------------------------------------------------------
 
 
 def test_dead_letters_are_not_requeued_while_there_is_no_room_for_new_jobs() -> None:
@@ -108,9 +103,6 @@ def test_a_disk_that_cannot_be_asked_refuses_nothing(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(first.disk, "free_bytes", fail)
     first.enqueue()
     assert first.committer.room.free_bytes is None
-
-
-# -- how often the disk is asked -------------------------------------------------------------------
 
 
 def test_the_disk_is_seldom_asked_while_there_is_plenty_of_room(
@@ -171,9 +163,6 @@ def test_a_full_disk_drops_the_oldest_ended_jobs_and_explains_it() -> None:
     assert re.search(gone, str(job_not_found(process.journal, jobs[0])))
     assert not re.search(gone, str(job_not_found(process.journal, jobs[-1])))
     assert process.ask(Op.OUTCOME, jobs[-1]).state is State.SUCCEEDED
-
-
-# -- no inodes -------------------------------------------------------------------------------------
 
 
 _PLENTY: Final = 10_000
@@ -282,9 +271,6 @@ def test_claims_and_watchers_wait_until_there_is_room(world: World) -> None:
     assert outcome.result(0).body == b"42"
 
 
-# -- reserve ---------------------------------------------------------------------------------------
-
-
 _NO_MIN_FREE: Final = LogConfig(
     segment_bytes=SEGMENT_BYTES_MIN, min_free_bytes=0, reserve_bytes=RESERVE
 )
@@ -387,9 +373,6 @@ def test_opening_on_a_full_disk_asks_to_free_space() -> None:
     world.process().enqueue()
 
 
-# -- crashes ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("path", "size"), [(f"{PATH}/reserve.tmp", 16_384), (RESERVE_PATH, 100)])
 def test_a_reserve_that_a_killed_process_left_half_made_is_made_whole(path: str, size: int) -> None:
     world = World(config=CONFIG)
@@ -485,9 +468,6 @@ def test_a_claim_of_any_count_fits_a_frame(process: Process) -> None:
     more = [delivery for _ in range(2) for delivery in process.claim(10**9)]
     assert [item.job for item in claimed + more] == jobs
     assert len(jobs) == 10_000
-
-
-# -- durability ------------------------------------------------------------------------------------
 
 
 def _two() -> tuple[World, Process, Process]:

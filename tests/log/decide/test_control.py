@@ -102,9 +102,6 @@ def test_a_job_that_waits_for_others_may_move_and_is_given_no_moment(
     assert claimed(world.process()) == [(last, "slow", 9)]
 
 
-# -- waking others ---------------------------------------------------------------------------------
-
-
 def waking(process: Process) -> Iterator[tuple[Op, Any, int]]:
     """Yield requests, and which sleepers of other processes they concern."""
     process.ask(Op.PAUSE, "mail")
@@ -138,9 +135,6 @@ def test_a_request_wakes_the_sleepers_that_it_concerns_and_no_others(process: Pr
         process.committer.commit([(op, None, future, operand)])
         seen = process.committer.take_interest() & (INTEREST_READY | INTEREST_OUTCOME)
         assert seen == interest, op
-
-
-# -- cancel running --------------------------------------------------------------------------------
 
 
 TWICE = EnqueueSpec("mail", "mail.send", attempts=2)

@@ -160,9 +160,6 @@ def test_a_requeue_respects_the_limit_of_keys() -> None:
     assert "keys_max is 1" in str(refusal)
 
 
-# -- finding them ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("limit", [1, 2, 5])
 @pytest.mark.parametrize(
     ("page_of", "wanted"), [(waiting_page, JobFilter()), (dead_page, DeadFilter(error="no"))]
@@ -207,9 +204,6 @@ def test_a_letter_that_does_not_read_back_is_refused_and_the_others_are_not(
     page = letters(fresh.committer.sight, jobs)
     assert [letter.job for letter in page.items] == [jobs[1]]
     assert [job for job, _ in page.refused] == [jobs[0]]
-
-
-# -- deaths told -----------------------------------------------------------------------------------
 
 
 TELL = EnqueueSpec(task="tell")
@@ -301,9 +295,6 @@ def test_a_failing_dead_letter_hook_does_not_keep_it_out_of_the_log(
         of_its_task(world, process, job)
     assert "the death of job" in caplog.text
     assert told(world) == [b"%d" % job]
-
-
-# -- dead keep -------------------------------------------------------------------------------------
 
 
 HOUR = 3_600

@@ -47,9 +47,6 @@ def test_all_views_of_a_job_agree_on_its_times(world: World, process: Process) -
     assert [exported[job] for job in jobs] == one_by_one
 
 
-# -- ticks -----------------------------------------------------------------------------------------
-
-
 SPEC = EnqueueSpec("mail", "report")
 RULE = Enrolment("nightly", b"cron 0 0 * * * UTC", b"{}")
 MINUTE_NS = 60_000_000_000
@@ -140,9 +137,6 @@ def test_a_name_that_is_too_long_is_damage() -> None:
     record = encode_ticked(TickRecord("x" * 300, ScheduleState()), 5)
     with pytest.raises(FormatError, match="300 bytes"):
         decode_ticked(record)
-
-
-# -- log time --------------------------------------------------------------------------------------
 
 
 _2024: Final = 1_704_067_200

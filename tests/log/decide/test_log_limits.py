@@ -125,9 +125,6 @@ def test_a_moment_of_a_claim_that_is_none_is_refused_as_such() -> None:
         decode_rated(record, shift_ns=-1)
 
 
-# -- limits mix ------------------------------------------------------------------------------------
-
-
 LIMITS_OF_FLOWS: Final = {
     "mail.send": Limit(concurrency=3),
     "x": Limit(concurrency=2, rate=Rate(4, 60 * SECOND_NS)),
@@ -229,9 +226,6 @@ def test_flows_limits_and_cancels_are_the_same_to_all_and_all_ends(
     assert mix.counts["flows"]
 
 
-# -- starvation ------------------------------------------------------------------------------------
-
-
 SPECS = [EnqueueSpec("default", "mail.send", priority) for priority in range(10)]
 
 
@@ -249,9 +243,6 @@ def test_a_window_of_nothing_turns_it_off() -> None:
     assert [delivery.job for delivery in process.claim(2)] == [high, low]
     with pytest.raises(UsageError, match="starvation is -1 s, it must be 0 or above"):
         LogConfig(starvation_seconds=-1)
-
-
-# -- full looks ------------------------------------------------------------------------------------
 
 
 _HOUR_NS: Final = 3_600 * SECOND_NS

@@ -58,9 +58,6 @@ def soon(world: World, seconds: float = 60) -> int:
 PAID = Wait(Form.EVENT, "paid", 1)
 
 
-# -- waits -----------------------------------------------------------------------------------------
-
-
 def test_a_job_that_waits_burns_no_attempt_and_is_due_when_the_first_wait_is_over(
     world: World, process: Process
 ) -> None:
@@ -193,9 +190,6 @@ def children(count: int, parent: int, later: int = 0) -> tuple[Any, ...]:
     extras = Extras(flow=FlowPart(parent=parent), due_ns=later * SECOND_NS)
     spec = EnqueueSpec(task="child", flags=int(Flag(0)))
     return tuple((spec, b"%d" % number, extras) for number in range(count))
-
-
-# -- limits, files, compaction ---------------------------------------------------------------------
 
 
 def test_limits_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

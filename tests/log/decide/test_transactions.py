@@ -107,9 +107,6 @@ CHANGED: Final = {
 }  # fmt: skip
 
 
-# -- one bad part ----------------------------------------------------------------------------------
-
-
 def bad_parts(scene: Scene) -> dict[str, tuple[type[errors.TaskqError], dict[str, Any]]]:
     process, held = scene.process, scene.held
     stale = held[2]._replace(token=held[2].token + 1)
@@ -181,9 +178,6 @@ def test_a_crash_at_any_disk_step_leaves_all_of_a_request_or_nothing(
             assert (position is None) == (states == scene.before or act is not Scene.ingest)
     assert cut.step > 2
     assert seen == {True, False}
-
-
-# -- batches ---------------------------------------------------------------------------------------
 
 
 def _never(item: Settlement, error: errors.TaskqError) -> None:
@@ -258,9 +252,6 @@ def test_a_job_whose_record_does_not_read_frees_its_key_as_it_ends(
     assert other.enqueue(b"", extras) != job
 
 
-# -- on conflict -----------------------------------------------------------------------------------
-
-
 def test_a_child_meets_the_window_that_its_parent_holds_on(world: World) -> None:
     process = world.process()
     extras = key(window_ns=MINUTE, conflict=Conflict.RAISE, both=True)
@@ -294,9 +285,6 @@ def test_a_key_that_is_held_needs_no_room_for_another(world: World, conflict: Co
     ]
     with pytest.raises(errors.UsageError, match="keys_max is 2"):
         process.ask(Op.ENQUEUE_MANY, [*items, (PLAIN, b"{}", key("c"))])
-
-
-# -- sources ---------------------------------------------------------------------------------------
 
 
 def _ingest(

@@ -108,9 +108,6 @@ def as_read(extras: Extras) -> Extras:
     )
 
 
-# -- records --------------------------------------------------------------------------------------
-
-
 @given(spec=SPECS, extras=EXTRAS, body=BODY, lsn=LSN)
 @grows
 @settings(max_examples=some(15, 100))
@@ -148,9 +145,6 @@ def test_headers_up_to_the_limit_are_kept_and_one_byte_more_is_refused() -> None
         encode_extras(Extras(headers=dict.fromkeys(map(str, range(5_000)), "")), NOW)
 
 
-# -- frames and segments --------------------------------------------------------------------------
-
-
 @given(body=BODY, count=st.integers(1, 2**32 - 1), lsn=LSN, epoch=U64, time=I64, seed=SEED,
        offset=st.integers(0, 2**31))  # fmt: skip
 def test_a_frame_reads_back_in_its_place_and_nowhere_else(
@@ -169,9 +163,6 @@ def test_a_frame_reads_back_in_its_place_and_nowhere_else(
     assert codec.decode_frame_header(frame, 0, seed, offset + 8) is None
     assert codec.decode_frame_header(frame, 0, seed ^ 1, offset) is None
     assert not codec.body_is_whole(result, header, seed, offset + 8)
-
-
-# -- bytes that nobody wrote ----------------------------------------------------------------------
 
 
 @given(data=st.binary(max_size=200), at=st.integers(0, 220), size=st.integers(0, 2**16))
@@ -258,9 +249,6 @@ def test_lines_of_a_job_are_written_again_where_its_options_have_room(
     assert record.carried is not None
     assert record.carried.history == carried.history
     assert record.carried.lines == (carried.lines if kept else b"")
-
-
-# -- bodies ----------------------------------------------------------------------------------------
 
 
 TEXT = b'{"name": "value", "number": 12345}' * 100
@@ -398,9 +386,6 @@ def test_zstd_without_its_package_names_the_extra() -> None:
     assert check_compression("zlib") == "zlib"
 
 
-# -- flow options ----------------------------------------------------------------------------------
-
-
 PART = FlowPart(
     place=0, inputs=((1, 3),), policy=Policy.RUN, shape=list_of([ONE] * 3), unlocks=(4,), jobs=5,
     ends=1, result=ONE,
@@ -440,9 +425,6 @@ def test_every_operation_is_decided_in_one_place() -> None:
     no_decisions = {Op.OUTCOME, *ops_that(Trait.AFTER)}
     assert decided.isdisjoint(of_many_answers | no_decisions)
     assert decided | of_many_answers | no_decisions == set(Op)
-
-
-# -- enqueue spec ----------------------------------------------------------------------------------
 
 
 def test_queues_and_tasks_that_read_alike_together_are_lanes_apart() -> None:

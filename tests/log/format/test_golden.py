@@ -273,9 +273,6 @@ def test_the_specification_has_the_table_of_kinds() -> None:
     assert specified(source) == source
 
 
-# -- users of a kind's name -----------------------------------------------------------------------
-
-
 def names_in(node: ast.AST) -> Iterator[str]:
     """Yield the names of kinds in some code, without the underscores of private constants."""
     for child in ast.iter_child_nodes(node):
@@ -325,9 +322,6 @@ def test_a_kind_that_is_added_to_the_table_is_known_to_all(tmp_path: Path) -> No
     assert [row["kind"] for row in seen["records"]] == ["enqueued", "owner", "claimed", "abandoned"]
     assert seen["records"][-1]["value"] == "no use"
     assert seen["jobs"] == [{"state": "cancelled", "reason": "no use"}]
-
-
-# -- loops that are unrolled -----------------------------------------------------------------------
 
 
 class Written:

@@ -48,9 +48,6 @@ def _three_frames(middle: list[bytes]) -> tuple[Files, list[list[int]], Frame]:
     return world.files(), jobs, world.frames()[1]
 
 
-# -- torn tails ------------------------------------------------------------------------------------
-
-
 def _last_three(*, together: bool) -> tuple[Files, list[int], list[int], list[tuple[int, int]]]:
     world = World()
     process = world.process()
@@ -216,9 +213,6 @@ def _dump(world: World, directory: Path) -> LogReader:
     return LogReader.open(str(directory))
 
 
-# -- lengths ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("whole_header", [True, False])
 def test_a_frame_that_claims_four_gigabytes_costs_no_memory(*, whole_header: bool) -> None:
     """Also when its header's CRC is right: the bound is checked before anything is read."""
@@ -264,9 +258,6 @@ def test_a_frame_that_no_reader_would_accept_is_never_written() -> None:
     assert world.machine.content(_FIRST) == before
     first.append(_record(200, size=codec.FRAME_BODY_MAX))
     assert world.process().enqueue() == 2
-
-
-# -- payloads --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shift", range(8))
@@ -317,9 +308,6 @@ def test_a_copy_at_the_very_same_offsets_of_the_next_segment_is_no_frame() -> No
     after = world.process()
     assert [delivery.job for delivery in after.claim(9)] == jobs
     assert after.enqueue() > carrier
-
-
-# -- newer formats ---------------------------------------------------------------------------------
 
 
 def test_an_unknown_segment_version_is_an_error_that_names_it() -> None:
@@ -378,9 +366,6 @@ def test_a_feature_is_durable_before_use_and_a_process_without_it_is_refused() -
     assert json.loads(world.machine.content(path))["features"]["incompat"] == ["encrypted"]
     with pytest.raises(FormatError, match=r"features \['encrypted'\] is unknown"):
         world.process()
-
-
-# -- salvage ---------------------------------------------------------------------------------------
 
 
 _FIRST_LSN = 2**32 - 20  # the seeds of the records' CRCs begin anew among them

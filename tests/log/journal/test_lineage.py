@@ -374,9 +374,6 @@ def test_a_readers_position_counts_in_a_child_as_far_as_the_parents_records(tmp_
         assert read_position(disk, str(tmp_path), child, "billing") == expected
 
 
-# -- on a real disk --------------------------------------------------------------------------------
-
-
 def _open(path: Path) -> TaskLog:
     return TaskLog.open(path, segment_bytes=SEGMENT_BYTES_MIN, durability="os", upkeep=False)
 
@@ -432,9 +429,6 @@ def test_a_removed_directory_and_its_copy_in_its_place_are_two_logs(tmp_path: Pa
     shutil.rmtree(data)
     shutil.copytree(backup, data)
     assert not {*_put(data, 2)} & {*lost}
-
-
-# -- copied directory ------------------------------------------------------------------------------
 
 
 def _copied(path: Path) -> Path:

@@ -118,9 +118,6 @@ def test_log_time_does_not_go_back_over_segments_without_frames() -> None:
     assert [delivery.job for delivery in third.claim()] == [job]
 
 
-# -- refused opening -------------------------------------------------------------------------------
-
-
 _CONFIG: Final = LogConfig(min_free_bytes=0, reserve_bytes=0)
 #: More descriptors than opening a log takes.
 _ENOUGH: Final = 24
@@ -242,9 +239,6 @@ async def test_a_writer_refuses_what_it_may_only_read_and_leaves_every_file_as_i
     assert view is not None
     assert view.payload == b"one"
     assert _tree(path) == before
-
-
-# -- writer lock -----------------------------------------------------------------------------------
 
 
 _PID = 7

@@ -269,9 +269,6 @@ def test_a_recovery_cut_short_at_any_step_is_repeated_by_the_next_open(
     assert step > 20
 
 
-# -- sync points -----------------------------------------------------------------------------------
-
-
 _LOCK: Final = f"{PATH}/write.lock"
 _JOBS: Final = 24
 
@@ -381,9 +378,6 @@ async def test_a_second_without_work_leaves_one_sync_point_and_then_nothing_more
                 assert reader.journal.ends_in_sync_point()
         with pytest.raises(queue.Empty):  # an idle log is left alone
             rested.get(timeout=0.1)
-
-
-# -- sync turn -------------------------------------------------------------------------------------
 
 
 BOOT, GENERATION = 7, 3

@@ -47,9 +47,6 @@ def disks(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Disk, Disk, s
     return CrashableDisk(machine), CrashableDisk(machine), "/srv/here"
 
 
-# -- the real one ----------------------------------------------------------------------------------
-
-
 @pytest.mark.disk
 @pytest.mark.parametrize("session", [b"", b"0C9D-5F\0"])
 def test_without_proc_the_boot_is_one_after_a_sleep(
@@ -155,9 +152,6 @@ def test_two_containers_of_one_machine_are_in_one_boot(monkeypatch: pytest.Monke
         monkeypatch.setattr(Path, "read_bytes", read_bytes)
         boots.add(LocalDisk().boot_id())
     assert len(boots) == 1
-
-
-# -- both ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.disk
@@ -287,9 +281,6 @@ def test_a_disk_without_fallocate_gets_incompressible_bytes(
     disk.close(descriptor)
 
 
-# -- what the simulated one forgets ----------------------------------------------------------------
-
-
 def _after_power_loss(seed: int, act: Callable[[CrashableDisk], None]) -> tuple[Machine, bytes]:
     machine = Machine(seed)
     disk = CrashableDisk(machine)
@@ -360,9 +351,6 @@ def test_a_failed_sync_leaves_pages_that_read_back_and_are_lost() -> None:
     assert all(set(data) <= set(b"ab\0") for data in seen)
 
 
-# -- syscalls --------------------------------------------------------------------------------------
-
-
 _PyDLL: Final = ctypes.PyDLL
 _CALLS: Final = (
     "pread", "pread64", "pwrite", "pwrite64", "lseek", "lseek64", "write", "read", "flock",
@@ -416,9 +404,6 @@ def test_where_offsets_are_short_the_long_calls_of_the_c_library_are_used(
 
 def test_the_c_library_of_this_machine_is_used() -> None:
     assert posix._library is not None
-
-
-# -- pace ------------------------------------------------------------------------------------------
 
 
 class Times:
@@ -495,9 +480,6 @@ def test_a_large_frame_is_written_without_the_gil_however_quick_the_disk_is(
     assert not times.gives_up(pace, 0, BATCH_BYTES_MAX + 4_096)
 
 
-# -- meters ----------------------------------------------------------------------------------------
-
-
 def _histogram(values: list[int]) -> Histogram:
     histogram = Histogram()
     for value in values:
@@ -512,9 +494,6 @@ def test_a_quantile_is_at_most_an_eighth_beside_the_true_one(
     rank = max(-int(-share * len(values) // 1), 1)
     true = sorted(values)[rank - 1]
     assert _histogram(values).quantile(share) == pytest.approx(true, rel=0.125)
-
-
-# -- systems ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("code", [5, 32, 33])

@@ -189,9 +189,6 @@ def test_a_linked_directory_inside_is_refused_with_its_name(tmp_path: Path, name
     assert any(name in check.detail for check in check_health(log) if not check.ok)
 
 
-# -- refused peers ---------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[tuple[LocalPeers, LocalPeers]]:
     """Two owners of one directory."""
@@ -295,9 +292,6 @@ def test_a_wake_up_with_a_bug_in_it_is_logged_and_harms_nobody(
     assert "the others could not be woken" in caplog.text
 
 
-# -- servings --------------------------------------------------------------------------------------
-
-
 _NAMES = st.none() | st.frozensets(st.text(max_size=5), max_size=3)
 _COUNT = st.integers(0, 2**40)
 _LIMITS = st.builds(
@@ -337,9 +331,6 @@ def test_a_value_of_another_type_is_left_out(name: str, value: object, tmp_path:
     if fits is None or not isinstance(value, fits):
         assert serving == Serving()
     assert whole == Serving(slots=3)
-
-
-# -- own group -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

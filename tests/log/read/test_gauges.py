@@ -63,9 +63,6 @@ def test_the_age_of_a_job_whose_frame_is_damaged_is_not_made_up_and_others_are_k
     assert [queue.oldest_ready_seconds for queue in queues] == [None, 0]
 
 
-# -- throughput ------------------------------------------------------------------------------------
-
-
 def _end(process: Process, count: int) -> None:
     for _ in range(count):
         process.enqueue(spec=_MAIL)
@@ -85,9 +82,6 @@ def test_throughput_is_what_ended_over_the_last_minute() -> None:
     assert _rate(first) == pytest.approx(1, abs=0.1)
     world.clock.advance(40)
     assert _rate(first) == 0
-
-
-# -- the engine ------------------------------------------------------------------------------------
 
 
 def test_the_engine_counts_batches_records_bytes_and_payload() -> None:
@@ -129,9 +123,6 @@ def test_fsyncs_are_timed_and_slow_ones_counted_and_logged(
     assert engine.slow_syncs == 1
     assert [record.getMessage() for record in caplog.records] == [f"{PATH}: an fsync took 2.0 s"]
     assert engine.lock_hold_seconds_max < 1, "the disk's time is not the lock's"
-
-
-# -- last hour -------------------------------------------------------------------------------------
 
 
 MINUTE_NS = 60 * 10**9
@@ -247,9 +238,6 @@ def test_processes_that_are_gone_are_listed_with_when_they_were_last_seen(tmp_pa
         assert "Python 3" in owner.version
         assert owner.started_ns < seen_ns <= reader.journal.time_ns
         assert sum(reader.last_hour().work()[owner.owner]) == 3
-
-
-# -- standing --------------------------------------------------------------------------------------
 
 
 MAIL = {("mail", "send"): Waiting(110)}

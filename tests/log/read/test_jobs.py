@@ -176,9 +176,6 @@ def test_jobs_since_a_time_exclude_older_ones_also_after_compaction() -> None:
                 assert listed == jobs[first:], (is_compacted, number)
 
 
-# -- exporting -------------------------------------------------------------------------------------
-
-
 _OVER = (State.SUCCEEDED, State.CANCELLED, State.EXPIRED)
 
 
@@ -242,9 +239,6 @@ def test_waiting_jobs_cost_no_more_than_their_places() -> None:
     assert peak < 2_000 * 500 // 2 + 2 * codec.FRAME_BODY_MAX // 9
 
 
-# -- timeline --------------------------------------------------------------------------------------
-
-
 async def test_a_worker_is_named_though_it_is_gone_and_came_segments_before(tmp_path: Path) -> None:
     """A process introduces itself in the log once, before its first claim."""
     async with TaskLog.open(tmp_path, name="early bird", segment_bytes=SEGMENT_BYTES_MIN) as log:
@@ -264,9 +258,6 @@ async def test_a_worker_is_named_though_it_is_gone_and_came_segments_before(tmp_
         assert all(event.pid and event.host for event in events[1:])
         assert not events[0].worker
     assert alive == gone
-
-
-# -- time travel -----------------------------------------------------------------------------------
 
 
 def _past(world: World, moment: Moment) -> Meaning:
@@ -332,15 +323,9 @@ def _check_told(history: History, lsns: list[int]) -> None:
             assert job_view(journal, job, now_ns) == view, (lsn, job)
 
 
-# -- listings -------------------------------------------------------------------------------------
-
-
 def _standing(world: World, moment: Moment) -> tuple[Journal, int]:
     journal = world.reader()
     return journal, stand_at(journal, moment)
-
-
-# -- moments that are refused ---------------------------------------------------------------------
 
 
 def test_a_moment_to_come_is_refused() -> None:
@@ -350,9 +335,6 @@ def test_a_moment_to_come_is_refused() -> None:
         stand_at(world.reader(), Moment(lsn=2))
     with pytest.raises(UsageError, match=r"2024-01-01T00:00:01.* is still to come"):
         stand_at(world.reader(), Moment(time_ns=world.clock.wall_ns() + SECOND_NS))
-
-
-# -- moments as people write them ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -162,9 +162,6 @@ def test_the_compactor_learns_of_every_reader_and_stumbles_over_no_junk(
     assert caplog.text.count("does not read back") == 2
 
 
-# -- over several segments -------------------------------------------------------------------------
-
-
 @pytest.fixture
 def long_log(tmp_path: Path) -> str:
     """Return a job in each of five segments; what became of four of them stands in a sixth."""
@@ -223,9 +220,6 @@ def test_a_log_that_is_compacted_faster_than_it_is_read_says_so(long_log: str) -
 
     with LogReader.open(long_log) as reader, pytest.raises(LogError, match="faster than they are"):
         reader._told(read)
-
-
-# -- growth ----------------------------------------------------------------------------------------
 
 
 HINT: Final = f"{PATH}/write.lock"
@@ -298,9 +292,6 @@ def test_a_stream_of_a_log_with_a_failed_fsync_raises() -> None:
     ((_, answered, error),) = told(process)
     assert answered is future
     assert isinstance(error, LogFailed)
-
-
-# -- without having it open ------------------------------------------------------------------------
 
 
 def onlooker(world: World) -> Onlooker:

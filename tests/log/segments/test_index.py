@@ -35,8 +35,6 @@ from tests.log.world import PATH, PLAIN, Process, World, cuts, revived
 
 pytestmark = grows
 
-# -- plainscan -------------------------------------------------------------------------------------
-
 
 _DONE_KINDS: Final = (
     Kind.CLAIMED, Kind.SUCCEEDED, Kind.DEAD, Kind.CANCELLED, Kind.EXPIRED, Kind.PURGED,
@@ -304,9 +302,6 @@ def test_the_story_of_every_job_is_that_of_a_walk(seed: int, *, steps_of_clock: 
         save(world.process())
 
 
-# -- index files -----------------------------------------------------------------------------------
-
-
 _FIRST: Final = f"{PATH}/log/{index_name(1)}"
 
 
@@ -511,9 +506,6 @@ def test_what_was_read_of_indexes_is_forgotten_with_their_files(saved: dict[str,
     assert process.disk.open_files == descriptors - len(before) < descriptors
     indexes._entry_at(1, 1)
     assert indexes._open[1] is not before[1]
-
-
-# -- record runs -----------------------------------------------------------------------------------
 
 
 def test_a_record_that_does_not_read_back_is_never_one_of_them() -> None:

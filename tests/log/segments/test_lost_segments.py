@@ -200,9 +200,6 @@ def test_looking_for_losses_ends_though_compaction_is_always_faster() -> None:
     assert not journal.lost
 
 
-# -- many segments ---------------------------------------------------------------------------------
-
-
 def backlog(process: Process, segments: int, spec: EnqueueSpec = PLAIN) -> list[int]:
     jobs = [process.enqueue(FILLER, None, spec)]
     while len(process.world.segments()) < segments:

@@ -57,9 +57,6 @@ def test_what_a_later_version_may_add_is_passed_over_however_short(size: int) ->
     assert freeze_agenda(in_steps).columns == freeze_agenda(at_once).columns
 
 
-# -- building --------------------------------------------------------------------------------------
-
-
 JOBS = 3_000
 SECONDS = 30
 
@@ -260,9 +257,6 @@ async def test_a_log_that_closes_while_it_builds_carries_out_what_waits_for_that
         cancel = asyncio.create_task(log.cancel(ids[0]))
         await asyncio.sleep(0)
     assert await cancel
-
-
-# -- carried runs ----------------------------------------------------------------------------------
 
 
 _FIRST: Final = 1_000

@@ -47,8 +47,6 @@ from tests.processes.harness import eventually
 
 pytestmark = grows
 
-# -- faults ----------------------------------------------------------------------------------------
-
 
 CODES: Final = (
     errno.EIO, errno.EACCES, errno.ENOSPC, errno.EMFILE, errno.ENOENT, errno.ENOTDIR, errno.EROFS,
@@ -115,9 +113,6 @@ class Faults:
         elif name not in self._failing:
             return call(*args, **options)
         raise OSError(self._code, os.strerror(self._code))
-
-
-# -- sites -----------------------------------------------------------------------------------------
 
 
 #: Errors of writers, and of readers; then each call's own.
@@ -462,9 +457,6 @@ async def test_a_claim_does_not_return_empty_while_the_log_is_stalled(tmp_path: 
             fcntl.flock(lock, fcntl.LOCK_EX)
             with pytest.raises(LogLocked, match="the writer lock is held"):
                 await log.claim(wait=0.1)
-
-
-# -- sites -----------------------------------------------------------------------------------------
 
 
 #: Nobody waits longer: a sleeper looks by itself each second, should a wake-up be lost.

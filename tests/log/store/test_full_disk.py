@@ -190,9 +190,6 @@ def _enqueue_within(store: Store, count: int, size: int) -> None:
             count -= 1
 
 
-# -- mounted disks ---------------------------------------------------------------------------------
-
-
 _JOBS: Final = 120
 _REFILLED_AT: Final = 48
 #: Long enough to sleep and wake up a few times.
@@ -275,9 +272,6 @@ def test_a_worker_ends_its_jobs_on_the_full_disk_and_goes_on_when_there_is_room(
     with LogReader.open(store.path) as reader:
         assert not reader.verify().damage
         assert reader.stats().queues[0].succeeded >= _JOBS
-
-
-# -- gone ------------------------------------------------------------------------------------------
 
 
 def _segments(path: Path) -> list[Path]:

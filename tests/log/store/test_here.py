@@ -102,9 +102,6 @@ def asleep(store: Store) -> None:
     eventually(lambda: store.mailbox.asleep and not store.mailbox.has_work)
 
 
-# -- who commits -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("durability", list(Durability))
 def test_a_thread_that_blocks_commits_for_itself(
     stores: Callable[[LogConfig], Store], committers: list[int], durability: Durability
@@ -361,9 +358,6 @@ def test_what_a_caller_committed_is_synced_in_time(
     assert synced.wait(SECONDS)
 
 
-# -- signal handlers -------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def no_handlers() -> Iterator[None]:
     """Be a program without handlers: the test runner has one, and other libraries leave theirs."""
@@ -597,9 +591,6 @@ def test_the_log_is_right_wherever_a_handler_raises_or_enqueues(
     assert counts_of(store) == counts_of(fresh) == [("default", sum(bodies.values()) + 1, 0, 0)]
 
 
-# -- locks -----------------------------------------------------------------------------------------
-
-
 def sources() -> Iterator[Path]:
     return Path(taskq.log.__path__[0]).rglob("*.py")
 
@@ -740,9 +731,6 @@ def test_reports_are_bounded_and_all_that_fit_are_made() -> None:
     aside.drain(20)
     assert made == list(range(REPORTS_MAX))
     gc.collect()
-
-
-# -- lines -----------------------------------------------------------------------------------------
 
 
 MAIL = EnqueueSpec("mail")

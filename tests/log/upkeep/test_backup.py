@@ -188,9 +188,6 @@ def test_a_log_that_lacks_segments_leaves_the_older_backup_alone(tmp_path: Path)
     assert len(stands(tmp_path / "backup")[0]) == 8
 
 
-# -- backup cut ------------------------------------------------------------------------------------
-
-
 #: Operations that need room on the disk.
 GROWING = frozenset({"open", "write", "truncate", "make_directory"})
 
@@ -353,9 +350,6 @@ def test_a_backup_that_is_cut_anywhere_leaves_the_older_one_or_is_whole(
         step += every(stride)
     assert seen[-1] == case.new
     assert is_first or case.old in seen
-
-
-# -- repair ----------------------------------------------------------------------------------------
 
 
 _FIRST: Final = f"{PATH}/log/00000000000000000001.log"

@@ -156,9 +156,6 @@ def test_a_crash_at_any_step_loses_nothing_and_doubles_nothing(power: bool) -> N
     assert step > 100
 
 
-# -- compaction mix --------------------------------------------------------------------------------
-
-
 def history(seed: int) -> int:
     mix = Mix(seed, CONFIGS[seed % 3], locked=seed % 5 == 0)
     mix.run(ACTS)
@@ -178,9 +175,6 @@ def test_processes_that_compact_at_once_lose_nothing_and_bring_nothing_back(
     monkeypatch.setattr(snapshot, "BLOCK_BYTES", 512)
     seeds = range(start, start + 2)
     assert sum(history(seed) for seed in seeds) > len(seeds)
-
-
-# -- compaction races ------------------------------------------------------------------------------
 
 
 def steps(process: Process) -> Iterator[int]:
@@ -366,9 +360,6 @@ def test_what_is_shown_of_a_job_stays_however_often_it_is_written_again(
         assert view == replace(before, attempts=(*early, replace(last, stored_lines=lines)))
 
 
-# -- reader pins -----------------------------------------------------------------------------------
-
-
 LIMITS = [{"keep_bytes": 2 * 64 * 1024}, {"keep_segments": 1}, {"keep_seconds": 1}]
 
 
@@ -396,9 +387,6 @@ def test_a_pin_is_logged_once_with_the_name_of_its_reader(caplog: pytest.LogCapt
     for _ in range(3):
         tended(process, upkeep)
     assert caplog.text.count("stays although it is due: the reader 'billing' has not") == 1
-
-
-# -- sealing ---------------------------------------------------------------------------------------
 
 
 MARK = b"4111-1111-1111-1111"
@@ -499,9 +487,6 @@ def test_a_follower_skips_a_last_segment_that_was_sealed_and_removed() -> None:
     assert other.claim() == []
     job = other.enqueue(b"after")
     assert [delivery.job for delivery in process.claim()] == [job]
-
-
-# -- segment gone ----------------------------------------------------------------------------------
 
 
 def rotate(process: Process) -> None:

@@ -54,9 +54,6 @@ def test_a_past_state_is_read_without_snapshots() -> None:
     assert facets.need_agenda().queues.stats()[0].scheduled == 1
 
 
-# -- when ------------------------------------------------------------------------------------------
-
-
 def test_the_first_is_due_after_so_much_log_and_the_next_after_as_much_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -163,9 +160,6 @@ def test_one_that_is_whole_but_wrong_does_not_stop_the_log_for_good(
     assert list(agenda.running) == [job]
 
 
-# -- which are refused -----------------------------------------------------------------------------
-
-
 def test_what_is_moved_while_a_snapshot_is_written_keeps_it_from_its_name() -> None:
     world = World()
     first, second = world.process(), world.process()
@@ -234,9 +228,6 @@ def test_a_snapshot_of_other_segments_is_refused(
     assert "is passed over: the " in caplog.text
 
 
-# -- crashes ---------------------------------------------------------------------------------------
-
-
 def test_a_disk_that_refuses_leaves_no_snapshot_and_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -293,9 +284,6 @@ def test_there_is_none_when_the_disk_is_short() -> None:
     assert not write(process)
     world.machine.free = 50_000
     assert len(write(process)) == 2
-
-
-# -- snapshot files --------------------------------------------------------------------------------
 
 
 _BLOCK: Final = 128

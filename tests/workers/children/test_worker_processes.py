@@ -341,9 +341,6 @@ async def test_a_worker_within_a_program_names_jobs_in_the_programs_own_format(
     )
 
 
-# -- lines that are kept ---------------------------------------------------------------------------
-
-
 async def test_the_lines_of_each_attempt_stay_with_its_outcome_through_compaction(
     tmp_path: Path,
 ) -> None:

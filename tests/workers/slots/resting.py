@@ -597,9 +597,6 @@ class Schedule(Seeded):
             self.logs[int(settlement.delivery.tag[3:])].end(settlement)
 
 
-# -- shares ----------------------------------------------------------------------------------------
-
-
 #: The longest pause of a log with jobs while a slot is free, and while none is, unless it is ahead
 #: of the others.
 IDLE_SECONDS: Final = 0.1

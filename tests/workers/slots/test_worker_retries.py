@@ -244,9 +244,6 @@ async def put_stored(app: TaskQ, task: Any, stored: bytes, flags: int) -> Any:
     return app.job(f"{app.store().tag}-{await port.enqueue(task.spec.packed(flags), stored)}")
 
 
-# -- payloads --------------------------------------------------------------------------------------
-
-
 async def test_a_bomb_ends_as_a_dead_letter_at_once(app: TaskQ) -> None:
     @app.task(retry=retry.fixed(5, delay=0))
     async def never(text: str) -> None: ...
@@ -292,9 +289,6 @@ async def test_without_zstd_a_worker_leaves_its_jobs_to_others(
         assert len(warnings) == 1
         async with app.worker():
             assert await job.result(SECONDS) == len(TEXT)
-
-
-# -- results ---------------------------------------------------------------------------------------
 
 
 async def test_results_are_stored_as_their_task_queue_or_log_says(tmp_path: Path) -> None:
