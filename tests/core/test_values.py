@@ -160,7 +160,6 @@ def class_of(make: Callable[..., Any], plain: type, options: dict[str, bool]) ->
 
 
 def told(use: Callable[[Any], object], kind: type) -> object:
-    """Return what comes of a use, or how it fails."""
     try:
         return use(kind)
     except Exception as error:  # noqa: BLE001 - it is compared with the other's
@@ -224,14 +223,10 @@ def test_whatever_is_done_first_with_a_tuple_comes_out_as_with_the_standard_libr
 
 @values.dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """Found by its name, as a pickle needs it."""
-
     to: str
 
 
 class Pair(values.NamedTuple):
-    """As above."""
-
     number: int
     other: int
 

@@ -21,7 +21,6 @@ from tests.effort import turns_counted
 
 
 async def ordered(box: Sandbox, function: Callable[..., Any], **options: Any) -> JobHandle[Any]:
-    """Return a job of this function, which has run until it ended or waits for more than a time."""
     job: JobHandle[Any] = await box.app.task(name="order", **options)(function).enqueue()
     await box.drain(with_scheduled=True, raises=False)
     return job
@@ -46,8 +45,6 @@ async def changed(
 
 @dataclass
 class Payment:
-    """An outside effect."""
-
     sum: int
 
 
@@ -738,8 +735,6 @@ async def test_a_branch_with_work_left_goes_on_beside_a_wait_in_a_loop_that_stal
 
 
 class Bank:
-    """Fail ``count`` times."""
-
     def __init__(self, fails: int) -> None:
         self.fails, self.asked = fails, 0
 

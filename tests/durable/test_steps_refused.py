@@ -22,8 +22,6 @@ _REFUSED = 3
 
 
 class Refusals:
-    """Let the log refuse some times, once armed."""
-
     def __init__(self) -> None:
         self.left = self.count = 0
 

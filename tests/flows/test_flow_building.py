@@ -23,8 +23,6 @@ SECONDS = 30
 
 
 class Parts:
-    """Tasks to make flows of."""
-
     def __init__(self, app: TaskQ) -> None:
         self.app = app
         self.ran: list[str] = []

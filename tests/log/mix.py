@@ -110,7 +110,6 @@ class Mix(Simulation):
         return meaning(facets, now_ns)
 
     def now_ns(self) -> int:
-        """Return the time of the log's end."""
         time_ns, step_ns = self.observer.journal.log_time()
         return time_ns - step_ns
 

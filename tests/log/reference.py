@@ -400,7 +400,6 @@ class Reference:
         return min((job.priority or 0) + waited // STARVATION_NS, PRIORITY_MAX)
 
     def move_to(self, now_ns: int) -> None:
-        """Time passed since the last record."""
         self.time_ns = max(now_ns, self.time_ns)
         self._promote()
 

@@ -79,8 +79,6 @@ Item: TypeAlias = "tuple[EnqueueSpec, bytes, Extras | None]"
 
 @dataclass(slots=True)
 class Memory:
-    """All promises of a run."""
-
     #: lsn -> its promised meaning: a job with this body, or a claim of that job
     meanings: dict[int, tuple[str, object]] = field(default_factory=dict)
     durable: set[int] = field(default_factory=set)
@@ -288,7 +286,6 @@ class Simulation:
         return care
 
     def work(self) -> None:
-        """A process commits a batch."""
         process = self.chance.choice(self.processes)
         if self.chance.random() < 0.3:
             self._work_alone(process, self._request(process))
@@ -297,7 +294,6 @@ class Simulation:
         process.commit([self._request(process) for _ in range(count)])
 
     def ask(self) -> None:
-        """Commit one request, whose answer is out before anything else happens."""
         process = self.chance.choice(self.processes)
         process.commit([self._request(process)])
         process.sync()

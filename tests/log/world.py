@@ -99,7 +99,6 @@ class Cut:
 
 
 def cuts(*, power: bool, stride: int = 2) -> Iterator[Cut]:
-    """Yield a crash at each disk step in turn, by default at some, until one comes too late."""
     for step in itertools.count(1, every(stride)):
         cut = Cut(step, power=power)
         yield cut
@@ -144,7 +143,6 @@ class World:
         return job_view(self.reader(), lsn, self.clock.wall_ns())
 
     def job(self, lsn: int) -> JobView:
-        """A job that is there."""
         view = self.view(lsn)
         assert view is not None, f"job {lsn} is gone"
         return view
@@ -154,7 +152,6 @@ class World:
         return list(records(journal, journal.start()))
 
     def has_gap(self) -> bool:
-        """Return whether bytes between two frames do not read."""
         journal = self.reader()
         return any(isinstance(item, Gap) for _, item in journal.frames(journal.start()))
 
@@ -197,7 +194,6 @@ class World:
         return {path: self.machine.content(path) for path in self.machine.paths()}
 
     def frames(self, segment: int = 0) -> list[Frame]:
-        """Return the whole frames of a segment, by its place among all."""
         files = self.reader().files
         lsn = files.lsns[segment]
         scanner = files.scanner(lsn, files.size(lsn), lsn, sealed=True)

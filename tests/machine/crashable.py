@@ -236,7 +236,6 @@ class Machine:
             held[offset : offset + len(data)] = data
 
     def put(self, path: str, data: bytes) -> None:
-        """Make a file hold exactly these bytes, synced, in a directory that exists."""
         file = self._names.get(path)
         if file is None:
             file = self._names[path] = self._kept_names[path] = File(next(self._numbers))

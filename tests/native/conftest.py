@@ -51,7 +51,6 @@ def extension(library: Path) -> Any:
 
 @pytest.fixture
 def choose(extension: Any, monkeypatch: pytest.MonkeyPatch) -> Choose:
-    """Choose the language of apps that are made, and workers that are started, from then on."""
 
     def choose(in_c: bool) -> None:
         monkeypatch.setattr(native, "is_on", in_c)

@@ -143,7 +143,6 @@ numbers = st.integers(0, 2**32 - 1)
 
 
 def in_both(choose: Choose, call: Callable[[], Any]) -> tuple[Any, Any]:
-    """Return what a call gives or raises, in Python and in C; each makes its operands anew."""
     results = []
     for in_c in (False, True):
         choose(in_c)

@@ -17,8 +17,6 @@ from taskq.testing.sandbox import TravelClock, use_clock
 
 
 class _Shop:
-    """An application with a few tasks."""
-
     def __init__(self, directory: Path) -> None:
         self.app = TaskQ(directory)
         self.sent: list[tuple[str, str]] = []

@@ -155,7 +155,6 @@ def dies(how: str) -> str:
 
 @app.task(runs_in="process", retry=1)
 def waits_for(path: str) -> int:
-    """Waits until the file is there."""
     while not Path(path).exists():
         threading.Event().wait(0.002)
     return os.getpid()

@@ -138,8 +138,6 @@ class FakePort:
 
 
 class FakeStore:
-    """The store of a ``FakeApp``."""
-
     owner = 1
 
     def __init__(self, port: FakePort) -> None:

@@ -74,7 +74,6 @@ async def leaves() -> None:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Callable[..., Child]:
-    """Starts a worker of ``JOBS``, whose tasks wait for ``gate``."""
     (tmp_path / "jobs.py").write_text(JOBS)
     os.mkfifo(tmp_path / "gate")
     return lambda *words: Child(sys.executable, "-m", "taskq", "worker", "jobs:app", *words)
@@ -428,12 +427,10 @@ async def send(to: str) -> int:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, own_settings: None) -> None:
-    """The working directory is put on the path, and off it again."""
     monkeypatch.setattr(sys, "path", sys.path[:])
 
 
 def check(*words: object) -> tuple[int, dict[str, tuple[bool, str]]]:
-    """(exit code, by name whether it is well and what was found)."""
     result = CliRunner().invoke(main, ["check", *map(str, words), "--json"])
     assert result.stdout, result.output
     answer = json.loads(result.stdout)

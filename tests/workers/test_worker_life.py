@@ -651,7 +651,6 @@ async def test_descriptors_threads_children_and_tasks_end_with_their_worker(
 
 @pytest.fixture
 def narrow(tmp_path: Path, request: pytest.FixtureRequest) -> TaskQ:
-    """Return the old version of an app: its task takes one argument, here or in a child."""
     if request.param == "child":
         afar_jobs.app.data_dir = tmp_path / "data"
         return afar_jobs.app

@@ -48,8 +48,6 @@ class Job:
 
 @dataclass(slots=True)
 class Model:
-    """All jobs that ever were."""
-
     jobs: dict[int, Job] = field(default_factory=dict)
     blocked: set[tuple[int, str, str]] = field(default_factory=set)
     #: jobs of a task and key that may run at a time
@@ -241,8 +239,6 @@ def _small_parts() -> Iterator[None]:
 
 
 class AgendaMachine(RuleBasedStateMachine):
-    """An agenda beside its model; every rule does one thing to both."""
-
     def __init__(self) -> None:
         super().__init__()
         self.agenda = Agenda()

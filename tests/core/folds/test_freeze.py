@@ -275,7 +275,6 @@ _OTHERS: Final = (
 
 
 def reached(*roots: object) -> list[Any]:
-    """Return all objects that the roots reach, except bound ones."""
     values: dict[int, object] = {}
     left = list(roots)
     while left:

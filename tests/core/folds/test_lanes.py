@@ -122,8 +122,6 @@ def test_a_job_that_came_back_just_then_is_within_that_moment() -> None:
 
 
 class Filled:
-    """An agenda with jobs in queues."""
-
     def __init__(self, **jobs: int) -> None:
         self.agenda = Agenda()
         self.job = 1

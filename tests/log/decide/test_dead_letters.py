@@ -116,7 +116,6 @@ def test_the_due_time_of_the_first_life_is_over_and_an_expiry_that_has_passed(
 
 
 def test_flags_of_the_job_survive_a_requeue() -> None:
-    """A single attempt is still run only once its claim is on disk."""
     once = EnqueueSpec(attempts=1, flags=Flag.DROP_RESULT)
     process = World().process()
     job = dead_letter(process, spec=once)

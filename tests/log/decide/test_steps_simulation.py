@@ -281,8 +281,6 @@ class Attempt:
 
 
 class Play(Simulation):
-    """A history of several processes."""
-
     ACTS: ClassVar = {
         "go_on": 450, "claim": 120, "sync": 200, "tend": 100, "signal": 40, "put": 30, "work": 80,
         "pass_time": 50, "appear": 30, "revive": 10, "plan_a_crash": 20, "kill": 10,
@@ -347,7 +345,6 @@ class Play(Simulation):
         self.is_new = True
 
     def revive(self) -> None:
-        """Requeue the jobs that died."""
         process = self.some
         agenda = process.catch_up().need_agenda()
         dead = [row[0] for row in agenda.dead.rows(0, 99) if row[0] in self.jobs]

@@ -297,7 +297,6 @@ def test_a_body_stays_as_it_is_unless_that_saves_five_percent(way: Compression, 
     ],
 )
 def test_what_was_stored_once_is_read_for_ever(stored: str, flag: int) -> None:
-    """These bytes never change."""
     assert back(bytes.fromhex(stored), flag) == b"ten bytes!" * 150
 
 
@@ -366,7 +365,6 @@ def test_any_bytes_at_all_are_read_or_refused(way: Compression, flag: int, noise
 
 @pytest.fixture
 def no_zstandard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process in which the package is not installed."""
     real = builtins.__import__
 
     def without(name: str, *rest: Any, **more: Any) -> Any:

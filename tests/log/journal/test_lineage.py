@@ -82,7 +82,6 @@ def copied(world: World, path: str) -> World:
 
 
 def at_lsn(world: World, at: int) -> None:
-    """Fork a log, as a process of its own."""
     process = world.process()
     try:
         process.journal.lock()
@@ -175,7 +174,6 @@ class Family:
         return f"{world.path}/taskq.json" in self.machine.paths()
 
     def look(self) -> None:
-        """Compare each directory's records with those seen in any."""
         for world in self.worlds:
             if not self.has_log(world):
                 continue

@@ -183,7 +183,6 @@ def test_whatever_windows_calls_a_name_that_is_too_long_its_length_is_named(code
 
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Path]:
-    """Yield a log on a file system that nobody may write to."""
     with memory_disk(tmp_path / "disk", 4 * 1024 * 1024) as place:
         with TaskQ(place / "data") as app:
             app.enqueue_by_name_sync("some.task")

@@ -39,7 +39,6 @@ _DEEP: Final = "d" * 200
 
 @pytest.fixture(params=["local", "simulated"])
 def disks(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Disk, Disk, str]:
-    """Two processes' disks of one machine, and a directory on it."""
     if request.param == "local":
         return LocalDisk(), LocalDisk(), str(tmp_path)
     machine = Machine()

@@ -191,7 +191,6 @@ def test_a_linked_directory_inside_is_refused_with_its_name(tmp_path: Path, name
 
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[tuple[LocalPeers, LocalPeers]]:
-    """Two owners of one directory."""
     both = LocalPeers(str(tmp_path), ""), LocalPeers(str(tmp_path), "")
     yield both
     for item in both:

@@ -45,7 +45,6 @@ def fact(answer: object) -> Callable[[Fact], Fact]:
 
 
 def said(call: Callable[[], object]) -> object:
-    """Return the system's error, or that it was done."""
     try:
         call()
     except OSError as error:
@@ -70,7 +69,6 @@ def shared(path: Path, flags: int = os.O_RDWR) -> Iterator[int]:
 
 @contextlib.contextmanager
 def child(code: str, *words: object) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has printed a line."""
     command = [sys.executable, "-c", code, *map(str, words)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -199,7 +199,6 @@ def random_log(seed: int, frames: int = 40) -> Process:
 
 
 def check_lookups(journal: Journal) -> None:
-    """Everything that can be asked, against a plain scan."""
     scan, indexes = Scan.of(journal), journal.indexes
     for lsn in sorted({*range(1, journal.next_lsn, 5), *(lsn for lsn, _ in scan.times)}):
         record = scan.records[lsn]
@@ -307,7 +306,6 @@ _FIRST: Final = f"{PATH}/log/{index_name(1)}"
 
 @pytest.fixture(scope="module")
 def saved() -> dict[str, bytes]:
-    """Return the files of a log of some segments with their indexes."""
     process = random_log(3)
     save(process)
     process.close()

@@ -59,8 +59,6 @@ _CALLS: Final = sorted(
 
 
 class Fault(Enum):
-    """How a call is refused."""
-
     #: this one
     ONCE = auto()
     #: and all of its name that follow
@@ -334,7 +332,6 @@ class Scene:
         return kept
 
     def outcome(self, name: str) -> str:
-        """Return what became of a request: done, refused, unknown, or it waits."""
         future = self.asked[name]
         if not future.done():
             return "waits"
@@ -499,7 +496,6 @@ class Party:
         raise AssertionError
 
     def wait(self, future: Pending[Any]) -> Any:
-        """Wait for an answer, which must come."""
         try:
             return future.result(_SECONDS)
         except TimeoutError:

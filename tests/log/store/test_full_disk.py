@@ -36,7 +36,6 @@ _SECONDS: Final = 20
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Yield a file system of 4 MiB."""
     with memory_disk(tmp_path / "disk", _SIZE_BYTES) as place:
         yield place
 
@@ -200,7 +199,6 @@ _IMAGE_BYTES: Final = 128 * 1024 * 1024
 
 @pytest.fixture(params=["ext4", "btrfs"])
 def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """Yield a file system in a file."""
     image, place = tmp_path / "image", tmp_path / "disk"
     with image.open("wb") as file:
         file.truncate(_IMAGE_BYTES)
@@ -221,7 +219,6 @@ def _use_up_all(place: Path) -> None:
 
 @pytest.fixture
 def two(disk: Path) -> Iterator[tuple[Store, Store]]:
-    """Two that have one log on it open."""
     data = disk / "data"
     data.mkdir(0o700)
     both = Store(str(data), LogConfig()), Store(str(data), LogConfig())

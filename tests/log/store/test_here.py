@@ -65,7 +65,6 @@ def in_loop(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
 
 @pytest.fixture
 def stores(tmp_path: Path) -> Iterator[Callable[[LogConfig], Store]]:
-    """Open the log as several processes do."""
     opened: list[Store] = []
 
     def make(config: LogConfig = OS) -> Store:
@@ -684,8 +683,6 @@ def test_what_a_finalizer_asks_on_the_storage_thread_is_refused_at_once(
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """A loop of the program's own."""
-
     was_inside = False
 
     def call_soon_threadsafe(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]

@@ -41,8 +41,6 @@ def _writes_on_a_storage_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Logs:
-    """Open a log twice: for the waiter, and for the writer."""
-
     def __init__(self, path: Path) -> None:
         config = LogConfig(durability=Durability.OS)
         self.waiter, self.writer = Store(str(path), config), Store(str(path), config)

@@ -241,8 +241,6 @@ def cut_disk(cut: Cut) -> type[LocalDisk]:
 
 
 class Stands(NamedTuple):
-    """The contents of a log."""
-
     jobs: dict[str, int]
     sources: dict[str, object]
     readers: dict[str, tuple[int, int]]

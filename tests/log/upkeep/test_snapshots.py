@@ -290,8 +290,6 @@ _BLOCK: Final = 128
 
 
 class Small:
-    """A log with two snapshots of each facet, in blocks of 128 bytes."""
-
     def __init__(self) -> None:
         self.world = World()
         process = self.world.process()

@@ -43,14 +43,12 @@ async def records(app: TaskQ) -> Counter[str]:
 
 
 def wait_for(path: str) -> int:
-    """Waits until the file is there."""
     while not Path(path).exists():
         threading.Event().wait(0.002)
     return 1
 
 
 def last_once(mark: str) -> int:
-    """Runs for ever the first time."""
     if Path(mark).exists():
         return 2
     Path(mark).touch()

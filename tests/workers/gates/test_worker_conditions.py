@@ -310,8 +310,6 @@ async def _until(worker: Worker, mode: Mode) -> None:
 
 
 class Network:
-    """Conditions of a test's jobs."""
-
     def __init__(self, app: TaskQ, attempts: int = 1) -> None:
         self.up = False
         self.calls = 0

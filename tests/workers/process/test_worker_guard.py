@@ -31,8 +31,6 @@ from tests.programs import run_python
 
 
 class Started:
-    """A worker process that is on its way."""
-
     refuses = False
 
     def __init__(self, number: int, _command: list[str], life: ProcessLife) -> None:

@@ -126,7 +126,6 @@ def queue() -> Iterator[TaskQ]:
 
 
 def run(redirected: str, *words: str) -> tuple[int, str]:
-    """(exit code, what was printed) of a Python program started by a shell like this."""
     command = ["sh", "-c", f'exec "$@" {redirected}', "sh", sys.executable, *words]
     done = subprocess.run(
         command,
@@ -196,7 +195,6 @@ SECONDS = 30
 
 @pytest.fixture
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """Yield the manager's end of the socket."""
     monkeypatch.delenv("WATCHDOG_USEC", raising=False)
     monkeypatch.delenv("WATCHDOG_PID", raising=False)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as first:

@@ -313,7 +313,6 @@ def notebook(app: TaskQ, monkeypatch: pytest.MonkeyPatch) -> Notebook:
 def write_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[str], ModuleType]]:
-    """Writes the module ``renewed_jobs`` anew and gives it, imported or reloaded."""
     monkeypatch.syspath_prepend(str(tmp_path))
     # Two versions of one second and length would share their compiled form.
     monkeypatch.setattr(sys, "dont_write_bytecode", True)

@@ -46,7 +46,6 @@ async def look(app: TaskQ, *schedulers: Scheduler) -> float:
 
 
 async def ticks(app: TaskQ, clock: FakeClock, scheduler: Scheduler, *waits: float) -> list[str]:
-    """Look now and after each of these waits; return the moments of all jobs."""
     for seconds in (0, *waits):
         clock.advance(seconds)
         await look(app, scheduler)

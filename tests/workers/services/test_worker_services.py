@@ -39,8 +39,6 @@ SECONDS = 30
 
 
 class Part:
-    """Notes what befalls it, and fails on demand, or as it begins."""
-
     def __init__(self, said: list[str], name: str, problem: Exception | None = None) -> None:
         self._said, self._name, self._problem = said, name, problem
         self.fails, self.ended = asyncio.Event(), asyncio.Event()
@@ -186,7 +184,6 @@ Heard = asyncio.Queue[str]
 
 @pytest.fixture
 async def heard(on_log: Listen) -> Heard:
-    """Return the warnings of workers, as they come."""
     texts = Heard()
     on_log(texts.put_nowait)
     return texts
@@ -309,7 +306,6 @@ def letters() -> list[DeadLetter]:
 
 @pytest.fixture
 def deadly(app: TaskQ) -> TaskQ:
-    """Return the app with tasks that die."""
 
     @app.task(name="fail", queue="mail", priority=7, retry=1)
     async def fail() -> None:

@@ -257,8 +257,6 @@ class _Store(FakeStore):
 
 
 class App(FakeApp):
-    """An app on such a log."""
-
     def __init__(self, log: FakePort, tag: Tag) -> None:
         super().__init__(log)
         self._connection._tag = tag
@@ -268,7 +266,6 @@ class App(FakeApp):
 
 
 def apps_of(random: Random, count: int) -> tuple[list[App], list[Log]]:
-    """Make apps with one set of tasks, each on a log of its own."""
     logs = [Log(random, Tag(f"log{number}")) for number in range(count)]
     apps = [App(log, log.tag) for log in logs]
     for app in apps[1:]:

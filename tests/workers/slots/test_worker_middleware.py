@@ -197,7 +197,6 @@ async def test_what_it_enqueues_joins_the_success_wherever_the_task_ran(afar: Ta
 
 @pytest.fixture
 def afar(tmp_path: Path) -> Iterator[TaskQ]:
-    """Yield the app whose tasks child processes import, and afterwards as it was."""
     app = afar_jobs.app
     app.data_dir = tmp_path / "data"
     tasks = app.hooks.tasks

@@ -41,7 +41,6 @@ async def settled(job: Any) -> JobView:
 
 
 async def until_waiting(job: Any) -> JobView:
-    """Return the job, once an attempt has ended and another is to come."""
     while True:
         view: JobView = await job.view()
         if view.attempts and view.attempts[-1].ended_ns and view.state is not State.RUNNING:
