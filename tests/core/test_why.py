@@ -104,7 +104,7 @@ _CASES: Final[list[tuple[Why, str, JobFacts]]] = [
      _facts()),
     (Why.NO_WORKER, "it was put as bytes, and no process claims any: use TaskLog.claim()",
      _facts(job=_job(task=""))),
-    (Why.QUEUE_NOT_SERVED, "no worker serves queue 'mail': those that run serve 'images', 'sync'",
+    (Why.QUEUE_NOT_SERVED, "no worker serves queue 'mail': running workers serve 'images', 'sync'",
      _facts(workers=(_worker(queues=frozenset({"sync", "images"})),))),
     (Why.TASK_UNKNOWN,
      ("no worker of queue 'mail' knows task 'mail.send': start one with the app that "
