@@ -1,4 +1,4 @@
-"""Workers: they claim, run and settle jobs.
+"""Workers claim, run and settle jobs.
 
 ::
 
@@ -39,5 +39,5 @@ _HOMES: Final = {
     "taskq_workers.services.scheduler": "Scheduler",
 }
 
-if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+if not TYPE_CHECKING:  # a type checker would accept any name otherwise
     __getattr__ = lazily(__name__, _HOMES)

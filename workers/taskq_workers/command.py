@@ -16,16 +16,16 @@ from taskq_workers.runs.loader import find_plugin
 
 F = TypeVar("F", bound="Callable[..., object]")
 
-#: Options of the guard, which its workers do not get.
+#: Options of the guard that its workers do not get.
 _GUARDS: Final = frozenset({"processes", "reload", "leash", "place"})
-#: Running jobs get at most this long to finish when the code changed.
+#: Time for running jobs to finish after a code change.
 RELOAD_DRAIN_SECONDS: Final = 2.0
 _SEVERAL: Final = 2
 _AS_MANY: Final = "[default: as --concurrency]"
 _SLOTS_MAX: Final = 1_000_000
 _PROCESSES_MAX: Final = 10_000
 _DIGITS_MAX: Final = 9
-#: Parameters of jobs that run in this process.
+#: Parameters that only apply to jobs in this process.
 ONLY_HERE: Final = (
     "max_jobs",
     "thread_limit",
@@ -107,7 +107,7 @@ def stop(
 
 
 class _Command(click.Command):
-    """Starts a worker; a name of ``commands`` in the place of the app is that command."""
+    """Starts a worker; a name from ``commands`` in place of the app runs that command."""
 
     commands: Final[Mapping[str, click.Command]] = {"stop": stop}
 
@@ -285,9 +285,9 @@ def worker(
 
 
 def _guard(context: click.Context, processes: int | None) -> int:
-    """Run workers as processes of their own; without a number, one worker that reloads."""
+    """Run workers as separate processes; without a number, one worker that reloads."""
     command, given = context.command, context.params
-    # Checked once here: every process would fail the same way and be started again.
+    # Checked once here: every process would fail in the same way and be restarted.
     if given["metrics_port"] is not None:
         find_plugin("taskq.services", "prometheus", "metrics")
     if given["web"]:
@@ -317,7 +317,7 @@ def _logging(
 
 
 def _check(executor: str | None, chosen: Mapping[str, Any]) -> None:
-    """Refuse what means nothing, before several processes do."""
+    """Refuse options without effect, before several processes start."""
     executors.rss_bytes(chosen["max_rss_per_child"], "--max-rss-per-child")
     if executor is None and (chosen["master"] or chosen["files"]):
         raise click.UsageError("--master and --py-files are for --executor: add --executor spark")

@@ -1,4 +1,4 @@
-"""Events of a worker for its owner: one for each job that left a slot."""
+"""Events of a worker for its owner: one for each job that has left a slot."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ JobEnd: TypeAlias = Literal["succeeded", "retried", "dead", "released", "cancell
 
 @values.dataclass(slots=True)
 class JobFinished:
-    """A delivery ended. It is not frozen, since making one would take twice as long.
+    """A delivery ended. The class is not frozen: creating a frozen object takes twice as long.
 
     Attributes:
         job_id: id of the job.
         task: name of its task.
-        outcome: how it ended; "released": given back (shutdown, ``Snooze``, it waits within its
-            run), and no attempt burnt; "cancelled": stopped, since somebody asked for it.
-        seconds: how long it ran here.
+        outcome: how it ended; "released": given back without using up the attempt (shutdown,
+            ``Snooze``, or the job waits within its run); "cancelled": stopped by a request.
+        seconds: run time in this process.
         attempt: number of this attempt, from 1.
-        attempts_max: how many it may use up; 0 for no limit.
+        attempts_max: how many attempts the job may use up; 0 for no limit.
         reason: why it failed: first line ``Type: message``, then the last lines of the traceback.
-        delay_seconds: when it is due again, from now; None when it is not.
-        queue: that it was claimed from.
+        delay_seconds: time until it is due again; None if it is not retried.
+        queue: queue that it was claimed from.
     """
 
     job_id: str
@@ -54,10 +54,10 @@ _DUE_AGAIN: Final = frozenset({engine.kinds.RETRY, engine.kinds.RELEASE})
 
 
 def tell(hook: Hook, settlement: engine.Settlement, seconds: float) -> None:
-    """Call the hook with the event of one settlement; log what it raises.
+    """Call the hook with the event of one settlement; log its errors.
 
-    An ``on_event`` hook runs on the event loop's thread, so it should return at once. An error of a
-    hook is logged and stops nothing.
+    An ``on_event`` hook runs in the event loop's thread, so it should return at once. An error of
+    a hook stops nothing.
     """
     kind, delivery = settlement.kind, settlement.delivery
     event = JobFinished(
@@ -69,7 +69,7 @@ def tell(hook: Hook, settlement: engine.Settlement, seconds: float) -> None:
         delivery.attempts_max,
         queue=delivery.queue,
     )
-    # The wishes of a waiting job are no text.
+    # The body of a waiting job is no text.
     if kind is not engine.kinds.SUCCESS and settlement.cause is not engine.Cause.WAITS:
         event.reason = (settlement.body or b"").decode("utf-8", "replace")
         if kind in _DUE_AGAIN:

@@ -1,1 +1,1 @@
-"""Child processes run jobs one by one: ``runner`` is the worker's side, ``inside`` the child's."""
+"""Child processes run jobs one by one: ``runner`` is for the worker, ``inside`` for the child."""

@@ -1,4 +1,4 @@
-"""The inside of a child process: takes one job after the other from its worker and runs it."""
+"""The child process: it receives one job after the other from its worker and runs it."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _SIGKILL: Final = 9
 def main(work: int, life: int, parent: int) -> None:
     """Run jobs until the worker closes the channel.
 
-    It never opens the log: it gets a job's record and payload, and gives back how the job ended. It
-    ends with its worker, however that ends; signals that a terminal or a service manager sends to
-    all processes of a group are the worker's business, which drains.
+    It never opens the log: it receives a job's record and payload, and sends the job's outcome. It
+    ends when its worker ends for any reason. Signals that a terminal or a service manager sends to
+    the process group are left to the worker, which drains.
 
     Args:
         work: descriptor of the socket for jobs.
-        life: descriptor of a pipe that the worker keeps open while it lives.
+        life: descriptor of a pipe that the worker keeps open until it ends.
         parent: the worker's process id.
     """
     fill_standard()
@@ -67,7 +67,7 @@ def main(work: int, life: int, parent: int) -> None:
         channel.sendall(wire.pack(wire.ChildProblem(reason)))
         return
     channel.sendall(wire.pack(wire.Ready(os.getpid())))
-    with contextlib.suppress(ConnectionError):  # the worker died, and is followed
+    with contextlib.suppress(ConnectionError):  # the worker died; this process ends, too
         _serve(channel, inbox, bench, tells_memory=outfit.tells_memory)
     bench.close()
 
@@ -79,7 +79,7 @@ def _serve(channel: socket.socket, inbox: BinaryIO, bench: _Bench, *, tells_memo
     joblogs.send_lines_to(outlet.log)
     pid = os.getpid()
     while (work := wire.receive(inbox)) is not None:
-        # A context of its own for each job: what it sets there ends with it.
+        # A separate context for each job, so that its context variables end with it.
         context = copy_context()
         ended = context.run(bench.run, work)
         if os.getpid() != pid:
@@ -89,8 +89,8 @@ def _serve(channel: socket.socket, inbox: BinaryIO, bench: _Bench, *, tells_memo
 
 
 def _leave_signals_to_the_worker() -> None:
-    # Handlers that do nothing, since signals that are ignored stay so in programs that a task
-    # starts. The worker has blocked them until now.
+    # No-op handlers, since programs started by a task would inherit ignored signals. The worker
+    # has blocked the signals until now.
     before = {
         number: signal.signal(number, _do_nothing)
         for number in system.GROUP_SIGNALS
@@ -105,12 +105,12 @@ def _do_nothing(*_: object) -> None: ...
 
 
 def _die_with(parent: int, life: int) -> None:
-    """End when the worker does, even in the midst of a job, which is run again elsewhere."""
+    """End when the worker ends, even in the middle of a job; the job is run again elsewhere."""
     if not system.LOOPS_READ:
-        return  # the system ends children there
+        return  # the system ends the children there
     if system.IS_LINUX:
-        # At once, and though a process that a task forked in the worker holds the pipe open.
-        with contextlib.suppress(AttributeError, OSError):  # then the pipe's end alone has to do
+        # Immediate, even if a process that a task forked in the worker holds the pipe open.
+        with contextlib.suppress(AttributeError, OSError):  # then only the end of the pipe counts
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
@@ -123,7 +123,7 @@ def _die_with(parent: int, life: int) -> None:
 
 
 class _Bench:
-    """Runs jobs of one worker."""
+    """Runs the jobs of one worker."""
 
     def __init__(self, outfit: wire.Outfit) -> None:
         self._outfit = outfit
@@ -136,17 +136,18 @@ class _Bench:
         self._views: dict[tuple[int, str], TaskQ] = {}
 
     def find_target(self) -> None:
-        """Import the worker's target; raises what its import raises."""
+        """Import the worker's target; raise the errors of the import."""
         if self._outfit.target:
             with guards.importing():
                 target = loader.load_app(self._outfit.target, self._outfit.include)
             self._take_tasks(target)
             target.hooks.load_checks()
-        # Loaded before the first job, whose time may be short: its module may make an app, too.
+        # Load it before the first job, whose timeout may be short; the job's module may make an
+        # app.
         _ = hooks.load_settings
 
     def close(self) -> None:
-        """End what async jobs left on the loop, and leave lifespans."""
+        """End the remains of async jobs on the loop, and exit lifespans."""
         self._open.close()
         if self._runner is not None:
             self._runner.close()
@@ -206,7 +207,7 @@ class _Bench:
         function, soft = self._function(task), task.soft_timeout
         timeouts.tell_deadline(task.timeout)
         if task.is_async:
-            # The hard limit is the worker's, which kills this process.
+            # The worker enforces the hard limit: it kills this process.
             call = (
                 function
                 if soft is None
@@ -217,7 +218,7 @@ class _Bench:
             value = function(*args, **kwargs)
         else:
             value = self._alarm.run(soft, function, args, kwargs)
-        # The value of a plain function around an async one is a coroutine.
+        # A plain function that wraps an async one returns a coroutine.
         return self._awaited(value) if task.may_await and isinstance(value, Coroutine) else value
 
     def _awaited(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -260,9 +261,9 @@ class _Bench:
 
 
 class _Alarm:
-    """Raises SoftTimeout in a function of this, the main thread, even while it sleeps.
+    """Raises SoftTimeout in a function in the main thread, even while it sleeps.
 
-    By the timer of real time and its signal, which interrupts system calls.
+    It uses the signal of the real-time timer, which interrupts system calls.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Start this program once more, to run jobs as a child or to be another worker."""
+"""Start this program again, as a child for jobs or as another worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from taskq.values import dataclass
 from taskq_workers.runs import system
 from taskq_workers.runs.guards import MARK
 
-#: Code of a started interpreter; it looks for modules where the worker looks.
+#: Code of a started interpreter; it uses the worker's ``sys.path``.
 _CODE: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[4]); "
     "from taskq_workers.children.inside import main; main(*map(int, sys.argv[1:4]))"
@@ -27,16 +27,16 @@ def is_frozen() -> bool:
 
 
 def interpreter(*arguments: str) -> list[Any]:
-    # As multiprocessing asks for them, too; nothing else knows them all.
+    # multiprocessing's private function is the only complete source of these options.
     options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [spawn.get_executable(), *options, *arguments]
 
 
 def start_child(work: socket.socket, life: int, *, from_main: bool) -> subprocess.Popen[bytes]:
-    """Start a child with the socket for jobs and the pipe that shows that the worker lives.
+    """Start a child with the socket for jobs and the pipe that the worker keeps open until it ends.
 
-    A frozen program has no interpreter: its executable runs it from the beginning. Its children
-    start like children of multiprocessing and end up in ``multiprocessing.freeze_support()``.
+    A frozen program has no interpreter: its executable starts from the beginning. Its children
+    start like children of multiprocessing, by ``multiprocessing.freeze_support()``.
     """
     if not is_frozen():
         path = json.dumps(sys.path, default=str)
@@ -44,8 +44,8 @@ def start_child(work: socket.socket, life: int, *, from_main: bool) -> subproces
         command = interpreter("-c", _CODE, *numbers, path)
         return system.start(command, work, life, ends_with_us=True)
     message, ours = os.pipe()
-    with open(ours, "wb") as pipe:  # noqa: PTH123 - a descriptor; it holds the few bytes
-        # The pickles that multiprocessing expects: nothing, then a process whose method it calls.
+    with open(ours, "wb") as pipe:  # noqa: PTH123 - a descriptor; its buffer holds the few bytes
+        # The pickles that multiprocessing expects: an empty dict, then a process with its method.
         pipe.write(pickle.dumps({}) + pickle.dumps(_Process(work.fileno(), life, os.getpid())))
     environment = {**os.environ, MARK: "main" if from_main else "modules"}
     return system.start_frozen(message, work, life, environment)
@@ -58,7 +58,7 @@ def worker_command(*arguments: str) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """Stands where multiprocessing has its process."""
+    """Replaces multiprocessing's process object."""
 
     work: int
     life: int

@@ -1,4 +1,4 @@
-"""Run tasks with ``runs_in="process"`` in child processes, started when needed and kept warm."""
+"""Run tasks with ``runs_in="process"`` in child processes, started when needed and then reused."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from taskq_workers.runs import executors, guards, joblogs, lifespans, system, ti
 from taskq_workers.slots import feed, shipping
 
 _READ_BYTES: Final = 1 << 18
-#: A child gets this long to leave before it is killed; lifespans come on top.
+#: Time for a child to end before it is killed, in addition to the time of lifespans.
 LEAVE_SECONDS: Final = 0.5
-#: How long a frozen child may take to be ready; a copy of the program never would be.
+#: Time for a frozen child to be ready; a copy that runs the program instead never is.
 FROZEN_START_SECONDS: Final = 60.0
 
 
 class ChildPhase(enum.Enum):
     """Phases of a child's life."""
 
-    #: it imports what it needs
+    #: imports its modules
     STARTING = enum.auto()
     IDLE = enum.auto()
     BUSY = enum.auto()
@@ -47,12 +47,12 @@ class Child:
     """A process that runs jobs one by one.
 
     Attributes:
-        jobs: number of jobs that it got.
-        rss_bytes: its resident memory after the last job, 0 if not asked for.
+        jobs: number of jobs that it was given.
+        rss_bytes: its resident memory after the last job, 0 without a limit.
         problem: why it cannot run any job, "" if it can.
         is_ready: whether it ever was ready for jobs.
 
-    ``on_change`` is called when it became idle, and when it is gone; ``close_seconds`` is the time
+    ``on_change`` is called when it becomes idle, and when it is gone; ``close_seconds`` is the time
     to close the app's lifespans there.
     """
 
@@ -109,7 +109,7 @@ class Child:
         return self._process.pid
 
     def run(self, work: wire.Work) -> asyncio.Future[wire.JobDone]:
-        """Give an idle child a job; the future has its end, or ``ChildDied``."""
+        """Give an idle child a job; the future gets the outcome, or ``ChildDied``."""
         assert self.phase is ChildPhase.IDLE
         self.phase = ChildPhase.BUSY
         self.jobs += 1
@@ -119,7 +119,7 @@ class Child:
         return self._job
 
     def leave(self) -> None:
-        """Let it end by itself, now that it runs nothing; it is killed if that takes long."""
+        """Let an idle child end by itself; it is killed if it takes too long."""
         if self.phase is ChildPhase.STARTING:
             self.kill()
         elif self.phase is ChildPhase.IDLE:
@@ -129,14 +129,14 @@ class Child:
             self._killer = Alarm(self._leave_seconds, self.kill)
 
     def kill(self, reason: BaseException | None = None) -> None:
-        """End it on the spot; its job fails with ``reason`` once the process is gone."""
+        """Kill the child; its job fails with ``reason`` once the process is gone."""
         if self.phase is not ChildPhase.GONE:
             self.phase = ChildPhase.LEAVING
             self._reason = self._reason or reason
             self._process.kill()
 
     def kill_and_reap(self) -> None:
-        """End it and wait for that, which takes a moment: for when the loop turns no more."""
+        """Kill the child and wait for its end, for a moment: for use after the loop."""
         if self.phase is not ChildPhase.GONE:
             self._process.kill()
             self._process.wait()
@@ -156,7 +156,7 @@ class Child:
         except OSError:
             piece = b""
         if not piece:
-            # How the process ended is known a moment later.
+            # The exit code is known a moment later.
             self._loop.remove_reader(self._channel)
             return
         self._take_piece(piece)
@@ -199,7 +199,7 @@ class Child:
     # Messages to the child.
 
     def _send(self, message: bytes) -> None:
-        if self._reader is not None:  # it is idle, and reads
+        if self._reader is not None:  # it is idle and reads
             with contextlib.suppress(OSError):
                 self._channel.sendall(message)
             return
@@ -223,13 +223,13 @@ class Child:
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError:
-            # It is dying: its end, and its job's, arrive soon.
+            # The child is dying: its end, and its job's end, arrive soon.
             return len(message)
 
-    # Its end.
+    # The end of the child.
 
     def _watch_exit(self) -> None:
-        # A process that a task forked may hold the channel open, so its end proves nothing.
+        # A process forked by a task may hold the channel open, so its end says nothing.
         if hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):
                 self._pidfd = os.pidfd_open(self.pid)
@@ -239,7 +239,7 @@ class Child:
 
     def _wait(self) -> None:
         self._process.wait()
-        if self._reader is not None:  # it has what was sent, or waits for a process like those
+        if self._reader is not None:  # messages were sent, or a forked process holds the channel
             self._reader.join(KILL_SECONDS)
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._on_exit)
@@ -253,7 +253,7 @@ class Child:
         self._end()
 
     def _read_what_is_left(self) -> None:
-        """Read what is left: a job may have ended just before its process did."""
+        """Read the remaining messages: a job may have ended just before its process did."""
         with contextlib.suppress(OSError, wire.LostChild):
             while piece := self._channel.recv(_READ_BYTES):
                 for message in self._inlet.feed(piece):
@@ -293,24 +293,24 @@ class Child:
 
 
 def _start(work: socket.socket, life: int, *, from_main: bool) -> subprocess.Popen[bytes]:
-    # Until it has handlers for them, signals to the whole group of processes must not end it.
+    # Before the child has handlers, signals to the process group must not end it.
     with system.blocked(system.GROUP_SIGNALS):
         return programs.start_child(work, life, from_main=from_main)
 
 
 _log: Final = logging.getLogger("taskq.worker")
 
-#: How long a killed process may take to be gone, before its job goes back all the same.
+#: Longest wait for the end of a killed process, before its job is released.
 KILL_SECONDS: Final = 1.0
 _ENDED: Final = "the worker ends, and starts no child process any more"
 
 
 class NoChild(Exception):
-    """No child process can be had; the message says why."""
+    """No child process can be started; the message says why."""
 
 
 class ProcessRunner:
-    """Up to ``limits.processes`` children; jobs that find none free wait in line.
+    """Up to ``limits.processes`` children; jobs without a free child wait in line.
 
     Each child runs one job at a time. A child that dies costs its job an attempt and is replaced;
     the other children go on.
@@ -329,13 +329,13 @@ class ProcessRunner:
             limits.rss_bytes is not None,
             joblogs.chosen_logging(),
         )
-        # In a child they have as long to close as in a worker.
+        # Lifespans have as long to close in a child as in a worker.
         self._close_seconds = (
             lifespans.EXIT_SECONDS + lifespans.CANCEL_SECONDS if app.hooks.lifespans else 0.0
         )
         self._children: set[Child] = set()
         self._idle: list[Child] = []
-        #: they may have imported a form of a task that was replaced since
+        #: children that may have imported a replaced form of a task
         self._outdated: set[Child] = set()
         self._tasks: dict[str, Task[..., Any]] = {}
         self._waiting: deque[asyncio.Future[Child]] = deque()
@@ -372,7 +372,7 @@ class ProcessRunner:
         except NoChild as error:
             self._warn(task.name, str(error))
             return shipping.remote_release(0, delivery, str(error))
-        # The payload differs from the record if it was packed, or completed by an earlier job.
+        # The payload differs from the record if it was compressed, or completed by an input.
         given = None if payload == delivery.stored_payload else payload
         child.on_told = lambda message: _hear(job, message)
         log = str(job.app.data_dir)
@@ -394,18 +394,18 @@ class ProcessRunner:
             if limit is not None:
                 limit.cancel()
         if ended.kind == engine.kinds.RELEASE and ended.body and ended.cause == engine.Cause.CALLER:
-            # The child cannot import the task. A snoozed job may have a reason, too.
+            # The child cannot import the task. The reason of a snoozed job has another cause.
             self._warn(task.name, ended.body.decode("utf-8", "replace"))
         return ended
 
     def _warn(self, task: str, problem: str) -> None:
-        """Log why jobs go back; once for many in a row."""
+        """Log why jobs are released; once for repeated causes."""
         if problem != self._told:
             self._told = problem
             _log.error("jobs of %s go back: %s", task, problem)
 
     def close(self) -> None:
-        """Kill every child and wait for that; legal twice. For when the loop turns no more."""
+        """Kill every child and wait for its end; legal twice. For use after the loop."""
         self._closed = True
         self._refuse_all()
         for child in list(self._children):
@@ -429,12 +429,12 @@ class ProcessRunner:
             self.close()
             raise
 
-    # Who gets which child.
+    # Assignment of children to jobs.
 
     async def _take(self) -> Child:
         child = await self._next()
         while child.phase is not ChildPhase.IDLE:
-            child = await self._next()  # it died in the turn in which it was handed over
+            child = await self._next()  # it died in the turn of its assignment
         return child
 
     async def _next(self) -> Child:
@@ -442,7 +442,7 @@ class ProcessRunner:
             child = self._idle.pop()
             if child.phase is ChildPhase.IDLE:
                 return child
-        if self._closed:  # no child starts any more that could end the wait
+        if self._closed:  # no new child will end the wait
             raise NoChild(_ENDED)
         waiter: asyncio.Future[Child] = self._loop.create_future()
         self._waiting.append(waiter)
@@ -455,7 +455,7 @@ class ProcessRunner:
             raise
 
     def resize(self, limits: executors.ExecutorLimits) -> None:
-        """Have up to another number of children; living ones stay."""
+        """Allow another number of children; living children are kept."""
         self._limits = limits
         self._start_some()
 
@@ -491,7 +491,7 @@ class ProcessRunner:
             self._offer(child)
 
     def _renew(self) -> None:
-        """Let every child end after its job: the next ones import the modules as they are now."""
+        """Let every child end after its job: new children import the current modules."""
         self._outdated |= self._children
         idle, self._idle = self._idle, []
         for child in idle:
@@ -517,7 +517,7 @@ class ProcessRunner:
         self._idle.append(child)
 
     def _refuse(self, problem: str) -> None:
-        """Give a job back for each child that did not start; the next waits a while."""
+        """Release a job for each child that did not start; the next start waits a while."""
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():
@@ -527,7 +527,7 @@ class ProcessRunner:
             self._resting = self._loop.call_later(self._pause.next(), self._start_again)
 
     def _refuse_all(self) -> None:
-        """Give back the jobs that wait for a child, for none will come."""
+        """Release the jobs that wait for a child, since none will start."""
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():
@@ -538,7 +538,7 @@ class ProcessRunner:
         self._start_some()
 
     async def _end(self, child: Child) -> None:
-        """Kill it, and return once it runs no more, so that nobody else begins before that."""
+        """Kill it, and return once it has ended, so that no other worker runs the job before."""
         child.kill()
         with move_on_after(KILL_SECONDS):
             await child.gone.wait()
@@ -554,6 +554,6 @@ def _hear(job: JobContext, message: wire.JobProgress | wire.Logged) -> None:
 
 
 def _expire(child: Child, done: asyncio.Future[wire.JobDone], reason: BaseException) -> None:
-    """End a job whose time is over, unless its end came in this very turn and another is there."""
+    """End a job whose time is over, unless its outcome arrived in this turn of the loop."""
     if not done.done():
         child.kill(reason)

@@ -1,6 +1,6 @@
 """Messages between a worker and its child processes: a length, then a pickled tuple.
 
-Both ends run the same user's code, so a pickle gives neither any power that it did not have.
+Both ends run the same user's code, so a pickle gives neither end more rights.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from taskq_workers.runs.joblogs import Logging
 from taskq_workers.slots.shipping import RemoteOutcome, Shipment
 
 _LENGTH: Final = Struct("<Q")
-#: No message is longer; a length over it says that the other end has lost its mind.
+#: No message is longer; a greater length is an error of the other end.
 MESSAGE_BYTES_MAX: Final = 1 << 31
 
 
 class Outfit(NamedTuple):
-    """The first message to a child: what it needs to know of its worker."""
+    """The first message to a child: facts about its worker."""
 
-    #: ``module:app`` to import; "" where the tasks' own modules will do
+    #: ``module:app`` to import; "" if the modules of the tasks suffice
     target: str
-    #: modules to import besides, for the tasks and lifespans in them
+    #: further modules to import, for their tasks and lifespans
     include: tuple[str, ...]
     data_dir: str
     argv: tuple[str, ...]
     #: whether it reports its resident memory
     tells_memory: bool
-    #: how it logs
+    #: configuration of its logging
     logging: Logging = Logging()
-    #: whether the program itself, and not a module that it imports, makes any of the tasks
+    #: whether the main program itself, and not a module that it imports, defines a task
     from_main: bool = False
 
 
@@ -43,14 +43,14 @@ class Work(NamedTuple):
     shipment: Shipment
     #: module that defines the task
     module: str
-    #: of the span that the job runs in; see ``taskq.telemetry``
+    #: context of the span that the job runs in; see ``taskq.telemetry``
     trace: tuple[tuple[str, str], ...] = ()
     #: directory of the job's log, if it differs from the outfit's
     log: str = ""
 
 
 class Ready(NamedTuple):
-    """A child has imported what it needs and takes jobs."""
+    """A child has imported its modules and takes jobs."""
 
     pid: int
 
@@ -65,19 +65,19 @@ class JobDone(NamedTuple):
     """A job ended in a child."""
 
     ended: RemoteOutcome
-    #: resident memory; 0 unless asked for
+    #: resident memory; 0 unless requested
     rss_bytes: int
 
 
 class JobProgress(NamedTuple):
-    """Report of a running job about itself."""
+    """A progress report of a running job."""
 
     fraction: float
     message: str
 
 
 class Logged(NamedTuple):
-    """A line of a running job that is kept with its outcome."""
+    """A log line of a running job that is stored with its outcome."""
 
     line: str
 
@@ -86,7 +86,7 @@ Message: TypeAlias = Ready | ChildProblem | JobDone | JobProgress | Logged
 
 
 class LostChild(Exception):
-    """Raised where what comes from the other end is no message."""
+    """Data from the other end is no message."""
 
 
 def pack(message: Outfit | Work | Message) -> bytes:
@@ -95,7 +95,7 @@ def pack(message: Outfit | Work | Message) -> bytes:
 
 
 class Inlet:
-    """Assemble messages from the pieces of them that arrive."""
+    """Assembles messages from received pieces."""
 
     def __init__(self) -> None:
         self._pieces = bytearray()
@@ -131,16 +131,16 @@ def receive(channel: BinaryIO) -> Any:
     return None if len(body) < length else pickle.loads(body)  # noqa: S301 - see above
 
 
-# Progress of jobs in a child process, on its way to the worker.
+# Progress reports of jobs in a child process.
 
-#: Least time between two messages about one job.
+#: Least time between two reports of one job.
 PAUSE_SECONDS: Final = 0.1
 
 
 class Outlet:
     """Messages of a child; its threads send one whole message after the other.
 
-    Within a pause only the latest progress of a job is kept, and sent when the pause is over.
+    During a pause only the latest report of a job is kept; it is sent after the pause.
     """
 
     def __init__(self, channel: socket.socket) -> None:
@@ -150,13 +150,13 @@ class Outlet:
         self._latest: JobProgress | None = None
 
     def end(self, message: Message) -> None:
-        """Send how the job ended; what it told last and was not sent is of no use any more."""
+        """Send a job's outcome; an unsent report is dropped."""
         with self._guard:
             self._latest = None
             self._channel.sendall(pack(message))
 
     def tell(self, fraction: float, message: str) -> None:
-        """Send how far the job is, now or soon."""
+        """Send a progress report, now or soon."""
         progress = JobProgress(fraction, message)
         with self._guard:
             if self._timer is not None:
@@ -165,7 +165,7 @@ class Outlet:
                 self._send(progress)
 
     def log(self, line: str) -> None:
-        """Send a line at once: it is wanted most of a job that does not end by itself."""
+        """Send a log line at once: lines matter most for a job that does not end by itself."""
         with self._guard:
             self._channel.sendall(pack(Logged(line)))
 

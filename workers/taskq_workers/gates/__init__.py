@@ -1,4 +1,4 @@
-"""Gates keep jobs back for now: conditions that do not hold, and queues that back off.
+"""Gates hold jobs back: conditions that do not hold, and circuit breakers of queues.
 
-Begin with ``gate``, the common part of both kinds; ``gates`` holds all of one worker.
+Begin with ``gate``, the common base of both kinds; ``gates`` has all gates of one worker.
 """

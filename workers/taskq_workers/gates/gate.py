@@ -1,4 +1,4 @@
-"""Gates: jobs that are kept back as a group, in two kinds: by conditions, and by a breaker."""
+"""Gates hold back groups of jobs: by conditions, or by a circuit breaker."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from taskq_workers.slots.feed import Feed
 
 _log: Final = logging.getLogger("taskq.worker")
 
-#: A gate whose log refused something rests before it goes on.
+#: Pause of a gate after the log refused a request.
 REST_SECONDS: Final = 1.0
 #: The longest trial of a job that needs conditions, and the longest wait for that job.
 TRIAL_SECONDS: Final = 1.0
-#: A job that is tried and has not failed for this long has found the network.
+#: If a trial job has not failed after this time, the network is back.
 BREAKER_TRIAL_SECONDS: Final = 10.0
-#: A probe of this age is not repeated after a job's network failure.
+#: A job's network failure causes a new probe only if the last one is older than this.
 _ALARM_AGE_SECONDS: Final = 0.25
 _REASON_CHARACTERS_MAX: Final = 120
 
@@ -34,20 +34,20 @@ _REASON_CHARACTERS_MAX: Final = 120
 class Mode(enum.Enum):
     """Ways of a gate to treat its jobs."""
 
-    #: there are none, as far as it knows: it waits for the first
+    #: no jobs are known: it waits for the first
     IDLE = enum.auto()
-    #: it finds out whether they may run
+    #: it checks whether the jobs may run
     CHECKING = enum.auto()
-    #: they wait
+    #: the jobs wait
     SHUT = enum.auto()
-    #: one of them runs
+    #: one of the jobs runs as a trial
     TRYING = enum.auto()
-    #: they are claimed as all others are
+    #: the jobs are claimed like all others
     OPEN = enum.auto()
 
 
 class _Host(Protocol):
-    """The worker, as its gates see it."""
+    """The worker as seen by its gates."""
 
     port: engine.LoopPort
     feed: Feed
@@ -66,14 +66,13 @@ class _Host(Protocol):
 
 
 class Gate(ABC):
-    """Base of both kinds of gates; each lives in a task of the worker's.
+    """Base of both kinds of gates; each gate runs in a task of the worker.
 
-    ``hold`` is shown to people while it is shut; ``cause`` is noted when it gives
-    jobs back.
+    ``hold`` is shown to people while the gate is shut; ``cause`` is stored with jobs that the gate
+    gives back.
 
-    A gate is a filter of claims. While it keeps jobs back it claims one by itself, to learn that
-    there are any; when they may run again that one is tried first, and all others follow if it goes
-    well.
+    A gate is a filter of claims. While it holds jobs back it claims one itself, to learn that there
+    are any. When they may run again, that job is tried first, and all others follow if it succeeds.
     """
 
     cause: engine.Cause
@@ -84,9 +83,9 @@ class Gate(ABC):
         self.hold: views.Hold | None = None
         self._life: CancelScope | None = None
         self._is_drained = False
-        #: claimed, and neither running nor given back
+        #: claimed, neither running nor given back yet
         self._claimed: Delivery | None = None
-        #: token of the job that is tried, and what ends its trial
+        #: token of the trial job, and the event that ends its trial
         self._trial: int | None = None
         self._tried = asyncio.Event()
 
@@ -95,7 +94,7 @@ class Gate(ABC):
         return self.mode is Mode.OPEN
 
     async def run(self) -> None:
-        """Live until drained, also after the log refused something for a while."""
+        """Run until drained; continue after errors of the log."""
         with CancelScope() as self._life:
             try:
                 while not self._is_drained:
@@ -105,7 +104,7 @@ class Gate(ABC):
                 self._release(engine.Cause.DRAIN)
 
     def drain(self) -> None:
-        """Claim no more, and give back what does not run yet. Legal twice, and before ``run``."""
+        """Stop claiming; give back jobs that have not begun. Legal twice, and before ``run``."""
         self._is_drained = True
         if self._life is not None:
             self._life.cancel()
@@ -113,7 +112,7 @@ class Gate(ABC):
 
     @abstractmethod
     def selection(self) -> tuple[frozenset[str] | None, frozenset[str]]:
-        """Return queues and tasks of its jobs, less what another gate keeps back."""
+        """Return queues and tasks of its jobs, except those held back by another gate."""
 
     def flushed(self, settlements: list[engine.Settlement]) -> None:
         if any(settlement.delivery.token == self._trial for settlement in settlements):
@@ -124,7 +123,7 @@ class Gate(ABC):
         return delivery.token == self._trial
 
     def withdraw(self, ask: engine.Ask) -> Delivery | None:
-        """Take a cancelled job back that it has claimed; None if it has another or none."""
+        """Take back a cancelled job that the gate has claimed; None if it has no such job."""
         delivery = self._claimed
         if delivery is None or (delivery.job, delivery.token) != ask:
             return None
@@ -138,12 +137,12 @@ class Gate(ABC):
         )
 
     async def is_pending(self) -> bool:
-        """Return whether jobs of it run as a trial, or are about to, so that a burst goes on."""
+        """Return whether its jobs run as a trial, or soon will, so that a burst continues."""
         if self.mode is Mode.CHECKING or self._trial is not None:
             return True
         return self.mode in {Mode.IDLE, Mode.TRYING} and await self.demand()
 
-    # -- for the two kinds ------------------------------------------------------------------------
+    # -- for both kinds ---------------------------------------------------------------------------
 
     @abstractmethod
     async def _live(self) -> None: ...
@@ -152,13 +151,13 @@ class Gate(ABC):
         self.hold = hold
         if before != (mode, hold):
             self.host.moved.set()
-            # The common claim concerns only what is open, and people only what is held.
+            # The common claim depends only on open gates, and people see only holds.
             if Mode.OPEN in {before[0], mode} or before[1] != hold:
                 self.host.changed()
 
     async def _claim(self, seconds: float | None) -> None:
         if self.host.feed.allowed(1) <= 0:
-            # The worker is about to end: it has claimed as many jobs as it may.
+            # The worker is about to end: it has claimed its maximum of jobs.
             await sleep(REST_SECONDS)
             return
         queues, tasks = self.selection()
@@ -167,7 +166,7 @@ class Gate(ABC):
             with move_on_after(seconds):
                 await claim
         finally:
-            # A job that came at the very moment when the wait was given up must not be lost.
+            # A job that was claimed while the wait was cancelled must not be lost.
             if claim.done() and not claim.cancelled() and claim.exception() is None:
                 self._claimed = next(iter(claim.result()), None)
 
@@ -177,7 +176,7 @@ class Gate(ABC):
             self.host.give_back([delivery], cause)
 
     async def _try(self, wait_seconds: float | None, seconds: float) -> None:
-        """Wait for one job, and let it run until it has ended, or for ``seconds``."""
+        """Wait for one job, and let it run until it has ended, at most for ``seconds``."""
         self._enter(Mode.TRYING, self.hold)
         if self._claimed is None:
             await self._claim(wait_seconds)
@@ -186,7 +185,7 @@ class Gate(ABC):
             return
         self._trial = delivery.token
         self._tried.clear()
-        # A queue may have begun to back off since it was claimed.
+        # The queue may have begun to back off since the claim.
         self.host.feed.add(self.host.passed([delivery]))
         with move_on_after(seconds):
             await self._tried.wait()
@@ -195,9 +194,9 @@ class Gate(ABC):
         try:
             await self._live()
         except errors.TaskqError as error:
-            # The common claim meets the same error, and logs it.
+            # The common claim gets the same error, and logs it.
             _log.debug("%r rests: %s", self, error)
-        except Exception:  # noqa: BLE001 - a gate that died would keep its jobs for ever
+        except Exception:  # noqa: BLE001 - a gate that died would hold back its jobs for ever
             _log.exception("%r failed; it goes on", self)
         self._release(engine.Cause.DRAIN)
 
@@ -218,12 +217,12 @@ class ConditionGate(Gate):
         return self.host.open_queues(), frozenset(self.tasks)
 
     async def has_lost_network(self) -> bool:
-        """Return whether the network that its jobs need is gone; asked at a network failure."""
+        """Return whether the network that its jobs need is gone; called after a network failure."""
         needed = [condition for condition in self.conditions if condition.is_network]
         if not needed:
             return False
         probes = self.host.probes
-        # That it was there a moment ago says nothing; that it was not there does.
+        # A recent good probe proves nothing now; a recent bad probe does.
         unmet = probes.known_unmet(needed, base.INTERVAL_SECONDS) or await probes.unmet(needed, 0.0)
         if unmet is not None:
             self._alarm.set()
@@ -232,7 +231,7 @@ class ConditionGate(Gate):
 
     async def _live(self) -> None:
         while True:
-            # While it is shut, what was stopped is about to be given back, and waits then.
+            # While the gate is shut, stopped jobs are being given back, and then wait.
             if self._claimed is None and not await self._is_needed():
                 self._enter(Mode.IDLE)
                 await self._claim(None)
@@ -247,14 +246,14 @@ class ConditionGate(Gate):
                 self._enter(Mode.OPEN)
                 unmet = await self._while_open()
             if unmet is not None:
-                # Shut first, lest what is given back be claimed again.
+                # Shut first, or the returned jobs could be claimed again.
                 self._shut(unmet)
                 self._release(self.cause)
                 self.host.stop_running(self.tasks)
                 await sleep(unmet.condition.interval_seconds)
 
     async def _is_needed(self) -> bool:
-        # Before the look and after it: a job may be given back meanwhile, or claimed.
+        # Checked before and after the look: a job may be given back or claimed meanwhile.
         begun = self.host.has_begun
         return begun(self.tasks) or await self.demand() or begun(self.tasks)
 
@@ -265,7 +264,7 @@ class ConditionGate(Gate):
         return await self.host.probes.unmet(self.conditions, age)
 
     async def _while_open(self) -> Probe | None:
-        """Return once a condition is lost, or nothing of its tasks runs or waits any more."""
+        """Return once a condition is lost, or no job of its tasks runs or waits."""
         while True:
             self._alarm.clear()
             with move_on_after(HELD_SECONDS):
@@ -278,7 +277,7 @@ class ConditionGate(Gate):
 
     def _shut(self, unmet: Probe) -> None:
         if self.mode is Mode.SHUT and self._shut_by == (unmet, unmet.since_ns):
-            return  # perhaps for another reason by now; people have seen the first
+            return  # the reason may have changed, but the first was shown already
         self._shut_by = (unmet, unmet.since_ns)
         text = f"it waits for {unmet.condition.name}, which does not hold ({unmet.problem})"
         tasks = frozenset(self.tasks)
@@ -287,11 +286,11 @@ class ConditionGate(Gate):
 
 
 class Breaker(Gate):
-    """Counts the network failures of a queue in a row, and keeps its jobs back after too many.
+    """Counts successive network failures of a queue, and holds its jobs back after too many.
 
     Then one job is tried after a pause, and each pause is twice the last, up to a limit. It is
-    tried at once when the network is seen to come back: the rule's probe, a host that tasks of the
-    queue need, or a route to the world where there was none.
+    tried at once when the network comes back, as shown by the rule's probe, by a host that the
+    queue's tasks need, or by a new route to the internet.
     """
 
     cause = engine.Cause.BREAKER
@@ -308,7 +307,7 @@ class Breaker(Gate):
         return frozenset({self.rule.queue}), self.host.open_tasks()
 
     def failed(self, error: BaseException, outcomes: Iterable[engine.Settlement]) -> bool:
-        """Count a job of the queue that failed; whether it is given back and burns no attempt.
+        """Count a failed job of the queue; return whether it is given back, with its attempt.
 
         ``outcomes`` are from this turn of the loop, latest first, before they are flushed.
         """
@@ -329,7 +328,7 @@ class Breaker(Gate):
         return True
 
     def flushed(self, settlements: list[engine.Settlement]) -> None:
-        """End the row at a success, unless failures came after it: these were counted already."""
+        """Reset the count at a success, unless failures came after it, which were counted."""
         super().flushed(settlements)
         last = next((end.kind for end in reversed(settlements) if self._counts(end)), None)
         if last is engine.kinds.SUCCESS:
@@ -378,13 +377,13 @@ class Breaker(Gate):
         self._enter(Mode.SHUT, hold)
 
     async def _rest(self, seconds: float) -> None:
-        """Wait, at most until the network is back; with a probe, at least until that holds."""
+        """Wait until the network is back, at most for ``seconds``; with a probe, until it holds."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         was_away = False
         while True:
             left = until - loop.time()
-            # Without jobs nobody needs to know: the next one is tried when it comes.
+            # Without jobs no check is needed: the next job is tried when it comes.
             away = await self._is_away() if await self.demand() else False
             if was_away and not away:
                 return

@@ -1,4 +1,4 @@
-"""Which jobs a worker keeps back for now: one part of it holds all gates."""
+"""All gates of a worker: they decide which jobs it holds back."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from taskq.conditions.base import Condition
     from taskq_workers.gates.gate import Breaker, ConditionGate, Gate
 
-#: A burst that waits for a gate looks again after this time.
+#: Interval of a burst's checks while it waits for a gate.
 LOOK_SECONDS: Final = 0.5
 
 
 class AllBut(frozenset[str]):
-    """Every name but these, for a claim from all queues: only ``in`` may be asked of it."""
+    """Every name except these, for a claim from all queues; supports only ``in``."""
 
     __slots__ = ()
 
@@ -37,7 +37,7 @@ class AllBut(frozenset[str]):
 class Gates:
     """A worker's gates: a ``Service``, the feed's ``ClaimFilter``, and the host of each gate.
 
-    A worker without conditions and breakers pays nothing for it.
+    It costs nothing in a worker without conditions and breakers.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Gates:
         self._store: engine.Store | None = None
         self._is_draining = False
         self._is_ending = False
-        #: coroutines to start as tasks of this part, by name, and the signal for them
+        #: coroutines to start as tasks of this service, by name, and the event for them
         self._begun: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = []
         self._asked = asyncio.Event()
         self._by_conditions: dict[frozenset[Condition], ConditionGate] = {}
@@ -72,7 +72,7 @@ class Gates:
     # -- as a service -----------------------------------------------------------------------------
 
     async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
-        """Know the app's tasks and breakers, and keep back what needs it, until cancelled."""
+        """Make the gates of the app's tasks and breakers, and run them until cancelled."""
         self._store = store
         self.port = store.port()
         async with create_task_group() as group:
@@ -91,7 +91,7 @@ class Gates:
 
     def _begin_breakers(self) -> None:
         if self._app.hooks.breakers:
-            # Imported where it is used, as the gates of conditions are: most workers have none.
+            # Imported here, like the gates of conditions: most workers have no gates.
             from taskq_workers.gates.gate import Breaker  # noqa: PLC0415
 
             for queue, rule in self._app.hooks.breakers.items():
@@ -100,7 +100,7 @@ class Gates:
                     self._begin(self._breakers[queue], queue)
 
     def learn(self) -> None:
-        """Keep back what tasks need that were registered, or took a new form, since."""
+        """Make gates for tasks that were registered or replaced since the last call."""
         if self._store is None or self._is_draining:
             return
         wanted: dict[frozenset[Condition], dict[str, tuple[Condition, ...]]] = {}
@@ -109,7 +109,7 @@ class Gates:
                 wanted.setdefault(frozenset(task.requires), {})[name] = task.requires
         for key, gate in list(self._by_conditions.items()):
             if gate.tasks != wanted.get(key, {}).keys():
-                # It may be waiting for jobs of the tasks that it had: a new one asks for all.
+                # It may be waiting for jobs of its old tasks: a new gate claims for all.
                 gate.drain()
                 del self._by_conditions[key]
         for key, needs in wanted.items():
@@ -155,7 +155,7 @@ class Gates:
         return frozenset(self._app.tasks) - self._shut_tasks
 
     def changed(self) -> None:
-        """Claim anew if other jobs may be claimed now, and publish the holds."""
+        """Claim again if other jobs may be claimed now, and publish the holds."""
         before = self._shut_tasks, self._shut_queues
         self._sum_up()
         if before != (self._shut_tasks, self._shut_queues) and not self._is_draining:
@@ -163,7 +163,7 @@ class Gates:
         self._changed()
 
     def holds(self) -> tuple[views.Hold, ...]:
-        """Return what is kept back, and why, for people."""
+        """Return the held jobs and the reasons, for people."""
         return tuple(gate.hold for gate in self._all() if gate.hold is not None)
 
     def wall_ns(self) -> int:
@@ -177,13 +177,13 @@ class Gates:
     def has_begun(self, tasks: set[str]) -> bool:
         """Return whether jobs of these tasks run, wait for a slot, or have ended in this turn."""
         running = (slot.delivery for slot in self._slots if slot.delivery is not None)
-        # An end that is not on its way to the log yet is no waiting job there.
+        # An outcome that is not sent yet is no waiting job in the log.
         ended = (settling.as_settlement(end).delivery for end in self._settler.outcomes)
         begun = (*self.feed.buffer, *running, *ended)
         return any(delivery.task in tasks for delivery in begun)
 
     def stop_running(self, tasks: set[str]) -> None:
-        """Stop and release what runs of these tasks, where they have ``while_running``."""
+        """Stop and release running jobs of those tasks that have ``while_running``."""
         for slot in list(self._slots):
             delivery = slot.delivery
             if delivery is None or delivery.task not in tasks:
@@ -206,16 +206,16 @@ class Gates:
     # -- for slots and the worker -----------------------------------------------------------------
 
     def withdraw(self, ask: engine.Ask) -> Delivery | None:
-        """Return a cancelled job that a gate has claimed and not let through yet."""
+        """Return a cancelled job that a gate has claimed and not passed on yet."""
         held = (gate.withdraw(ask) for gate in self._all())
         return next((delivery for delivery in held if delivery is not None), None)
 
     async def judge(
         self, task: Task[..., Any], error: BaseException, settlement: engine.Settlement
     ) -> engine.Settlement:
-        """Decide on a job that failed: it is given back if the network failed, not the job.
+        """Decide on a failed job: it is given back if the network failed, not the job.
 
-        That is known if its queue backs off, or if a host that its task needs is not there.
+        The network failed if the job's queue backs off, or if a host that its task needs is down.
         """
         delivery = settlement.delivery
         if settlement.kind is engine.kinds.RELEASE:
@@ -227,7 +227,7 @@ class Gates:
             settlement.kind is not engine.kinds.RETRY
             and settlement.cause is not engine.Cause.EXHAUSTED
         ):
-            return settlement  # it wants no other attempt anyway
+            return settlement  # it gets no other attempt anyway
         if fails:
             return release_for(delivery, engine.Cause.BREAKER)
         gate = self._by_task.get(task.name)
@@ -236,7 +236,7 @@ class Gates:
                 if await gate.has_lost_network():
                     return release_for(delivery, engine.Cause.CONDITION)
             except asyncio.CancelledError:
-                # The worker ends, or somebody stopped the job: it has failed before that.
+                # The worker ends, or the job was stopped; it had failed before.
                 return settlement
         return settlement
 
@@ -269,7 +269,7 @@ class Gates:
                 return not waited
             waited = True
             self.feed.linger()
-            # Another worker may have taken the gate's job, and then the gate does not move.
+            # Another worker may have taken the gate's job; the gate then does not change.
             with move_on_after(LOOK_SECONDS):
                 await self.moved.wait()
 
@@ -277,7 +277,7 @@ class Gates:
 
     @property
     def _slots(self) -> Iterable[slots.Slot]:
-        """Return the slots of this process; a worker whose jobs run elsewhere has none."""
+        """Return the slots of this process; none if the jobs run elsewhere."""
         return self._runner.slots if isinstance(self._runner, slots.Slots | rounds.LogShare) else ()
 
     def _begin(self, gate: Gate, name: str) -> None:
@@ -288,7 +288,7 @@ class Gates:
         self._start_soon(f"taskq-gate-{name}", gate.run)
 
     def _start_soon(self, name: str, live: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        # Asked for in callbacks of the loop, where a task group starts nothing.
+        # Called in callbacks of the loop, where a task group cannot start tasks.
         self._begun.append((name, live))
         self._asked.set()
 

@@ -23,9 +23,9 @@ _log: Final = logging.getLogger("taskq.worker")
 
 #: A condition counts as holding for this long after a good probe, while its jobs run.
 HELD_SECONDS: Final = 2.0
-#: A probe that did not even end when its time was over is waited for no longer than this.
+#: Longest wait for a probe that does not end after its timeout.
 DEAF_SECONDS: Final = 0.2
-#: The part of its interval for which a probe serves others.
+#: The part of its interval during which a probe's answer is shared.
 _SHARED: Final = 0.9
 
 
@@ -33,10 +33,10 @@ class Probe:
     """State of one condition.
 
     Attributes:
-        condition: it.
+        condition: the condition.
         problem: why it does not hold, "" if it does; None before the first probe.
         probed_at: loop time of the start of the last probe that ended.
-        since_ns: wall time at which it was found to hold, or not to hold any more.
+        since_ns: wall time of its last change between holding and not holding.
     """
 
     __slots__ = (
@@ -53,7 +53,7 @@ class Probe:
         self._is_warned = False
 
     async def told(self, age_seconds: float) -> str:
-        """Return why it does not hold, "" if it does; an answer of that age is good enough.
+        """Return why it does not hold, "" if it does; the answer may have that age.
 
         Concurrent callers share one probe.
         """
@@ -61,7 +61,7 @@ class Probe:
         if self.problem is None or loop.time() - self.probed_at > age_seconds:
             if self._running is None:
                 self._running = lifespans.begin(self._probe(loop.time()), "taskq-probe")
-            # A caller that gives up must not end the probe for the others.
+            # A caller that is cancelled must not end the probe of the others.
             running, limit = self._running, self.condition.timeout_seconds
             if not await lifespans.until_done({running}, limit + DEAF_SECONDS):
                 self._learn(f"its probe took over {limit:g} s and goes on", loop.time())
@@ -78,7 +78,7 @@ class Probe:
 
     async def _probe(self, now: float) -> None:
         condition = self.condition
-        # A cancel scope would cancel a probe that ignores it for ever.
+        # A cancel scope would wait for ever for a probe that ignores its cancellation.
         limit = Deadline(condition.timeout_seconds)
         try:
             async with limit:
@@ -108,7 +108,7 @@ class Probe:
 
 
 class Probes(dict["Condition", Probe]):
-    """The probes of a worker by condition, made when a condition is first needed."""
+    """The probes of a worker by condition, created at first use."""
 
     def __init__(self, data_dir: Path, wall_ns: Callable[[], int]) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Probes(dict["Condition", Probe]):
         return probe
 
     def known_unmet(self, conditions: Iterable[Condition], age_seconds: float) -> Probe | None:
-        """Return one of the conditions that did not hold so short a time ago."""
+        """Return a condition with a failed probe of at most this age; None without one."""
         oldest = asyncio.get_running_loop().time() - age_seconds
         probes = (self[condition] for condition in conditions)
         young = (probe for probe in probes if probe.probed_at >= oldest)
@@ -131,7 +131,7 @@ class Probes(dict["Condition", Probe]):
     async def unmet(
         self, conditions: Iterable[Condition], age_seconds: float | None = None
     ) -> Probe | None:
-        """Return the first of the conditions that does not hold; None if all do.
+        """Return the first of the conditions that does not hold; None if all hold.
 
         ``age_seconds`` is the oldest usable answer; None means 0.9 of a condition's own interval.
         """
