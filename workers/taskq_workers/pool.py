@@ -25,7 +25,7 @@ from taskq_workers.services.deaths import DeathHooks
 from taskq_workers.services.watches import LoopWatch
 from taskq_workers.slots import batches, feed, outcomes, rounds, slots
 
-#: How long a drain may take in silence.
+#: A drain is logged if it takes longer than this.
 SILENCE_SECONDS: Final = 0.5
 _NAMED_MAX: Final = 3
 
@@ -43,13 +43,13 @@ async def tell_drain(
 
 
 class CancelListener:
-    """Stops the jobs of slots that somebody wants cancelled."""
+    """Stops the jobs of slots when they are cancelled."""
 
     def __init__(self, slots: slots.Slots) -> None:
         self._slots = slots
 
     async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
-        """Listen until cancelled: jobs that still run while the worker drains may be cancelled."""
+        """Listen until this service is cancelled: jobs may be cancelled while the worker drains."""
         leave = store.on_cancel(self._on_ask)
         try:
             task_status.started()
@@ -58,7 +58,7 @@ class CancelListener:
             leave()
 
     def _on_ask(self, ask: engine.Ask, _: None) -> None:
-        # A delivery that came with this very news is in the feed's buffer after this turn.
+        # A delivery from the same batch is in the feed's buffer only after this turn.
         self._slots.loop.call_soon(self._stop, ask)
 
     def _stop(self, ask: engine.Ask) -> None:
@@ -89,9 +89,9 @@ def cancellation(delivery: Delivery) -> engine.Settlement:
 
 
 class SlotsWish:
-    """Hears of another number of slots for the worker; a ``Service``.
+    """Listens for changes of the worker's number of slots; a ``Service``.
 
-    ``resize`` is called with each number, None for the one that the worker was started with.
+    ``resize`` is called with each number; None means the number at the worker's start.
     """
 
     def __init__(self, resize: Callable[[int | None], None]) -> None:
@@ -116,30 +116,30 @@ class SlotsWish:
             leave()
 
 
-#: Logs that one worker has at most: each has a thread, and its own files open.
+#: Most logs of one worker: each has a thread and open files.
 LOGS_MAX: Final = 1_024
 
 
 class Service(Protocol):
-    """A part beside the jobs: a scheduler, the gates, a listener for cancels."""
+    """A part of the worker besides the jobs: a scheduler, the gates, a listener for cancels."""
 
     async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
         """Work until cancelled.
 
-        An error before ``task_status.started()`` keeps the worker from starting; a later one stops
-        the worker after its drain. It may end by itself.
+        An error before ``task_status.started()`` prevents the worker's start; a later error stops
+        the worker after its drain. A service may end by itself.
         """
 
 
 class LogPart:
-    """Log of a worker, served until the worker ends or the log is left.
+    """A log of a worker, served until the worker ends or the log is left.
 
     Attributes:
-        weight: the log's share of the turns.
-        store: once it is open; None again when it is left.
-        host: of its feed, in place of the slots.
-        services: that claim or make work; ended as the worker drains.
-        beside: services that watch until the last job is settled.
+        weight: the log's share of the claims.
+        store: the open store; None before it is opened and after the log is left.
+        host: the host of its feed; the slots unless it is set.
+        services: services that claim or create jobs; ended as the worker drains.
+        beside: services that run until the last job is settled.
     """
 
     def __init__(self, app: TaskQ, weight: int = 1, *, ticks: bool, syncs: bool) -> None:
@@ -153,7 +153,7 @@ class LogPart:
         self._scopes: list[CancelScope] = []
 
     def serve(self, worker: object, serving: views.Serving | None) -> None:
-        """Publish the worker's claims of this log, for ``taskq show`` and its like."""
+        """Publish the worker's claims of this log, for ``taskq show`` and similar commands."""
         if self.store is not None:
             self.store.serve(worker, serving)
 
@@ -176,9 +176,10 @@ def parts_of(
     ticks: bool,
     syncs: bool,
 ) -> list[LogPart]:
-    """Return the logs of a worker: the named ones, else its app's.
+    """Return the logs of a worker: the named logs, else its app's.
 
-    ``ticks``: it ticks the app's schedules in each log. ``syncs``: it sends each log to the hub.
+    With ``ticks`` it ticks the app's schedules in each log; with ``syncs`` it sends each log to
+    the hub.
     """
     if logs is None:
         return [LogPart(log, ticks=ticks, syncs=syncs) for log in app.logs()]
@@ -202,20 +203,20 @@ def parts_of(
 
 
 def _syncing(app: TaskQ) -> Service:
-    """Return what sends the log to a hub, as its package brings it."""
+    """Return the service that sends the log to a hub, from another package."""
     service: Service = loader.find_plugin("taskq.services", "sync", "hub")(app)
     return service
 
 
 class Stranded:
-    """Remains of a loop that was closed under the worker, for each of its logs."""
+    """The jobs of a loop that was closed under the worker, for each of its logs."""
 
     def __init__(self, runner: feed.Runner) -> None:
         self._runner = runner
         self._left: list[engine.Settlement] = []
 
     def of(self, app: TaskQ) -> list[engine.Settlement]:
-        """Settle what ended of this log, release what runs or waits."""
+        """Settle the jobs of this log that have ended, release running and waiting jobs."""
         runner, tag = self._runner, app.connection.tag
         left = [delivery for delivery, _ in runner.held() if delivery.tag == tag]
         self._left += runner.settler.surrender()
@@ -224,7 +225,7 @@ class Stranded:
 
 
 def surrender(slots: slots.Slots, parts: Iterable[LogPart]) -> None:
-    """Release what no slot has begun; from another thread, while the loop stands still."""
+    """Release deliveries that no slot has begun; from another thread, while the loop is blocked."""
     stores = {part.app.connection.tag: part.store for part in parts}
     for settlement in slots.surrender():
         store = stores.get(settlement.delivery.tag)
@@ -239,7 +240,7 @@ _HOW: Final = 'write "async with app.worker(): ...", or app.run_worker() where n
 
 CONCURRENCY_DEFAULT: Final = 8
 DRAIN_SECONDS_DEFAULT: Final = 10.0
-#: A cancelled job gets this long to clean up: a worker should end within a second after its drain,
+#: Time for a cancelled job to clean up: a worker should end within a second after its drain,
 #: before a service manager kills it.
 CANCEL_SECONDS: Final = 0.5
 
@@ -248,9 +249,9 @@ class Phase(enum.Enum):
     """Phases of a worker's life; it lives once."""
 
     NEW = enum.auto()
-    #: it opens the log, or runs
+    #: opens the log, or runs
     RUNNING = enum.auto()
-    #: it claims no more; running jobs finish
+    #: claims no more jobs; running jobs finish
     DRAINING = enum.auto()
     #: running jobs are cancelled
     CANCELLING = enum.auto()
@@ -270,24 +271,24 @@ class Worker:
     wait for a worker with the task.
 
     Args:
-        app: whose tasks are run.
+        app: the app with the tasks.
         concurrency: how many jobs run at a time, of all logs together.
         logs: directories to claim from in place of the app's, with weights to share the slots in
             that proportion. Jobs of a job go into its own log.
         queues: names of the queues to claim from, with weights to share the claims in that
             proportion; None for all.
-        burst: stop by itself once no job is ready and none runs. Jobs that are due later stay.
+        burst: stop by itself once no job is ready and none runs. Jobs due later are left.
         max_jobs: stop by itself after this number of attempts; None for no limit.
         drain_timeout: time for running jobs to finish at a stop, such as "30s".
         thread_limit: how many sync jobs run at a time, ``concurrency`` if None. A job that
-            outlasted its timeout cannot be stopped, and counts until its function returns.
+            exceeds its timeout cannot be stopped, and counts until its function returns.
         process_limit: how many jobs run in child processes at a time, ``concurrency`` if None.
         max_jobs_per_child: replace a child process after this number of jobs.
-        max_rss_per_child: replace one that takes more memory after a job: bytes, or "500MB".
+        max_rss_per_child: replace a child that takes more memory after a job: bytes, or "500MB".
         target: ``module:app`` that children import; by default each task's own module.
         schedules: whether it ticks the app's schedules; a worker with ``burst`` never does.
-        warns: whether it looks each minute for jobs that wait and that no worker would take, and
-            for queues of its own that nobody uses, and logs what it finds.
+        warns: whether it checks each minute for waiting jobs that no worker would take, and for
+            queues of its own that are never used, and logs them.
         sync: whether it sends the log to the hub of the settings, as ``taskq sync --follow`` does.
         on_event: called with a ``JobFinished`` for each job that ended, on the loop's thread.
         on_dead: called with each ``DeadLetter`` that this process makes, besides the app's own
@@ -297,12 +298,12 @@ class Worker:
         burst: whether it stops by itself once no job is ready.
         drain_seconds: time for running jobs to finish at a stop.
         started: set once the log is open and the first claim waits.
-        stopped: set once everything is settled.
+        stopped: set once every job is settled.
         executor: where the jobs run, "" for here.
-        services: that claim or make work beside it, begun with it and ended as it drains.
+        services: services that claim or create jobs, started with it and ended as it drains.
 
     Raises:
-        UsageError: an option is out of its range.
+        UsageError: an option is out of range.
     """
 
     concurrency: int
@@ -312,7 +313,7 @@ class Worker:
     started: asyncio.Event
     stopped: asyncio.Event
     executor: str = ""
-    #: whether jobs run in this very process, and take what the app's lifespans open here
+    #: whether jobs run in this process, and take resources of the app's lifespans here
     lends: bool = True
 
     _stuck: watches.StuckWatch | None = None
@@ -374,10 +375,10 @@ class Worker:
         self._opening: CancelScope | None = None
         self._runner: feed.Runner | None = None
         self._places: executors.Executors | None = None
-        #: the app's tasks when they were last looked at, and their names
+        #: the app's tasks at the last look, and their names
         self._tasks: Mapping[str, Task[..., Any]] = {}
         self._known: frozenset[str] = frozenset()
-        #: takes back what was hung on the app and its loop
+        #: removes the worker's listeners and patches from the app and its loop
         self._undo = contextlib.ExitStack()
         self._lifespans = lifespans.LifespanHolder(app, lends=self.lends)
 
@@ -394,7 +395,7 @@ class Worker:
         return [str(part.app.data_dir) for part in self._parts]
 
     def store(self) -> engine.Store:
-        """Return the open log that it works, or the first of them."""
+        """Return the open log of the worker, or the first of its logs."""
         return self._parts[0].app.store()
 
     @property
@@ -404,33 +405,33 @@ class Worker:
 
     @property
     def running(self) -> int:
-        """Return how many jobs run now."""
+        """Return how many jobs are running."""
         return 0 if self._runner is None else self._runner.running()
 
     @property
     def held(self) -> list[tuple[Delivery, float | None]]:
-        """The jobs that run now, and for how many seconds; None where that is not known."""
+        """The running jobs, each with its seconds of run time; None if unknown."""
         now = monotonic()
         held = [] if self._runner is None else self._runner.held()
         return [(delivery, None if since is None else now - since) for delivery, since in held]
 
     @property
     def ended(self) -> Mapping[engine.Kind, int]:
-        """Return how many attempts of jobs ended how."""
+        """Return the number of ended attempts by kind of end."""
         return {} if self._runner is None else self._runner.settler.ended
 
     @property
     def lingering(self) -> int:
-        """Count sync functions that still run in threads, their jobs released, after a stop."""
+        """Count sync functions that still run in threads after a stop, with their jobs released."""
         return 0 if self._places is None else self._places.lingering
 
     async def start(self) -> None:
-        """Open the log and claim; returns once it runs, at once if it was stopped before.
+        """Open the log and claim; return once it runs, or at once after a stop.
 
         Raises:
             LogError: the directory cannot be used.
-            UsageError: it was started before, a module that the app includes does not import, a
-                task's annotations have no form in JSON, or no loop of asyncio runs here.
+            UsageError: it was started before, a module that the app includes cannot be imported, a
+                task's annotations have no form in JSON, or no asyncio loop runs here.
         """
         if self._phase is Phase.STOPPED:
             if self._keeper is None:
@@ -445,7 +446,7 @@ class Worker:
         loader.plug_in(self.app)
         self.app.hooks.check_tasks()
         self._phase = Phase.RUNNING
-        # The root of all its tasks: stop() is often called by another task than start().
+        # The parent of all its tasks: stop() is often called by another task than start().
         self._keeper = guards.Keeper(self._keep(), loop=loop, name="taskq-worker")
         self._keeper.add_done_callback(self._on_kept)
         try:
@@ -457,7 +458,7 @@ class Worker:
             self._raise_error()
 
     async def run(self) -> None:
-        """Start, and return once stopped; cancelling stops it as ``stop`` does.
+        """Start, and return once the worker has stopped; cancellation stops it as ``stop`` does.
 
         Raises:
             LogError: the log failed under the worker.
@@ -472,14 +473,14 @@ class Worker:
     async def stop(self) -> None:
         """Drain: claim no more, and let running jobs finish, at most for ``drain_timeout``.
 
-        Jobs that are cancelled then are released and burn no attempt. Legal twice, and before the
+        Cancelled jobs are then released without using up their attempt. Legal twice, and before the
         start.
         """
         self.request_stop()
         await self.stopped.wait()
 
     def request_stop(self) -> None:
-        """Begin to drain, and return at once."""
+        """Begin to drain, and return immediately."""
         if self._phase is Phase.NEW:
             self._phase = Phase.STOPPED
             self.stopped.set()
@@ -488,7 +489,7 @@ class Worker:
             self._opening.cancel()
 
     def request_cancel(self) -> None:
-        """Stop without waiting for running jobs: cancel and release them. Returns at once."""
+        """Stop without waiting for running jobs: cancel and release them. Return immediately."""
         self.request_stop()
         self._cancel_asked.set()
 
@@ -502,7 +503,7 @@ class Worker:
             self._raise_error()
 
     async def _keep(self) -> None:
-        """Own all tasks of the worker; only the loop's end cancels this one."""
+        """Own all tasks of the worker; only the loop's end cancels this task."""
         async with create_task_group() as group:
             group.start_soon(self._live, name="taskq-worker-life")
 
@@ -524,7 +525,8 @@ class Worker:
                 self._places.close()
             raise
         finally:
-            # Each of them, even if the loop ends in the midst of another: no shield keeps that out.
+            # Each step runs, even if the loop ends in the middle of another: a shield cannot
+            # prevent that.
             with CancelScope(shield=True):
                 async with contextlib.AsyncExitStack() as stack:
                     for part in self._own:
@@ -534,7 +536,7 @@ class Worker:
                         stack.push_async_callback(self._places.leave)
 
     async def _open(self) -> bool:
-        """Open the logs, and enter lifespans; False if a stop came first, as both may take long."""
+        """Open the logs and enter lifespans, which may be slow; False if a stop came first."""
         with CancelScope() as self._opening:
             if not self._stop_asked.is_set():
                 for part in list(self._parts):
@@ -552,14 +554,14 @@ class Worker:
             self._parts.remove(part)
             _log.error("log %s is left out: %s", part.app.data_dir, error)
         else:
-            # A block of the app that ends leaves the log open for the worker's running jobs.
+            # An app's block that ends now leaves the log open for the worker's running jobs.
             connection = part.app.connection
             connection.enter()
             self._undo.callback(connection.enter, -1)
             part.store = part.app.store()
 
     async def _serve(self) -> None:
-        """Run jobs until a stop, beside what watches them until the last one is settled."""
+        """Run jobs until a stop, with the services that run until the last job is settled."""
         self._store = self.store()
         runner = self._runner = self._hire()
         self._listen()
@@ -573,7 +575,7 @@ class Worker:
                 await self._claim(runner)
                 await runner.settler.settle_all()
             except asyncio.CancelledError:
-                # The loop itself ends, and cancels all tasks: release what can be in time.
+                # The loop itself ends and cancels all tasks: release as many jobs as possible.
                 runner.leave()
                 runner.interrupt()
                 runner.settler.flush()
@@ -581,7 +583,7 @@ class Worker:
             beside.cancel_scope.cancel()
 
     async def _claim(self, runner: feed.Runner) -> None:
-        """Claim until a stop is asked for; return when the last job has ended, or was given up."""
+        """Claim until a stop is requested; return when the last job has ended or was abandoned."""
         async with create_task_group() as ending:
             async with create_task_group() as claiming:
                 for part in self._parts:
@@ -608,7 +610,7 @@ class Worker:
             ending.cancel_scope.cancel()
 
     async def _interrupt(self, runner: feed.Runner) -> None:
-        # The end of it is timed by itself: jobs that ended during a stall of the loop settle then.
+        # Its last part is timed separately: jobs that ended during a stall of the loop settle then.
         last = min(self.drain_seconds / 10, 1.0)
         for seconds in (self.drain_seconds - last, last):
             with move_on_after(seconds):
@@ -677,13 +679,13 @@ class Worker:
         traced = tracing.make_tracer(hook)
         wraps = [] if traced is None else [traced.wrap]
         if self.app.hooks.middleware:
-            # Imported when an app has some: few have.
+            # Imported only for apps with middleware, which are few.
             from taskq_workers.slots.middleware import Surrounded  # noqa: PLC0415
 
             resources = self._lifespans.resources
             wraps.insert(0, Surrounded(self.app.hooks.middleware, resources).wrap)
         plans = executors.Plans(lambda: self.app.tasks, self._places, wraps)
-        # From here on each job is run by the task that is there when it begins.
+        # From now on each job is run by the form of the task that exists when the job begins.
         self._undo.callback(self.app.hooks.renewed.listen(plans.clear))
         runner = slots.Slots(
             self.app,
@@ -713,7 +715,7 @@ class Worker:
             return self._batchers[-1].join
 
         plans.batcher = batcher
-        # Asked from another thread: a copy of the slots is made in one step of the interpreter.
+        # Called in another thread: the slots are copied in one step of the interpreter.
         give_back = partial(surrender, runner, self._parts)
         watch = LoopWatch(
             lambda: not runner.running(), runner.delivery_of, give_back, lambda: self.stores
@@ -745,7 +747,7 @@ class Worker:
         self._tell_what_it_serves()
 
     def _children(self) -> executors.Children:
-        # Imported when a task wants it: it brings as many modules as all the rest.
+        # Imported when a task needs it: it imports as many modules as all the rest.
         from taskq_workers.children.runner import ProcessRunner  # noqa: PLC0415
 
         return ProcessRunner(asyncio.get_running_loop(), self.app, self._room)
@@ -766,7 +768,7 @@ class Worker:
 
     def _listen(self) -> None:
         loop = asyncio.get_running_loop()
-        #: the tasks that all feeds were asked to claim for
+        #: the tasks for which all feeds claim
         self._asked_for: Mapping[str, Task[..., Any]] = self.app.tasks
 
         def on_new() -> None:
@@ -776,8 +778,8 @@ class Worker:
         self._undo.callback(self.app.hooks.renewed.listen(on_new))
 
     def _learn(self) -> None:
-        """Ask for the jobs of tasks that were registered or replaced, too."""
-        # One log's claim may have looked at the tasks since: the claims of others still wait.
+        """Claim jobs of tasks that were registered or replaced meanwhile, too."""
+        # One log's claim may have seen the new tasks; the claims of other logs still wait.
         if self._phase is Phase.RUNNING and self.app.tasks is not self._asked_for:
             self._asked_for = self.app.tasks
             self._task_names()
@@ -785,7 +787,7 @@ class Worker:
                 self._runner.feed.reconsider()
 
     def _tell_what_it_serves(self) -> None:
-        """Publish this worker's claims, for ``taskq show`` and its like."""
+        """Publish this worker's claims, for ``taskq show`` and similar commands."""
         for part in self._parts:
             serving = views.Serving(
                 queues=self.queues,
@@ -827,7 +829,7 @@ def _check(max_jobs: int | None, **hooks: object) -> None:
 
 
 def _only(error: BaseException | None) -> BaseException | None:
-    """Return the error itself, out of the groups of the task groups that it went through."""
+    """Return the error itself, unwrapped from the groups of its task groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,4 +1,4 @@
-"""``taskq worker`` as a process: signals, lines, several of them under a guard.
+"""``taskq worker`` as a process: signals, output, several workers under a guard.
 
-Begin with ``running``; one worker's process is ``supervisor``, several are ``guard``.
+Begin with ``running``; ``supervisor`` runs one worker's process, ``guard`` several.
 """

@@ -14,7 +14,7 @@ from taskq import Task, TaskQ, engine, errors
 from taskq.views import WAITING_STATES, Check, JobView, Serving, Waiting
 from taskq_workers.runs import lifespans, loader
 
-#: Jobs of each queue, and of each task, whose arguments are tried, and bytes of all of them.
+#: Jobs of each queue and task whose arguments are checked, and most bytes of all these jobs.
 _TRIED_MAX: Final = 200
 _TRIED_BYTES_MAX: Final = 16 * 1024 * 1024
 
@@ -78,7 +78,7 @@ def _schedules(app: TaskQ) -> Check:
 
 
 def _waiting(app: TaskQ) -> Check:
-    """Return waiting jobs that neither this app nor a worker that runs would take."""
+    """Return waiting jobs that neither this app nor a running worker would take."""
     try:
         with engine.LogReader.open(str(app.data_dir)) as reader:
             waiting = reader.waiting_jobs()
@@ -100,10 +100,10 @@ def _waiting(app: TaskQ) -> Check:
 def _try_arguments(
     app: TaskQ, reader: engine.LogReader, waiting: Mapping[tuple[str, str], Waiting]
 ) -> tuple[int, list[str]]:
-    """Read arguments of waiting jobs as a worker would: the oldest ready ones, and the newest.
+    """Decode arguments of waiting jobs as a worker would: the oldest ready, and the newest jobs.
 
     Returns:
-        How many were tried, and a sentence for each task some of whose jobs do not fit.
+        The number of checked jobs, and a sentence for each task with jobs that do not fit.
     """
     jobs: dict[int, JobView] = {}
     tasks = {task for _, task in waiting} & set(app.tasks)

@@ -19,14 +19,14 @@ from taskq_workers.process import reporting, supervisor
 from taskq_workers.runs import system
 from taskq_workers.runs.guards import signal_name
 
-#: Before a worker that died is started again: the first and the longest pause; each is twice the
+#: Pauses before a worker that died is restarted: the first and the longest; each is twice the
 #: one before.
 RESTART_SECONDS_FIRST: Final = 0.5
 RESTART_SECONDS_MAX: Final = 30.0
 _DOUBLINGS_MAX: Final = 6
 #: After a run of this length a worker starts again with the first pause.
 STEADY_SECONDS: Final = 60.0
-#: Exit code of a wrong command line, which no restart would change.
+#: Exit code of a wrong command line, which a restart would not change.
 _WRONG_USAGE: Final = 2
 _SIGNALLED: Final = 128
 _EXIT_AT: Final = 3
@@ -38,10 +38,10 @@ _DRAIN_LOOK_SECONDS: Final = 1.0
 class ProcessLife(enum.Enum):
     """States of a worker process."""
 
-    #: first in its place, not ready yet
+    #: the first process in its place, not ready yet
     STARTING = enum.auto()
     SERVING = enum.auto()
-    #: replaces the process of its place once it is ready
+    #: it replaces the process of its place once it is ready
     COMING = enum.auto()
     #: was replaced, and drains
     LEAVING = enum.auto()
@@ -53,17 +53,17 @@ class Event(enum.Enum):
     """Events of a worker process."""
 
     READY = enum.auto()
-    #: exit code 0, or stopped by SIGTERM before it listened for that
+    #: exit code 0, or stopped by SIGTERM before its handler was installed
     DONE = enum.auto()
-    #: ended before it was ready: its command line is wrong
+    #: ended before it was ready because of its command line
     WRONG = enum.auto()
-    #: ended before it was ready, with an error
+    #: ended before it was ready, with another error
     REFUSED = enum.auto()
     DIED = enum.auto()
 
 
 class WorkerProcess:
-    """A started worker process; a socket pair ties it to the guard, one end in each.
+    """A started worker process; a socket pair connects it to the guard.
 
     Times are in monotonic seconds; ``deadline``, when it is killed, is None before the first
     SIGTERM. ``stops`` counts SIGTERMs.
@@ -91,7 +91,7 @@ class WorkerProcess:
                 ],
                 theirs,
                 ends_with_us=False,
-                # The terminal's signals are for the guard alone, which forwards them.
+                # The terminal's signals go only to the guard, which forwards them.
                 process_group=0,
                 env=environment,
             )
@@ -103,7 +103,7 @@ class WorkerProcess:
         self.pid = self._process.pid
 
     def hear(self) -> bool:
-        """Take what it said; True when it has just become ready."""
+        """Read its messages; return True if it has just become ready."""
         try:
             news = self.socket.recv(supervisor.ERROR_BYTES_MAX + 1)
         except OSError:
@@ -124,7 +124,7 @@ class WorkerProcess:
         system.send(self._process, number)
 
     def ended(self) -> int | None:
-        """Return the exit code, minus the number of the signal it died by; None while it lives."""
+        """Return the exit code, or minus the number of the fatal signal; None while it runs."""
         code = self._process.poll()
         if code is not None:
             self.hear()
@@ -134,9 +134,9 @@ class WorkerProcess:
 
 @dataclass(slots=True, eq=False)
 class WorkerSlot:
-    """A place for a worker process: its number from 1, and its deaths in a row.
+    """A place for a worker process: its number from 1, and its successive deaths.
 
-    ``start_at`` is in monotonic seconds; None: not by time.
+    ``start_at`` is in monotonic seconds; None: no start is scheduled.
     """
 
     number: int
@@ -151,12 +151,11 @@ class Guard:
     cancels and gives them back, a third ends all at once. SIGHUP replaces the workers one by one:
     each new worker is ready before the old one drains. In a terminal it keeps its usual meaning.
 
-    A worker of a ``burst`` that ends by itself without failure has done its part. A worker that
+    A worker of a ``burst`` that ends by itself without failure is not replaced. A worker that
     needs much longer than ``drain_seconds`` is killed.
 
-    The guard claims nothing and opens no log. What it does with a worker process is one table of
-    the process's life and what happened to it; one thread around one ``select`` finds out what
-    happened.
+    The guard claims nothing and opens no log. One table of a process's state and event has the
+    actions; one thread with one ``select`` finds the events.
     """
 
     def __init__(
@@ -177,7 +176,7 @@ class Guard:
         self._drain_seconds = drain_seconds
         self._say = say
         self._complain = complain
-        #: errors that were printed; the same one ends all workers
+        #: printed errors; the same error ends all workers
         self._complaints: set[str] = set()
         self._began = time.monotonic()
         self._notifier = notifier
@@ -228,12 +227,12 @@ class Guard:
         if self._notifier.watchdog_seconds and self._has_served:
             self._notifier.alive()
             moments.append(now + self._notifier.watchdog_seconds)
-        if system.SIGCHLD is None:  # nothing says that a worker has ended
+        if system.SIGCHLD is None:  # no signal reports the end of a worker
             moments.append(now + _LOOK_SECONDS)
         seconds = max(min(moments) - now, 0) if moments else None
         sockets = {process.socket: process for process in self._processes if not process.ready}
         ready, _, _ = select.select([self._alarm, *sockets], [], [], seconds)
-        # While the guard was stopped its workers may have been, too.
+        # If the guard was stopped (SIGSTOP), its workers may have been, too.
         late = 0.0 if seconds is None else max(time.monotonic() - now - seconds, 0.0)
         for process in self._processes:
             if process.deadline is not None:
@@ -310,7 +309,7 @@ class Guard:
             place.start_at = None
         for process in self._processes:
             process.life = ProcessLife.STOPPING
-            # A replaced worker drains already: another signal would cancel its jobs.
+            # A replaced worker is draining: another signal would cancel its jobs.
             if process.stops < max(self._stops, 1):
                 process.stop(self._drain_seconds)
 
@@ -322,7 +321,7 @@ class Guard:
                 place.start_at = None
                 try:
                     self._start(place, ProcessLife.STARTING)
-                except OSError as error:  # no room for a process now; the others serve on
+                except OSError as error:  # no process can be started now; the others go on
                     place.failures += 1
                     self._start_later(place, f"worker {place.number} cannot be started ({error})")
 
@@ -391,14 +390,14 @@ class Guard:
         self._serve(process, code)
 
     def _follow(self, process: WorkerProcess, code: int) -> None:
-        """Start the next one, as it ended by itself after ``--max-jobs``; a burst is over."""
+        """Replace a worker that ended by itself after ``--max-jobs``; a burst is not replaced."""
         place = self._places[process.number - 1]
         self._exit_code = self._exit_code or code
         place.failures = 0
         place.start_at = None if self._burst else time.monotonic()
 
     def _refused(self, process: WorkerProcess, code: int) -> None:
-        # A burst that cannot use its log ends as a single one would; others may be luckier.
+        # A burst that cannot use its log ends like a single worker; others are restarted.
         (self._follow if self._burst else self._died)(process, code)
 
     def _died(self, process: WorkerProcess, code: int) -> None:
@@ -409,7 +408,7 @@ class Guard:
         self._start_later(place, f"worker {number}, process {pid}, died ({_in_words(code)})")
 
     def _start_later(self, place: WorkerSlot, problem: str) -> None:
-        # No power is needed of a number that has grown for days.
+        # Limit the exponent: the count may have grown for days.
         doublings = min(place.failures - 1, _DOUBLINGS_MAX)
         seconds = min(RESTART_SECONDS_FIRST * 2**doublings, RESTART_SECONDS_MAX)
         place.start_at = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""Prints what a worker does, from a thread of its own, so that a slow terminal slows no job."""
+"""Print a worker's events from a separate thread, so that a slow terminal slows no job."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from taskq import Delivery, engine, text, values, views
 from taskq.cli import silence
 from taskq_workers.events import JobEnd, JobFinished
 
-#: Lines in one second; what comes above that is counted, and told in one line.
+#: Most lines in one second; further events are counted and summed up in one line.
 LINES_PER_SECOND_MAX: Final = 200
 #: Time between two writes.
 TICK_SECONDS: Final = 0.05
 _SECOND: Final = 1.0
-#: How long ``close`` waits for a terminal that takes no more.
+#: How long ``close`` waits for a blocked terminal.
 _CLOSE_SECONDS: Final = 1.0
 
 
 class LineReporter:
-    """Hand it to a worker as ``on_event``. Never blocks its caller; idle, it sleeps.
+    """Pass it to a worker as ``on_event``. It never blocks its caller; when idle, it sleeps.
 
-    Nothing is printed before ``open``, so that the banner comes first. Memory is bounded: the
-    thread alone renews the quota of lines, so while the output is stuck, events are only counted.
+    Nothing is printed before ``open``, so that the banner comes first. Memory is bounded: only the
+    thread renews the quota of lines, so while the output is blocked, events are only counted.
     """
 
     def __init__(self, output: TextIO, style: Style) -> None:
@@ -59,7 +59,7 @@ class LineReporter:
         self._news.set()
 
     def close(self) -> None:
-        """Write what is left; gives up on an output that is stuck. Legal twice, and before open."""
+        """Write the remaining lines, unless the output is blocked. Legal twice, and before open."""
         self._closing.set()
         self._news.set()
         if self._thread.ident is not None:
@@ -100,12 +100,12 @@ class LineReporter:
             self._output.write("\n".join(lines) + "\n")
             self._output.flush()
         except (OSError, ValueError):
-            # Its reader went away. The jobs matter more than the lines.
+            # The reader is gone. The jobs matter more than the lines.
             self._broken = True
             silence(self._output)
 
 
-# How a worker's news look on a terminal: the banner, and one line for each job.
+# The worker's output on a terminal: the banner, and one line for each job.
 
 _TASKS_SHOWN: Final = 6
 _HELD_SHOWN: Final = 5
@@ -127,10 +127,10 @@ class BannerFacts:
     version: str
     pid: int
     directory: str
-    #: no job was ever put into it
+    #: whether the log has never had a job
     is_empty: bool = False
     durability: str
-    #: jobs that were running when their process died, and are ready again
+    #: jobs that ran in processes that died, and are ready again
     recovered: int
     #: None: all
     queues: frozenset[str] | None
@@ -139,9 +139,9 @@ class BannerFacts:
     ready_seconds: float
     #: where the jobs run, "" for here
     executor: str = ""
-    #: what runs plain jobs here, with its build
+    #: the language that runs plain jobs, with its build
     plain_jobs: str = "Python"
-    #: files that settings come from, and variables that are none
+    #: files of the settings, and variables that are no setting
     settings: str = ""
 
 
@@ -210,7 +210,7 @@ def drain_lines(
 def overdue_lines(
     held: Sequence[tuple[Delivery, float | None]], seconds: float, process: str = ""
 ) -> list[str]:
-    """Return what is cancelled since its time is over."""
+    """Return the lines about jobs that are cancelled because the drain's time is over."""
     head = f"{process}{seconds:g} s are over: {_running(held)} cancelled and given back"
     return [head, *held_lines(held)]
 
@@ -244,7 +244,7 @@ def stopped_line(
 
 
 def rest_of(waiting: views.Waiting, due_ns: int | None, now_ns: int) -> str:
-    """Return what a burst leaves: ``; 2 wait, 3 are due later, the first in 5m``, or nothing."""
+    """Return the jobs left by a burst: ``; 2 wait, 3 are due later, the first in 5m``, or ""."""
     first = "" if due_ns is None else f", the first in {values.spoken(max(due_ns - now_ns, 0))}"
     return f"; {waiting.told()}{first if waiting.later else ''}" if any(waiting) else ""
 
@@ -254,7 +254,7 @@ def _running(held: Sequence[object]) -> str:
 
 
 def job_line(event: JobFinished, moment: float, style: Style) -> str:
-    """Return one job: time, sign, task, id, duration, attempt, and why it failed."""
+    """Return the line of one job: time, sign, task, id, duration, attempt, and the failure."""
     succeeded, dead, again = style.signs
     sign, colour = {
         "succeeded": (succeeded, _GREEN),
@@ -279,7 +279,7 @@ def job_line(event: JobFinished, moment: float, style: Style) -> str:
 
 
 def summary_line(counts: Mapping[JobEnd, int]) -> str:
-    """Return what was too much to list: ``… 12 345 jobs succeeded, 3 dead``."""
+    """Return the line for events above the quota: ``… 12 345 jobs succeeded, 3 dead``."""
     parts = [f"{_grouped(count)} {outcome}" for outcome, count in counts.items() if count]
     first, *others = parts
     number, word = first.rsplit(" ", 1)

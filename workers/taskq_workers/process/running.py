@@ -1,4 +1,4 @@
-"""Runs what ``taskq worker`` was asked for: one worker here, or a guard with several."""
+"""Run ``taskq worker``: one worker in this process, or a guard with several."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _GROUP: Final = "taskq.executors"
 class WorkerOrder:
     """Order of the command line for a worker; its fields are options of ``Worker``."""
 
-    #: as typed; executors import it anew
+    #: as typed; executors import it again
     target: str
     #: modules with further tasks, besides the app's own ``include``
     include: tuple[str, ...] = ()
-    #: where the executors are, in the words of their system; "" for its default
+    #: address of the executors, in the form of their system; "" for its default
     master: str = ""
     #: Python files and archives that the executors need
     files: tuple[str, ...] = ()
@@ -51,12 +51,12 @@ class WorkerOrder:
     warns: bool = True
     drain_timeout: float
     on_event: events.Hook | None
-    #: where Prometheus asks; None for nowhere
+    #: port for Prometheus; None for none
     metrics_port: int | None = None
     #: whether it shows the app's page
     web: bool = False
     sync: bool = False
-    #: whether the process that started it ends it
+    #: whether the process that started it also ends it
     is_below: bool = False
 
 
@@ -74,11 +74,11 @@ def find_executor(name: str) -> ExecutorEntry:
     return executor
 
 
-#: Directories that the banner names.
+#: Most directories that the banner names.
 _TOLD_MAX: Final = 3
-#: Changed files that a line names.
+#: Most changed files that a line names.
 _NAMED_MAX: Final = 3
-#: A worker that is replaced gets this long to drain and to leave.
+#: Time for a replaced worker to drain and to end.
 _RELOAD_SECONDS: Final = 7.0
 _LOOK_SECONDS: Final = 0.1
 
@@ -97,7 +97,7 @@ def run_one(
         data_dir: the log's directory; None for the app's own.
         executor: where the jobs run; None for here.
         leash: descriptor of the socket to the guard that started this process; -1 without one.
-        log: returns how to log, given the level and the format of the app's settings.
+        log: returns the logging options, given level and format of the app's settings.
     """
     began = time.perf_counter()
     guards.show_crashes()
@@ -105,7 +105,7 @@ def run_one(
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     style = reporting.style_for(sys.stdout.encoding, colours=coloured)
     reporter = reporting.LineReporter(sys.stdout, style)
-    # After the reporter: tasks' prints may be logged, and the reporter's lines are not theirs.
+    # After the reporter is made: prints of tasks may be logged, but not the reporter's lines.
     joblogs.configure_logging(log(joblogs.AT_FIRST.level, joblogs.AT_FIRST.format))
     order = order_for(reporter)
     tie = None if leash < 0 else supervisor.Leash(leash, order.drain_timeout)
@@ -119,7 +119,7 @@ def run_one(
 
 @contextlib.contextmanager
 def _telling(tie: supervisor.Leash) -> Iterator[None]:
-    """Send the guard the error that ends this worker: it may end all, and is printed once."""
+    """Send the guard the error that ends this worker; the guard prints it once for all."""
     try:
         yield
     except errors.TaskqError as error:
@@ -157,7 +157,7 @@ def _run(
     with contextlib.ExitStack() as stack:
         if order.metrics_port is not None:
             order = stack.enter_context(_measured(app, order, reporter))
-        if order.web and order.warns:  # of several one does
+        if order.web and order.warns:  # only one of several workers shows the page
             page = find_plugin("taskq.services", "web", "web")(app)
             reporter.say(f"page at {stack.enter_context(page)}")
         executed = _here(app, order) if executor is None else find_executor(executor)(app, order)
@@ -173,7 +173,7 @@ def _run(
             if tie is None:
                 reporter.open(reporting.banner(facts, style))
             else:
-                # The guard has said how many they are; the first of them says the rest for all.
+                # The guard has printed the count; the first worker prints the rest for all.
                 shared = reporting.particulars(facts, style) if order.warns else []
                 reporter.open([*shared, reporting.ready_line(facts, style)])
             if tie is not None:
@@ -185,7 +185,7 @@ def _run(
 def run_guarded(
     arguments: Sequence[str], count: int, *, concurrency: int, burst: bool, drain_seconds: float
 ) -> int:
-    """Keep ``count`` workers running; returns the exit code once all have ended."""
+    """Keep ``count`` workers running; return the exit code once all have ended."""
     from taskq_workers.children.programs import worker_command  # noqa: PLC0415 - likewise
     from taskq_workers.process.guard import Guard  # noqa: PLC0415 - most workers have none
 
@@ -207,9 +207,9 @@ def run_guarded(
 
 
 def run_reloading(arguments: Sequence[str]) -> None:
-    """Run ``taskq worker`` anew each time a .py file changes in or under the working directory.
+    """Restart ``taskq worker`` each time a .py file changes in or under the working directory.
 
-    Its jobs have to end within 7 s.
+    Its jobs must end within 7 s.
     """
     from taskq_workers.children.programs import worker_command  # noqa: PLC0415 - as above
 
@@ -242,10 +242,10 @@ def run_reloading(arguments: Sequence[str]) -> None:
             process = system.start(command, None, ends_with_us=True)
     finally:
         end_watch()
-        # A terminal sends its Ctrl-C to the worker as well, and a second one would cancel.
+        # A terminal sends its Ctrl-C to the worker as well, and a second signal would cancel jobs.
         has_terminal = sys.stdin is not None and sys.stdin.isatty() and system.SIGTSTP is not None
         if signals != {signal.SIGINT} or not has_terminal:
-            # A terminal that closes sends SIGHUP to both, and a second SIGHUP does not cancel.
+            # A terminal that closes sends SIGHUP to both; a second SIGHUP cancels nothing.
             system.send(process, system.SIGHUP if system.SIGHUP in signals else signal.SIGTERM)
         _end(process)
 
@@ -259,12 +259,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def stop(reader: engine.LogReader, which: str | None, seconds: float) -> int:
-    """Ask the workers of a log to end after their jobs, or the one with this owner or process.
+    """Ask the workers of a log to end after their jobs, or the worker with this owner or pid.
 
     Returns the exit code: 1 if one has not ended after ``seconds``.
 
     Raises:
-        UsageError: there is no such worker, or it is none that can be asked; or no such time.
+        UsageError: no such worker runs, or it cannot be asked; or the time is not valid.
     """
     seconds = values.seconds(seconds, "--wait")
     alive = [owner for owner in reader.owners() if owner.alive and owner.serves]
@@ -272,7 +272,7 @@ def stop(reader: engine.LogReader, which: str | None, seconds: float) -> int:
     if which is not None and not meant:
         listed = values.command(reader.path, "workers")
         raise errors.UsageError(f"no worker {which!r} is alive here, see: {listed}")
-    # Several may have one guard, whose jobs a second request would cancel.
+    # Several workers may have one guard, and a second request to it would cancel jobs.
     ends, asked = set[int](), list[views.OwnerView]()
     for owner in meant:
         end = max(serving.stops for serving in owner.serves)
@@ -298,7 +298,7 @@ def _say(line: str) -> None:
 
     try:
         render.echo(text.flat(line))
-    except OSError:  # its reader went away; the workers matter more
+    except OSError:  # the reader is gone; the workers matter more
         silence(sys.stdout)
 
 
@@ -309,7 +309,7 @@ def _complain(error: str) -> None:
 
 
 def _supervise(supervisor: supervisor.Supervisor, reporter: reporting.LineReporter) -> None:
-    """Run the worker to its end, which always comes."""
+    """Run the worker to its end."""
     failure = None
     try:
         supervisor.run()
@@ -326,7 +326,7 @@ def _supervise(supervisor: supervisor.Supervisor, reporter: reporting.LineReport
 def _measured(
     app: TaskQ, order: WorkerOrder, reporter: reporting.LineReporter
 ) -> Iterator[WorkerOrder]:
-    """Yield the same order, and answer Prometheus at its port meanwhile."""
+    """Yield the same order, and serve metrics for Prometheus meanwhile."""
     from dataclasses import replace  # noqa: PLC0415 - few ask to be measured
 
     measuring = find_plugin("taskq.services", "prometheus", "metrics")
@@ -376,5 +376,5 @@ def _told(worker: pool.Worker) -> str:
 
 
 def _settings(app: TaskQ) -> str:
-    settings = vars(app).get("settings")  # an app with no settings read none
+    settings = vars(app).get("settings")  # an app without settings
     return settings.sources if settings else ""

@@ -1,4 +1,4 @@
-"""Runs one worker as a process: signals, the loop, and an end that always comes."""
+"""Run one worker as a process: signals, the loop, and an end that cannot hang."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from taskq_workers.process.reporting import drain_lines, overdue_lines, rest_of,
 from taskq_workers.runs import system
 from taskq_workers.runs.guards import keep_from_children
 
-#: The hidden options that hand a worker its end, and the number of its place.
+#: The hidden options with the worker's end of the socket, and the number of its place.
 LEASH_OPTION: Final = "--leash"
 PLACE_OPTION: Final = "--place"
 READY: Final = b"R"
-#: Bytes of the error that ended a worker which its guard gets.
+#: Most bytes of a worker's final error that are sent to the guard.
 ERROR_BYTES_MAX: Final = 16_384
-#: A stopped or orphaned worker gets this long beyond its drain to end.
+#: Time for a stopped or orphaned worker to end after its drain.
 GRACE_SECONDS: Final = 15.0
 
 
 class Leash:
-    """The worker's end; running jobs get ``drain_seconds`` once the guard is gone."""
+    """The worker's end of the socket; the worker drains for ``drain_seconds`` if the guard dies."""
 
     def __init__(self, descriptor: int, drain_seconds: float) -> None:
         self._socket = system.channel_of(descriptor)
@@ -51,7 +51,7 @@ class Leash:
     def ready(self) -> None:
         try:
             self._socket.send(READY)
-        except OSError:  # the guard is gone, which the thread sees as well
+        except OSError:  # the guard is gone; the thread notices, too
             return
 
     def failed(self, error: str) -> bool:
@@ -63,12 +63,12 @@ class Leash:
         return True
 
     def _watch(self) -> None:
-        # A thread, as a job may keep the loop busy.
+        # A thread, because a job may block the loop.
         try:
             while self._socket.recv(1):
                 pass
         except OSError:
-            pass  # reset: gone as well
+            pass  # a reset: the guard is gone as well
         signal.raise_signal(signal.SIGTERM)
         time.sleep(self._seconds)
         os._exit(1)
@@ -79,14 +79,14 @@ class Leash:
 _SOCKET: Final = "NOTIFY_SOCKET"
 _WATCHDOG_MICROSECONDS: Final = "WATCHDOG_USEC"
 _WATCHDOG_PROCESS: Final = "WATCHDOG_PID"
-#: Signs of life that are sent in one period of the watchdog.
+#: Keep-alive messages in one period of the watchdog.
 _SIGNS: Final = 2
 
 
 class Notifier:
     """Sends states to the service manager; without one, every call does nothing.
 
-    ``alive`` is to be called every ``watchdog_seconds``; 0 for never.
+    ``alive`` must be called every ``watchdog_seconds``; 0 for never.
     """
 
     def __init__(self) -> None:
@@ -94,11 +94,11 @@ class Notifier:
         self.watchdog_seconds = _watchdog_seconds() if self._address else 0.0
 
     def ready(self, status: str) -> None:
-        """Report that it claims jobs, or claims them again after ``reloading``."""
+        """Report that it claims jobs, or claims again after ``reloading``."""
         self._send("READY=1", f"STATUS={status}")
 
     def reloading(self) -> None:
-        """Report that newer code replaces it, and that it serves meanwhile."""
+        """Report that newer code will replace it, and that it serves meanwhile."""
         microseconds = time.monotonic_ns() // 1_000
         self._send("RELOADING=1", f"MONOTONIC_USEC={microseconds}", "STATUS=reloading")
 
@@ -109,7 +109,7 @@ class Notifier:
         self._send("WATCHDOG=1")
 
     async def keep_alive(self) -> None:
-        """Send signs of life for as long as the loop turns; a loop that hangs sends none."""
+        """Send keep-alive messages from the loop; a blocked loop sends none."""
         while self.watchdog_seconds:
             self.alive()
             await sleep(self.watchdog_seconds)
@@ -120,7 +120,7 @@ class Notifier:
         address = self._address
         if address.startswith("@"):
             address = f"\0{address[1:]}"
-        # A manager that went away is no reason for jobs to fail; nor may a full socket block.
+        # A manager that is gone must not fail jobs; a full socket must not block.
         with contextlib.suppress(OSError), _datagram_socket() as datagrams:
             datagrams.sendto("\n".join(lines).encode(), address)
 
@@ -135,7 +135,7 @@ def _datagram_socket() -> socket.socket:
 
 
 def _watchdog_seconds() -> float:
-    """Return the time between two signs of life; 0 if none are asked of this process."""
+    """Return the time between two keep-alive messages; 0 if this process needs none."""
     asked = os.environ.get(_WATCHDOG_MICROSECONDS, "")
     process = os.environ.get(_WATCHDOG_PROCESS, "")
     if not asked.isdecimal() or (process and process != str(os.getpid())):
@@ -150,10 +150,10 @@ _SIGNALLED: Final = 128
 _CANCEL_AT: Final = 2
 _GARBAGE_THRESHOLD: Final = 10_000
 _EXIT_AT: Final = 3
-#: How long the storage threads of several logs wait for each other before the process stops.
+#: Longest wait of the storage threads of several logs for each other before the process stops.
 _TOGETHER_SECONDS: Final = 5.0
 _ALARM_BYTES: Final = 64
-#: Names of the default executor's threads begin so.
+#: Prefix of the names of the default executor's threads.
 _EXECUTOR: Final = "taskq-executor"
 
 
@@ -161,10 +161,10 @@ class Supervisor:
     """Runs the worker until it stops by itself or by signals.
 
     The first SIGTERM or SIGINT drains, a second cancels and releases running jobs, a third ends the
-    process on the spot. SIGHUP, of a terminal that closes, drains. SIGTSTP (Ctrl-Z) takes effect
+    process immediately. SIGHUP, from a terminal that closes, drains. SIGTSTP (Ctrl-Z) takes effect
     between two batches of each storage thread, so that a stopped process never holds a writer lock.
 
-    ``on_ready`` gets the open store, and whether it is empty, once the worker claims; ``process``
+    ``on_ready`` gets the open store, and whether it is empty, once the worker claims. ``process``
     is a prefix of its lines, if it is one of several. ``freezes``: loaded objects are frozen.
     """
 
@@ -186,8 +186,8 @@ class Supervisor:
         self._ready_at: float | None = None
         self._drain_at: float | None = None
         self._notifier = Notifier()
-        # Our own executor, as the loop's default one cannot be recognised by its threads at the
-        # end.
+        # A separate executor, since the threads of the loop's default executor cannot be recognised
+        # at the end.
         self._executor = ThreadPoolExecutor(thread_name_prefix=_EXECUTOR)
         self._store: engine.Store | None = None
         self._loop: asyncio.AbstractEventLoop
@@ -195,11 +195,11 @@ class Supervisor:
         self._wakes_before = -1
         self._leave_forks: Callable[[], None] = lambda: None
         self._end_watch: Callable[[], None] = lambda: None
-        #: jobs that a burst leaves, in words
+        #: text about the jobs that a burst leaves
         self._rest = ""
 
     def run(self) -> None:
-        """Return once the worker has stopped, its log is closed, and what it started has ended."""
+        """Return once the worker has stopped, its log is closed, and its tasks have ended."""
         # A batch makes thousands of short-lived objects, which the default threshold of 700 would
         # scan a dozen times: a tenth of the time of a busy worker.
         gc.set_threshold(_GARBAGE_THRESHOLD)
@@ -219,10 +219,10 @@ class Supervisor:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
     def exit_despite_threads(self, failure: errors.TaskqError | None) -> None:
-        """End the process if sync functions still run in it, their jobs being released.
+        """End the process if sync functions still run in it, with their jobs released.
 
-        An ordinary exit would wait for the executor's threads, and might wait for other ones in an
-        atexit function of some library.
+        A normal exit would wait for the executor's threads, and atexit functions of a library might
+        wait for others.
         """
         deadline = time.monotonic() + END_SECONDS
         for thread in _executor_threads():
@@ -235,7 +235,7 @@ class Supervisor:
             _log.error("%s", failure)
         logging.shutdown()
         for stream in filter(None, (sys.stdout, sys.stderr)):
-            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            with contextlib.suppress(OSError, ValueError):  # the reader is gone
                 stream.flush()
         os._exit(0 if failure is None else 1)
 
@@ -255,7 +255,7 @@ class Supervisor:
             await self._app.close()
 
     async def _count_rest(self) -> None:
-        """Note the jobs that a burst leaves; the worker reports a failed log itself."""
+        """Count the jobs that a burst leaves; the worker reports a failed log itself."""
         if not self._worker.burst:
             return
         waiting, dues = views.Waiting(), list[int]()
@@ -268,36 +268,36 @@ class Supervisor:
 
     async def _tell_ready(self) -> None:
         store = self._store = self._worker.store()
-        # Answered after the worker's first claim, for which the jobs of dead processes were looked
-        # through: only now it is known how many came back.
+        # Answered after the worker's first claim, which takes back the jobs of dead processes: only
+        # now their number is known.
         is_empty = await store.port().look(_is_empty)
         self._ready_at = time.monotonic()
         self._on_ready(store, is_empty)
         # Loaded objects stay, so the collector may skip them. A collection before that would take
-        # 20 ms, find next to nothing, and delay the first jobs.
+        # 20 ms, find almost nothing, and delay the first jobs.
         if self.freezes:
             gc.freeze()
         self._notifier.ready(f"{self._worker.concurrency} jobs at a time")
 
     def _take_signals(self) -> None:
-        # The system may have another thread take a signal, and the loop would sleep on: Python
-        # writes each signal's number here.
+        # The system may deliver a signal to another thread while the loop sleeps, so Python writes
+        # each signal's number to this socket.
         reader, writer = self._alarm = socket.socketpair()
         reader.setblocking(False)
         writer.setblocking(False)
-        if system.LOOPS_READ:  # others do so themselves
+        if system.LOOPS_READ:  # other loops read it themselves
             self._loop.add_reader(reader, reader.recv, _ALARM_BYTES)
             self._wakes_before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        # loop.add_signal_handler would not do: the third signal must work while a job blocks the
+        # loop.add_signal_handler is not enough: the third signal must work while a job blocks the
         # loop.
         before = {
             number: signal.signal(number, self._on_stop_signal) for number in system.STOP_SIGNALS
         }
-        # A shell without job control has it ignored, and so it stays.
+        # A shell without job control has the signal ignored; keep that.
         pause = system.SIGTSTP
         if pause is not None and signal.getsignal(pause) is not signal.SIG_IGN:
             before[pause] = signal.signal(pause, self._on_pause_signal)
-        hang_up = system.SIGHUP  # ignored below nohup, and a program may have its own use for it
+        hang_up = system.SIGHUP  # ignored below nohup, or handled by the program
         if hang_up is not None and signal.getsignal(hang_up) is signal.SIG_DFL:
             before[hang_up] = signal.signal(hang_up, self._on_hang_up)
         self._leave_forks = keep_from_children(before)
@@ -308,11 +308,11 @@ class Supervisor:
         self._signals += 1
         if self._signals >= _EXIT_AT:
             os._exit(_SIGNALLED + number)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the end is near anyway
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends anyway
             self._loop.call_soon_threadsafe(self._escalate, self._signals)
 
     def _on_hang_up(self, number: int, frame: object) -> None:
-        if not self._signals:  # both shell and kernel send it: once more is no wish to cancel
+        if not self._signals:  # both shell and kernel send it: a second one must not cancel
             self._on_stop_signal(number, frame)
 
     def _escalate(self, count: int) -> None:
@@ -336,7 +336,7 @@ class Supervisor:
             self._tell(overdue_lines(held, self._worker.drain_seconds, self._process))
 
     def _tell_end(self) -> None:
-        """Sum up, unless it never began."""
+        """Print a summary, unless it never began."""
         if self._ready_at is not None:
             now = time.monotonic()
             drained = None if self._drain_at is None else now - self._drain_at
@@ -353,8 +353,8 @@ class Supervisor:
         if not stores:
             _pause()
             return
-        # All storage threads stand still before the process does. If one waits for its lock, or has
-        # just failed, the others go on after a while, and Ctrl-Z is needed once more.
+        # All storage threads pause before the process stops. If one waits for its lock, or has just
+        # failed, the others go on after a while, and Ctrl-Z is needed again.
         together = threading.Barrier(len(stores), _pause, _TOGETHER_SECONDS)
         for store in stores:
             store.between_batches(partial(_meet, together))
@@ -370,24 +370,24 @@ def _meet(together: threading.Barrier) -> None:
 
 
 def _pause() -> None:
-    # To this very thread: a signal to the process may be taken by another thread, and stops this
-    # one a moment later, when it has the writer lock again.
+    # To this thread: a signal to the process may be taken by another thread, and would stop this
+    # thread a moment later, when it has the writer lock again.
     system.stop_this()
 
 
-# Event loops of workers that have one to themselves: what jobs leave on them cannot keep them.
+# Event loops of workers with a loop of their own: remains of jobs on them cannot delay the end.
 
 
-#: How long what jobs have started may take to end, once the worker has stopped. With the time that
-#: cancelled jobs get to clean up, a worker ends within a second after its drain.
+#: Time for tasks started by jobs to end, once the worker has stopped. With the time for cancelled
+#: jobs to clean up, a worker ends within a second after its drain.
 END_SECONDS: Final = 0.2
 
 
 def run_to_the_end(main: Coroutine[Any, Any, None]) -> None:
     """Run the coroutine on a new loop, as ``asyncio.run`` does, and wait for nothing else.
 
-    That one would wait for ever for a job that ignores its cancellation, or for a thread of the
-    default executor that does not return.
+    ``asyncio.run`` would wait for ever for a job that ignores its cancellation, or for a thread of
+    the default executor that does not return.
     """
     loop = asyncio.new_event_loop()
     try:
@@ -402,14 +402,14 @@ def drive(loop: asyncio.AbstractEventLoop, main: asyncio.Task[None]) -> None:
         try:
             return loop.run_until_complete(main)
         except (SystemExit, KeyboardInterrupt) as error:
-            # Raised in a task that a job started: asyncio lets it through the loop itself.
+            # Raised in a task that a job started: asyncio raises it out of the loop itself.
             if main.done():
                 raise
             _log.warning("%s raised in a task of a job: ignored", type(error).__name__)
 
 
 def end(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel what is left and close; unlike ``asyncio.Runner``, wait for nobody for ever."""
+    """Cancel the remaining tasks and close; unlike ``asyncio.Runner``, with a time limit."""
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()
@@ -420,15 +420,15 @@ def end(loop: asyncio.AbstractEventLoop) -> None:
     loop.close()
 
 
-# How a worker's process gets memory from the system, and gives it back.
+# Memory of a worker's process.
 #
-# glibc raises the size from which a block is mapped by itself with each such block that is freed,
-# and gives threads heaps of their own. After the first segment was indexed, columns of megabytes
-# then lie in the heaps, between small blocks that keep them from shrinking: 4 to 6 MiB for ever.
+# glibc raises its mmap threshold with each freed mapped block, and gives threads separate heaps.
+# After the first segment was indexed, columns of megabytes then lie in the heaps, between small
+# blocks that keep the heaps from shrinking: 4 to 6 MiB for ever.
 
-#: Blocks from this size on are mapped each by itself, and given back when freed.
+#: Larger blocks are mapped separately, and returned to the system when freed.
 MAP_BYTES_MIN: Final = 64 * 1024
-#: Free memory at the end of a heap that is given back.
+#: Free memory at the end of a heap above which it is returned.
 TRIM_BYTES_MIN: Final = 128 * 1024
 #: Parameters of mallopt(3).
 _TRIM_THRESHOLD: Final = -1
@@ -472,17 +472,17 @@ def run_blocking(app: TaskQ, **options: Any) -> None:
         )
     worker = Worker(app, **options)
     if threading.current_thread() is not threading.main_thread():
-        # Signals are the main thread's, and the app may be in use by others.
+        # Signals belong to the main thread, and other code may use the app.
         run_to_the_end(worker.run())
         return
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     threshold, supervisor = gc.get_threshold(), Supervisor(worker, _on_ready, _log.info)
-    # A program that froze its objects keeps them frozen, and no others.
+    # If the program has frozen objects, these stay frozen, and no others are.
     supervisor.freezes = not gc.get_freeze_count()
     try:
         supervisor.run()
     finally:
-        # The program goes on: it gets its signals back, and its app opens again when next used.
+        # The program goes on: restore its signal handlers; its app opens again at its next use.
         for number, handler in handlers.items():
             signal.signal(number, handler)
         gc.set_threshold(*threshold)
@@ -500,16 +500,16 @@ def _on_ready(_: engine.Store, __: bool) -> None:
 
 
 class WorkerThread:
-    """A worker with a thread and an event loop of its own. Use ``with``, or ``start`` and ``stop``.
+    """A worker with its own thread and event loop. Use ``with``, or ``start`` and ``stop``.
 
-    It lives once. The app stays open when it has stopped, as the program may go on enqueueing.
+    It is started once. The app stays open after its stop, since the program may go on enqueueing.
 
     Args:
-        app: whose tasks are run.
-        options: of ``Worker``.
+        app: the app with the tasks.
+        options: options of ``Worker``.
 
     Attributes:
-        worker: what runs there.
+        worker: the worker in the thread.
 
     Raises:
         UsageError: an option is wrong.
@@ -518,14 +518,14 @@ class WorkerThread:
     def __init__(self, app: TaskQ, **options: Any) -> None:
         self.worker = Worker(app, **options)
         self._loop: asyncio.AbstractEventLoop | None = None
-        #: set before the loop is looked at, which is set before this is: one side sees the other
+        #: set before ``_loop`` is read, which is set before this is read: one side sees the other
         self._is_asked = False
         self._started: Future[None] = Future()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="taskq-worker", daemon=True)
 
     def start(self) -> None:
-        """Return once it claims.
+        """Start, and return once the worker claims.
 
         Raises:
             LogError: the directory cannot be used.
@@ -537,7 +537,7 @@ class WorkerThread:
         self._started.result()
 
     def stop(self) -> None:
-        """Drain, and return once everything is settled. Legal twice, and before the start.
+        """Drain, and return once every job is settled. Legal twice, and before the start.
 
         Raises:
             LogError: the log failed under the worker.
@@ -549,7 +549,7 @@ class WorkerThread:
         if self._loop is not None:
             try:
                 self._loop.call_soon_threadsafe(self.worker.request_stop)
-            except RuntimeError:  # it has just ended by itself, and its loop with it
+            except RuntimeError:  # the worker has just ended by itself, with its loop
                 _log.debug("the worker's loop was closed before its stop")
         self._thread.join()
         error, self._error = self._error, None

@@ -1,5 +1,5 @@
-"""How one job's function is called, and what a worker needs of its app for that.
+"""Calls of one job's function, and their resources from the app.
 
-Executors call functions on the loop, in threads or in children, within time limits; lifespans give
-them what they take; the loader finds the app. Knows nothing of slots. Begin with ``executors``.
+Executors call functions on the loop, in threads or in children, within time limits; lifespans
+provide resources; the loader finds the app. Knows nothing of slots. Begin with ``executors``.
 """

@@ -23,7 +23,7 @@ Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 Calling: TypeAlias = Callable[..., Awaitable[Any]]
 
 
-#: No Python process that has imported taskq is smaller.
+#: Any Python process that has imported taskq is larger.
 RSS_BYTES_MIN: Final = 16 * 2**20
 
 
@@ -78,12 +78,12 @@ def make_limits(
 
 
 def drain_seconds(value: values.Duration) -> float:
-    """Return what jobs get to finish at a stop; infinity for as long as they take."""
+    """Return the time for jobs to finish at a stop; infinity for no limit."""
     return inf if value == inf else values.seconds(value, "drain_timeout")
 
 
 def rss_bytes(value: int | str | None, name: str) -> int | None:
-    """Return the memory that a child process may take, None for any."""
+    """Return the most memory of a child process, None for no limit."""
     if value is None:
         return None
     from pydantic import ByteSize, TypeAdapter, ValidationError  # noqa: PLC0415 - few give one
@@ -106,8 +106,8 @@ def rss_bytes(value: int | str | None, name: str) -> int | None:
 
 _log: Final = logging.getLogger("taskq.worker")
 
-#: Interval at which the interpreter switches threads. The default of 5 ms lets one CPU-bound
-#: function keep the event loop and the storage thread waiting that long at each step. Next to such
+#: Interval at which the interpreter switches threads. With the default of 5 ms one CPU-bound
+#: function makes the event loop and the storage thread wait that long at each step. Next to such
 #: a function a busy worker wrote 390 batches a second with 0.5 ms, and 500 with 0.2 ms.
 SWITCH_INTERVAL_SECONDS: Final = 0.0002
 _raise_in_thread: Final = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -125,7 +125,7 @@ class NoThread(Exception):
 
 
 class _Call:
-    """A call, handed to whichever thread is free."""
+    """A call for any free thread."""
 
     __slots__ = ("args", "began", "context", "function", "future", "given_up", "kwargs")
 
@@ -156,9 +156,9 @@ class ThreadRunner:
         self._returned: deque[tuple[_Call, ThreadResult]] = deque()
         self._notified = False
         self._pid = os.getpid()
-        #: calls handed over and not yet returned
+        #: calls that have begun or wait, and have not returned
         self.busy = 0
-        #: the part of them that nobody waits for any more
+        #: abandoned calls that have not returned
         self.given_up = 0
 
     async def run(
@@ -170,8 +170,8 @@ class ThreadRunner:
     ) -> Any:
         """Call the function in a thread, within a copy of this context.
 
-        Cancelling gives up the wait, not the function: it goes on to its end. Time limits count
-        from the moment when a thread takes the call.
+        Cancellation abandons the wait; the function runs to its end. Time limits count from the
+        moment when a thread begins the call.
         """
         if not self._limit:
             raise RuntimeError("the worker has ended: no thread is left to run a sync function")
@@ -198,12 +198,12 @@ class ThreadRunner:
         return value
 
     def resize(self, limit: int) -> None:
-        """Start at most ``limit`` threads; running ones stay."""
+        """Start at most ``limit`` threads; running threads are kept."""
         if self._limit:
             self._limit = limit
 
     def close(self) -> None:
-        """Let each thread end after the call that it is in; returns at once. Legal twice."""
+        """Let each thread end after its current call; return immediately. Legal twice."""
         for _ in self._threads:
             self._calls.put(None)
         self._threads = []
@@ -248,7 +248,7 @@ class ThreadRunner:
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
-            # A call given up while it waited in line was released, and may run elsewhere by now.
+            # A call abandoned while it waited in line was released, and may run elsewhere by now.
             if call.future.cancelled():
                 returned = ThreadResult(None, None)
             else:
@@ -269,15 +269,15 @@ class ThreadRunner:
         self._returned.append((call, returned))
         if self._notified:
             return
-        # Two threads may both come here; the second wake-up then finds nothing, which is harmless.
+        # Two threads may both get here; the second wake-up then finds nothing, which is harmless.
         self._notified = True
         try:
             self._loop.call_soon_threadsafe(self._resolve)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed: no task waits any more
             self._returned.clear()
 
     def _resolve(self) -> None:
-        # Cleared before the deque is read, so that what is appended from here on wakes us again.
+        # Cleared before the deque is read, so that later results wake the loop again.
         self._notified = False
         while self._returned:
             call, returned = self._returned.popleft()
@@ -288,11 +288,11 @@ class ThreadRunner:
 
 
 class _Watched:
-    """A call with limits of time: runs in a thread, while timers of the loop watch it.
+    """A call with time limits: it runs in a thread, while timers of the loop watch it.
 
-    The interpreter raises SoftTimeout in the thread some steps after it was asked to, and by then
-    the thread may be at its next job. So either the timer sees that the call is over and asks for
-    nothing, or the thread sees that the timer is about to ask, waits for that, and takes it back.
+    The interpreter raises SoftTimeout in the thread some steps after the request, when the
+    thread may have begun its next job. So either the timer sees that the call is over and requests
+    nothing, or the thread sees the coming request, waits for it, and withdraws it.
     """
 
     def __init__(self, function: Callable[..., Any], limits: timeouts.TimeLimits) -> None:
@@ -320,7 +320,7 @@ class _Watched:
             finally:
                 self._end()
         except SoftTimeout:
-            # It may have come in the very last step, when the value was there already.
+            # Raised in the very last step, when the value already existed.
             if not finished:
                 raise
         return value
@@ -340,7 +340,7 @@ class _Watched:
         self, name: str, seconds: float, ring: Callable[[], None], wait: float | None = None
     ) -> None:
         def look() -> None:
-            # Until a thread takes the call its time has not begun.
+            # The time begins when a thread begins the call.
             left = self._began + seconds - monotonic() if self._began else seconds
             if left > 0:
                 self._arm(name, seconds, ring, left)
@@ -375,10 +375,10 @@ class _TakenBack(BaseException):
 
 
 def _take_back(thread: int) -> None:
-    """Let this thread raise nothing that it was asked to raise and has not raised yet.
+    """Withdraw an exception that was requested for this thread and not raised yet.
 
-    Asked for None it would raise nothing either, but the interpreter would go on looking for what
-    to raise in all threads, at each call; in Python 3.11 no call under a debugger would ever end.
+    A request for None would also raise nothing, but the interpreter would then check for exceptions
+    in all threads at each call; in Python 3.11 a call under a debugger would never end.
     """
     try:
         _raise_in_thread(ctypes.c_ulong(thread), ctypes.py_object(_TakenBack))
@@ -389,20 +389,21 @@ def _take_back(thread: int) -> None:
 
 
 class RunPlan(values.NamedTuple):
-    """Way in which jobs of a task are run; a slot unpacks it once for each job."""
+    """Functions that run jobs of a task; a slot unpacks it once for each job."""
 
     decode: Callable[[bytes], Arguments]
-    #: takes what ``decode`` gave; its awaitable has the task's value, or an ``RemoteOutcome``
+    #: takes the result of ``decode``; its awaitable returns the task's value, or a
+    #: ``RemoteOutcome``
     call: Callable[..., Awaitable[Any]]
-    #: a None is a good result, and is written as no bytes at all
+    #: whether None is a valid result, stored as no bytes at all
     none_is_kept: bool
-    #: its results may be compressed, or go to files, or came from another process
+    #: whether results may be compressed, written to files, or come from another process
     packs: bool
     task: Task[..., Any]
 
 
 class Children(Protocol):
-    """Runner of jobs in child processes: a ``ProcessRunner``, made by the worker when needed."""
+    """Runs jobs in child processes: a ``ProcessRunner``, which the worker makes when needed."""
 
     def caller(self, task: Task[..., Any]) -> Callable[[bytes], Awaitable[Any]]: ...
     def resize(self, limits: ExecutorLimits) -> None: ...
@@ -410,15 +411,15 @@ class Children(Protocol):
         """Let idle children end by themselves, and kill the others."""
 
     def close(self) -> None:
-        """Kill every child and wait for that, for when the loop turns no more."""
+        """Kill every child and wait for its end; for use after the loop has stopped."""
 
 
 class Executors:
-    """The executors of one worker; each starts its threads or processes when they are needed.
+    """The executors of one worker; each starts its threads or processes at first use.
 
     The task chooses: async functions run on the loop and sync ones in threads, unless ``runs_in``
-    says otherwise. Cancelling a job's slot ends the call: an async function is cancelled, a child
-    process killed, and a thread, which nothing can stop, given up.
+    is set. Cancelling a job's slot ends the call: an async function is cancelled, a child
+    process killed, and a thread, which cannot be stopped, abandoned.
     """
 
     def __init__(
@@ -434,13 +435,13 @@ class Executors:
 
     @property
     def processes(self) -> Children:
-        """Return what runs jobs in child processes; made when first asked for."""
+        """Return the runner of child processes, made at first use."""
         if self._processes is None:
             self._processes = self._make_children()
         return self._processes
 
     def plan(self, task: Task[..., Any]) -> RunPlan:
-        """Plan how jobs of the task are run."""
+        """Return how jobs of the task are run."""
         if task.runs_in == "process":
             call = self.processes.caller(task)
             return make_plan(task, call, decode=_undecoded, is_remote=True)
@@ -450,7 +451,7 @@ class Executors:
         if not task.runs_in:
             return make_plan(task, function)
         if task.is_async:
-            # On a loop of its own it can be cancelled, so that its thread is free again.
+            # On its own loop it can be cancelled, so that its thread is free again.
             function = _on_own_loop(function)
         run = self.threads.run
 
@@ -476,7 +477,7 @@ class Executors:
             await self._processes.leave()
 
     def close(self) -> None:
-        """Do as ``leave``, killing the child processes, for when the loop turns no more."""
+        """Do as ``leave``, but kill the child processes; for use after the loop has stopped."""
         self.threads.close()
         if self._processes is not None:
             self._processes.close()
@@ -489,7 +490,7 @@ def make_plan(
     decode: Callable[[bytes], Arguments] | None = None,
     is_remote: bool = False,
 ) -> RunPlan:
-    """Plan the jobs of a task; remote ones run in a process which uses the task's codecs."""
+    """Plan the jobs of a task; remote jobs run in a process with the task's codecs."""
     packs = task.packs_results or is_remote
     return RunPlan(decode or task.decode, call, _keeps_none(task), packs, task)
 
@@ -502,7 +503,7 @@ def _keeps_none(task: Task[..., Any]) -> bool:
 
 
 def _checking(task: Task[..., Any]) -> Callable[[bytes], Arguments]:
-    """Return what refuses a bad payload before it joins a batch, and leaves a good one as it is."""
+    """Return a decoder that refuses a bad payload before it joins a batch, and keeps a good one."""
 
     def decode(payload: bytes) -> Arguments:
         task.decode(payload)
@@ -518,7 +519,7 @@ def _undecoded(payload: bytes) -> Arguments:
 def _awaiting(
     call: Callable[..., Awaitable[Any]], limits: timeouts.TimeLimits | None
 ) -> Callable[..., Awaitable[Any]]:
-    """Await on the worker's loop what a plain function around an async one returned."""
+    """Await the coroutine of a plain function on the worker's loop."""
 
     async def call_and_await(*args: Any, **kwargs: Any) -> Any:
         value = await call(*args, **kwargs)
@@ -544,9 +545,9 @@ def _on_own_loop(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Plans(dict[str, RunPlan]):
-    """Plans by task name, made when a name is first met, and again once its task was replaced.
+    """Plans by task name, made at a name's first use, and again after its task was replaced.
 
-    ``wraps`` put wrappers around the calls, the innermost first.
+    ``wraps`` are wrappers around the calls, the innermost first.
     """
 
     def __init__(
@@ -557,7 +558,7 @@ class Plans(dict[str, RunPlan]):
     ) -> None:
         super().__init__()
         self._wraps = wraps
-        #: makes what gathers jobs of a task into batches
+        #: makes the call that gathers jobs of a task into batches
         self.batcher: Callable[[Task[..., Any], Calling], Calling] | None = None
         self._tasks = tasks
         self._executors = executors
@@ -566,16 +567,17 @@ class Plans(dict[str, RunPlan]):
         while True:
             task = self._tasks()[name]
             plan = self[name] = self._plan(task)
-            # On another thread a cell may have replaced it just now, and forgotten too early.
+            # A cell on another thread may have replaced it just now, and cleared the plans too
+            # early.
             if self._tasks()[name] is task:
                 return plan
 
     def _plan(self, task: Task[..., Any]) -> RunPlan:
         try:
-            task.check()  # now, so that decode is the real one
+            task.check()  # now, so that decode is the final function
             plan = self._executors.plan(task)
         except errors.UsageError as error:
-            # Registered since the worker's start, which would have refused it.
+            # Registered after the worker's start, which would have refused it.
             plan = make_plan(task, _refusing(error))
         if task.batch and self.batcher is not None:
             plan = plan._replace(call=self.batcher(task, plan.call))
@@ -584,7 +586,7 @@ class Plans(dict[str, RunPlan]):
         for wrap in self._wraps:
             plan = plan._replace(call=wrap(plan.call, task))
         if task.keep_log or joblogs.chosen_logging().prints:
-            # Even a None is settled with its lines, which only what packs results waits for.
+            # Even a None needs its lines, which are only added where results are packed.
             call = joblogs.with_log(plan.call, task.keep_log)
             plan = plan._replace(call=call, none_is_kept=False, packs=True)
         return plan

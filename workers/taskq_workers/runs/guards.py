@@ -1,8 +1,8 @@
-"""Guard child processes against being workers: as they import tasks, and when a task forks one.
+"""Prevent workers in child processes, while they import tasks and after a task has forked.
 
-A script that starts a worker as it is imported would start another one in each of its children,
-whose children do the same, without an end. And pools end their processes with SIGTERM: a forked one
-that drained, as a worker does, would never end.
+A script that starts a worker at its import would start another worker in each of its children, and
+these in theirs, without end. And process pools end their processes with SIGTERM: a forked process
+that drained, like a worker, would never end.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from taskq_workers.runs import system
 
 _importing: ContextVar[bool] = ContextVar("taskq_importing", default=False)
 
-#: Set in a frozen child until it runs jobs: "main" if the program itself has tasks of it, which
-#: makes them before it calls ``freeze_support()``; "modules" if it need not get that far.
+#: Set in a frozen child until it runs jobs: "main" if the main program defines tasks of the worker,
+#: before it calls ``freeze_support()``; "modules" if only modules do.
 MARK: Final = "_TASKQ_CHILD"
 _STDERR: Final = 2
 #: Remedy if a copy of a frozen program did not become a child.
@@ -36,7 +36,7 @@ ADVICE: Final = (
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Refuse workers within; for a child process, around what runs the user's modules."""
+    """Refuse workers inside the block; a child process imports the user's modules in it."""
     token = _importing.set(True)
     try:
         yield
@@ -60,7 +60,7 @@ def refuse_while_importing() -> None:
 
 
 def show_crashes() -> None:
-    """Write each thread's stack to stderr once a signal such as SIGSEGV ends this process."""
+    """Write each thread's stack to stderr when a signal such as SIGSEGV ends this process."""
     if not faulthandler.is_enabled():
         faulthandler.enable(_STDERR)  # by its number: a windowed program has no sys.stderr
 
@@ -73,7 +73,7 @@ def signal_name(number: int) -> str:
 def keep_from_children(handlers: Mapping[signal.Signals, Any]) -> Callable[[], None]:
     """Give every forked child of this process these handlers instead of its own.
 
-    The signals are blocked during the fork, as one right after it would end the child, too. The
+    The signals are blocked during the fork: a signal right after it would end the child, too. The
     returned function undoes this, for a process that goes on without its worker.
     """
     masks = threading.local()
@@ -96,23 +96,23 @@ def keep_from_children(handlers: Mapping[signal.Signals, Any]) -> Callable[[], N
     return kept.clear
 
 
-# A job that forks has to end the child: a child that returned from the job would be a second worker
+# If a job forks, the child must end: a child that returned from the job would be a second worker
 # on the same loop, thread or channel, and run jobs of the first.
 
-#: loop -> (its thread, what keeps the slots there from their next job)
+#: loop -> (its thread, functions that keep the slots there from their next job)
 _workers: Final[dict[asyncio.AbstractEventLoop, tuple[int, list[Callable[[], object]]]]] = {}
 
 
 def end_children_of(
     loop: asyncio.AbstractEventLoop, abandon: Callable[[], object]
 ) -> Callable[[], None]:
-    """End forked children that come back to the loop of a worker; returns an undo function.
+    """End forked children that return to a worker's loop; return an undo function.
 
     Called on the loop's thread. ``abandon`` is called in such a child, so that no slot begins its
     next job.
     """
     for closed in [item for item in _workers if item.is_closed()]:
-        del _workers[closed]  # its worker never ended: nobody else lets go of either
+        del _workers[closed]  # its worker never ended: no other code removes the entry
     _, abandons = _workers.setdefault(loop, (threading.get_ident(), []))
     abandons.append(abandon)
 
@@ -125,7 +125,7 @@ def end_children_of(
 
 
 def end_child(*_: object) -> Never:
-    """End this process, a forked child that its job let come back, with a message."""
+    """End this process, a forked child that returned from its job, with a message."""
     job = hooks.running_job.get(None)
     what = "a job" if job is None else f"job {job.id} ({job.task})"
     line = (
@@ -146,7 +146,7 @@ def _in_forked_child() -> None:
             abandon()
         handle = loop.call_soon(end_child)
         ready: Any = getattr(loop, "_ready", None)
-        if ready is not None:  # before what waits for this very turn, which is the parent's
+        if ready is not None:  # run before the parent's callbacks of this turn
             ready.remove(handle)
             ready.appendleft(handle)
 
@@ -158,7 +158,7 @@ _THROUGH: Final = (SystemExit, KeyboardInterrupt)
 
 
 class Keeper(asyncio.Task[None]):
-    """The task of a worker's life; calls ``blame`` with the job that cancels it, and its deed."""
+    """The task of a worker's life; calls ``blame`` with a job that cancels it, and the act."""
 
     blame: Callable[[JobContext, BaseException], None] | None = None
 
@@ -178,9 +178,9 @@ class Keeper(asyncio.Task[None]):
 def forbid_stop(
     loop: asyncio.AbstractEventLoop, runs: Callable[[JobContext], bool]
 ) -> Callable[[], None]:
-    """Let ``loop.stop()`` raise in jobs for which ``runs`` is true; returns an undo function.
+    """Make ``loop.stop()`` raise in jobs for which ``runs`` is true; return an undo function.
 
-    Code outside of jobs may still stop the loop. Several workers on one loop each bring their
+    Code outside of jobs may still stop the loop. Several workers on one loop each add their
     ``runs``.
     """
     attributes = vars(loop)
@@ -191,7 +191,7 @@ def forbid_stop(
 
     def undo() -> None:
         guard.runs.remove(runs)
-        # Another wrapper over it goes on calling it, which does no harm.
+        # Another wrapper around it may go on calling it, which is harmless.
         if not guard.runs and attributes.get("stop") is guard:
             del attributes["stop"]
             attributes.update(guard.before)
@@ -200,7 +200,7 @@ def forbid_stop(
 
 
 class _Guard:
-    """Stands for ``loop.stop`` while workers run there; ``before`` is the loop's own attribute."""
+    """Replaces ``loop.stop`` while workers run there; ``before`` is the loop's own attribute."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.runs: list[Callable[[JobContext], bool]] = []

@@ -1,7 +1,7 @@
-"""Logging of a worker process: level, form, and the job of each line.
+"""Logging of a worker process: level, format, and the job of each line.
 
-A task with ``keep_log`` keeps the lines of each attempt with its outcome: its function is called
-within a wrapper. Other tasks pay nothing.
+A task with ``keep_log`` stores the log lines of each attempt with its outcome: its function is
+called in a wrapper. Other tasks pay nothing.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from typing import Any, Final
 from taskq import JobContext, engine, hooks, values
 from taskq.text import flat, hidden, printable, without_secrets
 
-#: By their names on a command line and in the settings.
+#: Names on the command line and in the settings.
 LEVELS: Final = ("debug", "info", "warning", "error")
 FORMATS: Final = ("text", "json")
-#: Logger of tasks' prints: a record for each line; longer lines are split.
+#: Logger for the output of tasks: a record for each line; longer lines are split.
 _prints: Final = logging.getLogger("taskq.print")
 _LINE_CHARACTERS_MAX: Final = 16 * 1024
-#: Put before the lines that are kept, when there were more.
+#: Put before the stored lines if earlier lines were dropped.
 LEFT_OUT: Final = "… earlier lines are left out"
 
 
 class Logging(values.NamedTuple):
-    """Logging options of a process; a worker's options hold for its children, too."""
+    """Logging options of a process; a worker's options apply to its children, too."""
 
-    #: from which on; "" if logging is the program's own business
+    #: lowest level; "" if the program configures logging itself
     level: str = ""
     format: str = "text"
-    #: whether what tasks print is logged
+    #: whether output of tasks is logged
     prints: bool = False
 
 
-#: How a worker logs before the settings of its app are known: their defaults.
+#: A worker's logging before the settings of its app are known: their defaults.
 AT_FIRST: Final = Logging("warning", "text")
 
 
 class _State:
-    """The logging of a process is one thing."""
+    """The logging options of the process."""
 
     chosen = Logging()
-    #: sends kept lines to the process that settles the jobs
+    #: sends stored lines to the process that settles the jobs
     send: Callable[[str], None] | None = None
 
 
@@ -59,7 +59,7 @@ def chosen_logging() -> Logging:
 
 
 def note_jobs() -> None:
-    """Give each log record of this process the job that it belongs to.
+    """Add its job to each log record of this process.
 
     The job comes from the context, also in threads and tasks that the job starts with it. Any
     format may use ``%(taskq_job)s``, ``%(taskq_task)s`` and ``%(taskq_attempt)s``; outside of jobs
@@ -70,7 +70,7 @@ def note_jobs() -> None:
 
 
 def configure_logging(chosen: Logging) -> None:
-    """Log to stderr, with the jobs. Legal twice, with another choice."""
+    """Log to stderr, with the jobs. Legal twice, also with other options."""
     _State.chosen = chosen
     note_jobs()
     root = logging.getLogger()
@@ -86,10 +86,10 @@ def configure_logging(chosen: Logging) -> None:
 
 
 class _WithJob:
-    """Makes records as before, and notes the job.
+    """Record factory that adds the job.
 
-    By names that nobody else gives: a record refuses what a program's own ``extra`` calls as
-    something that it has already.
+    The attributes have unique names, since a record refuses an ``extra`` with the name of an
+    existing attribute.
     """
 
     def __init__(self, make: Any) -> None:
@@ -104,14 +104,14 @@ class _WithJob:
 
 
 class _Stderr(logging.StreamHandler[Any]):
-    """Ours, which a second choice may change."""
+    """The worker's handler, which a second configuration may replace."""
 
 
 class _Lines(logging.Formatter):
     """``taskq: WARNING: job 1a2b3c4d-7 (mail.send, attempt 2): what is said``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        # It quotes jobs, and so text of their senders.
+        # The text quotes jobs, and so text of their senders.
         return printable(hidden(super().format(record)))
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as logging has it
@@ -119,17 +119,17 @@ class _Lines(logging.Formatter):
         job = ""
         if job_id and job_id not in record.message:
             job = f"job {job_id} ({flat(task)}, attempt {attempt}): "
-        # Continued lines are indented, or a quoted text could forge lines of ours.
+        # Continuation lines are indented, or a quoted text could forge lines of taskq.
         message = record.message.replace("\n", "\n  ")
         return f"taskq: {record.levelname}: {job}{message}"
 
 
-#: C1 and bidirectional controls: JSON leaves them as they are, and they could drive a terminal.
+#: C1 and bidirectional controls: JSON does not escape them, and they could control a terminal.
 _UNPRINTABLE: Final = "[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
 
 
 class _Documents(logging.Formatter):
-    """A JSON document a line; what a program gives as ``extra`` is in it by its own names."""
+    """A JSON document for each line; it contains the fields of ``extra`` by their names."""
 
     def format(self, record: logging.LogRecord) -> str:
         document: dict[str, Any] = {
@@ -151,7 +151,7 @@ class _Documents(logging.Formatter):
 
 
 def _job_of(record: logging.LogRecord) -> tuple[str, str, int]:
-    """Return (job, task, attempt); a record made by another factory, or elsewhere, has none."""
+    """Return (job, task, attempt); empty for a record of another factory or process."""
     made = vars(record)
     return made.get("taskq_job", ""), made.get("taskq_task", ""), made.get("taskq_attempt", 0)
 
@@ -162,11 +162,11 @@ _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {
 }  # fmt: skip
 
 
-# Prints of tasks.
+# Output of tasks.
 
 
 class _Prints:
-    """The stdout of a worker: what jobs write is logged line by line, anything else is written."""
+    """The stdout of a worker: output of jobs is logged line by line, other output is written."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -176,9 +176,9 @@ class _Prints:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Log the lines that this completes; returns how much was taken."""
+        """Log the lines that are now complete; return the number of characters."""
         job = hooks.running_job.get(None)
-        # A handler of the program's own may write to stdout what is logged here.
+        # A handler of the program may write log records to stdout.
         if job is None or getattr(self._within, "logs", False):
             written: int = self._stream.write(text)
             return written
@@ -203,7 +203,7 @@ class _Prints:
             self._within.logs = False
 
 
-# Kept lines of an attempt.
+# Stored log lines of an attempt.
 
 
 class _Kept:
@@ -217,7 +217,7 @@ class _Kept:
         self._guard = threading.Lock()
 
     def add(self, line: str) -> None:
-        """Add a line, drop the oldest ones; a line that is too long keeps its end."""
+        """Add a line, drop the oldest lines; of a line that is too long keep the end."""
         line = line.encode("utf-8", "replace")[-self._room + 1 :].decode("utf-8", "ignore")
         with self._guard:
             self._lines.append(line)
@@ -236,7 +236,7 @@ class _Keeper(logging.Handler):
     """Adds each record of a job to the lines of its attempt.
 
     The root logger has it only while such attempts run: a logger with a handler shows no warnings
-    by itself, and ``logging.basicConfig`` leaves it alone.
+    by itself, and ``logging.basicConfig`` does not configure it.
     """
 
     _attempts = 0
@@ -266,7 +266,7 @@ class _Keeper(logging.Handler):
             self.handleError(record)
 
     def _is_alone(self, name: str) -> bool:
-        """Return whether the program itself has no handler for a logger's records."""
+        """Return whether the program has no handler for a logger's records."""
         logger: logging.Logger | None = logging.getLogger(name)
         while logger is not None and logger.propagate and not logger.handlers:
             logger = logger.parent
@@ -284,16 +284,16 @@ _keeper.setFormatter(_Plain("%(asctime)s %(levelname)s %(name)s: %(message)s"))
 
 
 def send_lines_to(send: Callable[[str], None]) -> None:
-    """Have what is kept of this process's jobs sent: another one settles them."""
+    """Send this process's stored lines by ``send``: another process settles its jobs."""
     _State.send = send
 
 
 @contextlib.contextmanager
 def capture_lines(job: JobContext, room: int) -> Iterator[None]:
-    """Keep what the job logs here in ``room`` bytes, if any; log what it prints to the last."""
+    """Store the job's log lines in ``room`` bytes, if any; log its output to the last line."""
     if room:
         _keeper.count(1)
-        # A program with its own logging keeps its own levels.
+        # A program with its own logging keeps its levels.
         if _State.chosen.level and logging.root.level > logging.INFO:
             logging.root.setLevel(logging.INFO)
         job.lines = _Kept(room) if _State.send is None else SimpleNamespace(add=_State.send)
@@ -309,7 +309,7 @@ def capture_lines(job: JobContext, room: int) -> Iterator[None]:
 
 
 def with_log(call: Callable[..., Awaitable[Any]], room: int) -> Callable[..., Awaitable[Any]]:
-    """Wrap a task's calls, so that the lines of their jobs are captured."""
+    """Wrap a task's calls, so that the lines of their jobs are stored."""
 
     async def run(*args: Any, **kwargs: Any) -> Any:
         with capture_lines(hooks.running_job.get(), room):

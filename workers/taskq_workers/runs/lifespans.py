@@ -1,4 +1,4 @@
-"""The app's lifespans while a worker runs: entered before its first claim, left after its drain."""
+"""An app's lifespans: entered before the worker's first claim, left after its drain."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ async def until_done(tasks: Collection[asyncio.Task[Any]], seconds: float) -> bo
 
 _log: Final = logging.getLogger("taskq.worker")
 
-#: All lifespans together may take this long to close.
+#: Longest time for all lifespans together to close.
 EXIT_SECONDS: Final = 10.0
-#: Cancelled lifespans get this long after that.
+#: Further time for cancelled lifespans.
 CANCEL_SECONDS: Final = 1.0
 
 
@@ -46,7 +46,7 @@ def resource_parameters(task: Task[..., Any]) -> dict[str, Any]:
         return task.signature.injected
     except errors.UsageError:
         raise
-    except ValueError:  # some functions of the interpreter have no signature; a call will show
+    except ValueError:  # some built-in functions have no signature; a call will show
         return {}
 
 
@@ -57,12 +57,12 @@ def bind_resources(task: Task[..., Any], resources: hooks.Resources) -> Callable
 
 
 class LifespanHolder:
-    """Enters an app's lifespans, gives their resources, and leaves them in bounded time.
+    """Enters an app's lifespans, provides their resources, and leaves them in limited time.
 
     If ``lends`` is False, jobs run elsewhere: nothing is entered, and no task may take a resource.
 
-    They are held by a task of their own, since what a lifespan opens (a task group, a cancel scope)
-    must be closed by the task that opened it.
+    A separate task holds them, since an object that a lifespan opened (a task group, a cancel
+    scope) must be closed by the same task.
     """
 
     def __init__(self, app: TaskQ, *, lends: bool = True) -> None:
@@ -73,9 +73,9 @@ class LifespanHolder:
         self._task: asyncio.Task[None] | None = None
 
     async def enter(self) -> None:
-        """Enter all, in the order of their declaration, and look whether each task gets its own.
+        """Enter all in the order of their declaration, and check that each task gets its resources.
 
-        Cancelling this cancels and leaves them.
+        Cancellation leaves them.
         """
         if self._lends and self._app.hooks.lifespans:
             self.resources = await self._entered()
@@ -107,7 +107,7 @@ class LifespanHolder:
         raise errors.TaskqError("the app's lifespans were cancelled as they started, by themselves")
 
     async def run(self, store: engine.Store | None, *, task_status: TaskStatus[None]) -> None:
-        """Watch over them until cancelled."""
+        """Run until cancelled, and watch for a lifespan that ends."""
         del store
         task_status.started()
         if self._task is not None:
@@ -153,10 +153,10 @@ class LifespanHolder:
 
 @contextlib.contextmanager
 def resources_in_thread(app: TaskQ) -> Iterator[hooks.Resources]:
-    """Enter the resources of an app in a process without an event loop, as children are.
+    """Enter the resources of an app in a process without an event loop, such as a child.
 
-    The lifespans run on a loop in a thread; no thread is started for an app without any. Leaving
-    is bounded as in a worker.
+    The lifespans run on a loop in a thread; an app without lifespans needs no thread. Leaving
+    takes limited time, as in a worker.
     """
     if not app.hooks.lifespans:
         yield hooks.Resources()

@@ -1,4 +1,4 @@
-"""From ``module:app`` on a command line to the TaskQ that it means, or a line that says why not."""
+"""Find the TaskQ named ``module:app`` on a command line, or explain why it was not found."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FRAMES_MAX: Final = 4
 
 
 def load_app(target: str, include: Iterable[str] = ()) -> TaskQ:
-    """Import ``module:attribute`` or ``module`` alone, the working directory first on the path.
+    """Import ``module:attribute`` or ``module``, with the working directory first on the path.
 
     ``include`` names modules with further tasks of the app.
     """
@@ -49,7 +49,7 @@ def load_app(target: str, include: Iterable[str] = ()) -> TaskQ:
 
 
 def _refuse_hidden(name: str) -> None:
-    """Refuse a file of the working directory that a loaded module of its name hides."""
+    """Refuse a file of the working directory if a loaded module with its name hides it."""
     loaded = getattr(sys.modules.get(name), "__file__", None)
     files = [path for path in (Path(name, "__init__.py"), Path(f"{name}.py")) if path.is_file()]
     if loaded and files and not (own := files[0]).samefile(loaded):
@@ -62,7 +62,7 @@ def import_included(app: TaskQ) -> None:
     """Import the modules that the app includes, so that their tasks are registered with it."""
     main, copy = sys.modules["__main__"], None
     if app.hooks.included and any(value is app for value in vars(main).values()):
-        # They import the app by its module's name: a second copy would make an app of its own.
+        # The modules import the app by its module's name: a second copy would make another app.
         copy = sys.modules.setdefault(hooks.main_module_name(), main)
     for name in app.hooks.included:
         tasks = [task for task in vars(_import(name)).values() if isinstance(task, Task)]
@@ -161,7 +161,7 @@ def _only_app(module: ModuleType) -> TaskQ:
         return next(iter(distinct.values()))
     if not apps:
         if hooks.default_app.cache_info().currsize:
-            # A bare @task made it.
+            # A bare @task has made it.
             return hooks.default_app()
         raise errors.UsageError(f"module {module.__name__!r} has no TaskQ{_offer(module, 'give')}")
     raise errors.UsageError(
@@ -177,11 +177,9 @@ def _offer(module: ModuleType, verb: str) -> str:
 
 
 def _broken(name: str, error: BaseException) -> errors.UsageError:
-    """Return the error of a module that raised at its import, with the lines that led there."""
+    """Return the error for a module that raised at its import, with the lines that caused it."""
     trace = _without_import_system(error.__traceback__)
-    if isinstance(
-        error, errors.TaskqError
-    ):  # refused by taskq: the line that asked for it says it all
+    if isinstance(error, errors.TaskqError):  # an error of taskq: the calling line is enough
         calls = traceback.extract_tb(trace)
         frames = takewhile(lambda call: not is_machinery(call.filename), calls)
         where = "".join(traceback.format_list(list(frames)[-_FRAMES_MAX:]))
@@ -207,13 +205,13 @@ def _is_import_system(path: str) -> bool:
     return path.startswith("<frozen importlib") or path == importlib.__file__
 
 
-#: Folders and files that are looked at, and the size of files that are not.
+#: Most folders and files that are searched; larger files are skipped.
 _FOLDERS_MAX: Final = 200
 _FILES_MAX: Final = 1_000
 _FILE_BYTES_MAX: Final = 1_000_000
 _NAMED_MAX: Final = 4
 _IMPORT: Final = re.compile(r"^from taskq import .*\btask\b(?: as (\w+))?", re.MULTILINE)
-#: Folders that hold no module of the project.
+#: Folders without modules of the project.
 _NOT_OURS: Final = frozenset({"__pycache__", "node_modules", "site-packages", "tests", "test"})
 
 
@@ -261,7 +259,7 @@ def _beside(module: str) -> list[str]:
 
 
 def _modules(folder: Path) -> Iterator[Path]:
-    """Yield files of modules, the nearest first: the folder may be somebody's whole home."""
+    """Yield files of modules, the nearest first: the folder may be a whole home directory."""
     folders = deque([folder])
     for _ in range(_FOLDERS_MAX):
         if not folders:
@@ -281,7 +279,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _defines_tasks(file: Path) -> bool:
-    """Return whether a function is decorated with ``@NAME.task`` there."""
+    """Return whether the file decorates a function with ``@NAME.task``."""
     try:
         text = file.read_text("utf-8") if file.stat().st_size <= _FILE_BYTES_MAX else ""
     except (OSError, ValueError):
@@ -294,13 +292,13 @@ def _defines_tasks(file: Path) -> bool:
 
 _log: Final = logging.getLogger("taskq.worker")
 _GROUP: Final = "taskq.plugins"
-#: Apps whose plugins were taken up: each is called once, however many workers an app has.
+#: Apps whose plugins were called: each plugin is called once, even with several workers.
 _PLUGGED: Final[weakref.WeakSet[TaskQ]] = weakref.WeakSet()
 
 
 def plug_in(app: TaskQ) -> None:
-    """Call the plugins in the app's settings; their errors are logged by name."""
-    settings = vars(app).get("settings")  # an app with no settings read none
+    """Call the plugins in the app's settings; log their errors by name."""
+    settings = vars(app).get("settings")  # an app without settings
     if settings is None or not settings.plugins or app in _PLUGGED:
         return
     plugins = {name: find_plugin(_GROUP, name) for name in settings.plugins}
@@ -317,8 +315,8 @@ def find_plugin(group: str, name: str, extra: str | None = None) -> Any:
 
     Args:
         group: "taskq.executors", "taskq.services", "taskq.plugins".
-        name: of the entry.
-        extra: of this distribution, for its own entries; None for other packages'.
+        name: name of the entry.
+        extra: extra of this distribution, for its own entries; None for other packages.
     """
     from importlib.metadata import entry_points  # noqa: PLC0415 - 20 ms that most workers need not
 

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from taskq import engine, views
     from taskq_workers.events import Hook, JobFinished
 
-#: Fields of ``QueueStats``.
+#: Fields of ``QueueStats`` that are measured.
 _STANDING: Final = ("scheduled", "ready", "running", "dead")
 _FAILED: Final = frozenset({"retried", "dead"})
 
 
 class Measures:
-    """The instruments of one meter, and the open logs whose queues and engine it observes.
+    """The instruments of one meter; observes the queues and engines of open logs.
 
     Attempts follow the conventions for messaging: ``messaging.client.consumed.messages`` and
-    ``messaging.process.duration``. A worker measures if a meter provider was there when it started;
-    if not, this module is not imported and no event is made of a job.
+    ``messaging.process.duration``. A worker measures if a meter provider existed at its start;
+    otherwise this module is not imported and no event is made for a job.
     """
 
     def __init__(self, meter: Meter) -> None:
@@ -58,7 +58,7 @@ class Measures:
             "taskq.task": event.task,
         }
         self._consumed.add(1, attributes)
-        # A new dict: a provider may have kept the first one.
+        # A new dict: a provider may have kept the first.
         attributes = {**attributes, "taskq.outcome": event.outcome}
         if event.outcome in _FAILED:
             attributes["error.type"] = event.reason.partition("\n")[0].partition(":")[0]
@@ -79,7 +79,7 @@ _by_meter: WeakKeyDictionary[Meter, Measures] = WeakKeyDictionary()
 
 
 def counting_hook(meter: Meter, stores: Iterable[engine.Store], hook: Hook | None) -> Hook:
-    """Return a hook that measures attempts, then calls the user's.
+    """Return a hook that measures attempts, then calls the user's hook.
 
     The instruments of a meter are made once, for all workers.
     """
@@ -112,7 +112,7 @@ def _oldest(stats: views.LogStats) -> Iterator[Observation]:
 
 
 def _of(path: str) -> Callable[[views.LogStats], Iterator[Observation]]:
-    """Yield what observes one number of the engine, named by the attributes that lead to it."""
+    """Return an observer of one number of the engine, found by its dotted attributes."""
     first, _, second = path.partition(".")
 
     def observe(stats: views.LogStats) -> Iterator[Observation]:

@@ -1,4 +1,4 @@
-"""Why a job failed, as text that fits a record: what happened first, then where."""
+"""Describe a failure as text that fits a record: the error first, then its place."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Final
 import taskq
 from taskq.values import REASON_BYTES_MAX, failures, names_of, text_of
 
-#: A file, the code of a function in it, and where that is: instruction and line.
+#: A file, the code of a function in it, and a place in it: instruction and line.
 _Place = tuple[str, CodeType, int, int]
 
 
 #: Innermost frames that a reason keeps of each exception in a chain.
 FRAMES_MAX: Final = 12
-#: Longest message that is looked at; a longer one could not be kept anyway.
+#: Longest message that is read; a longer one could not be stored anyway.
 MESSAGE_CHARACTERS_MAX: Final = REASON_BYTES_MAX
-#: Frames in these folders are machinery and of no use to a user, and so are frames of context
-#: managers; the examples are not.
+#: Folders of machinery, whose frames do not help a user, like frames of context managers; the
+#: examples are no machinery.
 _MACHINERY: Final = (
     *(
         f"{folder.absolute()}{os.sep}"
@@ -34,11 +34,11 @@ _MACHINERY: Final = (
     ),
     contextlib.__file__,
 )
-#: Classes that the first line names of a group's members.
+#: Most classes of a group's members that the first line names.
 KINDS_MAX: Final = 3
-#: Errors from here go by their bare names, as everybody knows them.
+#: Errors of these modules are named without the module, since every user knows them.
 _PLAIN_HOMES: Final = frozenset({"builtins", "__main__", "asyncio", "taskq"})
-#: Frames and their text, at most this number of them.
+#: Cache of frames as text, and its size.
 _said: Final[dict[tuple[_Place, ...], str]] = {}
 _SAID_MAX: Final = 256
 _EXAMPLES: Final = f"{_MACHINERY[0]}_examples{os.sep}"
@@ -47,8 +47,8 @@ _EXAMPLES: Final = f"{_MACHINERY[0]}_examples{os.sep}"
 def describe(error: BaseException, head: str = "") -> str:
     """Return the reason of one exception.
 
-    First line ``Type: message``, or ``head``, then the innermost frames from the first one of the
-    user's on, with the exceptions that it was raised from.
+    The first line is ``Type: message``, or ``head``. The innermost frames follow, from the user's
+    first frame on, with the exceptions that caused it.
     """
     head = head or summary(error)
     try:
@@ -60,7 +60,7 @@ def describe(error: BaseException, head: str = "") -> str:
 def summary(error: BaseException) -> str:
     """Return ``Type: message`` on one line; for a group, of its failures.
 
-    Each type once: their number and order differ between attempts that failed alike.
+    Each type occurs once: number and order differ between attempts with the same failure.
     """
     kinds: dict[str, BaseException] = {}
     leaves = failures(error)
@@ -90,7 +90,7 @@ def with_note(reason: str, note: str) -> str:
 
 
 def raised_by_call(error: BaseException) -> bool:
-    """Return whether no line of the user's ran: the call itself was refused."""
+    """Return whether no line of the user ran: the call itself was refused."""
     return user_traceback(_traceback_of(error)) is None
 
 
@@ -109,7 +109,7 @@ def _message(error: BaseException) -> str:
 
 
 def _traceback_of(error: BaseException) -> TracebackType | None:
-    # A subclass may replace the attribute.
+    # A subclass may override the attribute.
     trace: TracebackType | None = vars(BaseException)["__traceback__"].__get__(error)
     return trace
 
@@ -131,13 +131,13 @@ def _where(error: BaseException) -> str:
 def _frames(trace: TracebackType | None) -> str:
     """Return the innermost frames as text, from a cache.
 
-    Python parses the line anew to find which part of it raised: two thirds of a failure's time.
+    Python parses the line again to find the failing part: two thirds of a failure's time.
     """
     places: list[_Place] = []
     last = trace
     while last is not None:
         code = last.tb_frame.f_code
-        # Code that was written alike in two files is equal.
+        # Equal code in two files compares equal.
         places.append((code.co_filename, code, last.tb_lasti, last.tb_lineno))
         last = last.tb_next
     key = tuple(places[-FRAMES_MAX:])

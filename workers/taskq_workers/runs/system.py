@@ -1,4 +1,4 @@
-"""What workers ask of the system besides the log's calls; here alone they tell systems apart."""
+"""System calls of workers besides the log's; only this module distinguishes systems."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any, Final
 from taskq import engine
 
 _IS_WINDOWS: Final = sys.platform == "win32"
-#: Whether every event loop calls back for sockets and pipes; that of Windows does not.
+#: True if every event loop supports callbacks for sockets and pipes, unlike on Windows.
 LOOPS_READ: Final = not _IS_WINDOWS
 IS_LINUX: Final = sys.platform == "linux"
 
@@ -32,36 +32,36 @@ def _number(name: str) -> signal.Signals | None:
 #: Signals that Windows lacks.
 SIGTSTP, SIGCONT, SIGCHLD, SIGHUP = map(_number, ("SIGTSTP", "SIGCONT", "SIGCHLD", "SIGHUP"))
 SIGKILL: Final[int] = getattr(signal, "SIGKILL", 9)
-#: What ends a worker: Ctrl-Break of a Windows console, too.
+#: Signals that end a worker, including Ctrl-Break of a Windows console.
 STOP_SIGNALS: Final = tuple(filter(None, (signal.SIGTERM, signal.SIGINT, _number("SIGBREAK"))))
-#: A terminal and a service manager send these to all processes of a group.
+#: Signals that a terminal and a service manager send to all processes of a group.
 GROUP_SIGNALS: Final = tuple(filter(None, (*STOP_SIGNALS, SIGHUP)))
-#: The exit code of a process that was ended before it listened.
+#: The exit code of a process that was ended before it installed a handler.
 TERMINATED: Final = 1 if _IS_WINDOWS else -signal.SIGTERM
 
 
-#: The interpreter cuts the length of a turn to whole microseconds.
+#: Half of the interpreter's resolution of a turn's length, a microsecond.
 _HALF_STEP_SECONDS: Final = 5e-7
-#: Length of a thread's turn beside a computing thread. Python's own is 5 ms.
+#: Length of a thread's turn next to a CPU-bound thread. Python's default is 5 ms.
 TURN_SECONDS: Final = 0.0005
-#: Processor seconds of other threads, by the second, from which turns are short.
+#: CPU seconds of other threads in a second, above which turns are short.
 _BUSY_SHARE: Final = 0.3
 
 
 class _Turn:
-    """Length of a thread's turn, which is one for all threads of the program."""
+    """Length of a thread's turn, one for all threads of the program."""
 
     guard = threading.Lock()
-    #: seconds, by the parts of workers that want short turns
+    #: requested seconds, by part of a worker
     wishes: Final[dict[object, float]] = {}
-    #: the program's own choice, and the length that was chosen here
+    #: the program's own length, and the length that was set here
     own = chosen = 0.0
 
 
 def wish_turn(part: object, seconds: float | None) -> None:
-    """Let turns be at most this long until the part wishes None.
+    """Limit turns to this length until the part requests None.
 
-    After the last wish they are as long as the program chose, before or meanwhile.
+    After the last request they are as long as the program had set, before or meanwhile.
     """
     with _Turn.guard:
         now = sys.getswitchinterval()
@@ -78,10 +78,10 @@ def wish_turn(part: object, seconds: float | None) -> None:
 
 
 class Turns:
-    """Shorten threads' turns while another thread of the program computes beside a worker's loop.
+    """Shortens threads' turns while another thread of the program computes next to a worker's loop.
 
-    Loop and storage thread hand each batch over to one another, and beside a computing thread each
-    of them waits a whole turn for the GIL. Without one, short turns would cost a tenth of the
+    Loop and storage thread hand each batch to one another, and next to a CPU-bound thread each
+    waits a whole turn for the GIL. Without such a thread, short turns would cost a tenth of the
     throughput.
     """
 
@@ -89,7 +89,7 @@ class Turns:
         self._looked = self._spent = 0.0
 
     def look(self) -> None:
-        """Choose by the time since the last look, unless that was over a second ago."""
+        """Choose by the CPU time since the last look, unless that was over a second ago."""
         now = time.monotonic()
         spent = time.process_time() - time.thread_time() - _spent_by_storage()
         seconds, self._looked = now - self._looked, now
@@ -98,7 +98,7 @@ class Turns:
             wish_turn(self, TURN_SECONDS if others >= _BUSY_SHARE * seconds else None)
 
     def rest(self) -> None:
-        """Let turns be as long as the program wants them."""
+        """Restore the program's own length of turns."""
         wish_turn(self, None)
 
 
@@ -114,21 +114,21 @@ def _spent_by_storage() -> float:
 
 
 def _clock_of(native_id: int) -> int:
-    """Return Linux's id of a thread's CPU clock, which fails once the thread has ended.
+    """Return Linux's id of a thread's CPU clock; using it fails once the thread has ended.
 
-    ``time.pthread_getcpuclockid`` may crash then.
+    ``time.pthread_getcpuclockid`` may crash in that case.
     """
     return ~native_id << 3 | 6
 
 
 def at_fork(**actions: Callable[[], object]) -> None:
-    """Do what ``os.register_at_fork`` does, where there are forks."""
+    """Do as ``os.register_at_fork``, on systems with forks."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(**actions)
 
 
 def mask(numbers: Collection[signal.Signals], how: str = "SIG_BLOCK") -> set[Any]:
-    """Change this thread's blocked signals and return those before, where threads have some."""
+    """Change this thread's blocked signals and return the former ones, on systems with masks."""
     change: Any = getattr(signal, "pthread_sigmask", None)
     return change(getattr(signal, how), numbers) if change else set()
 
@@ -150,14 +150,14 @@ def start(
     ends_with_us: bool,
     **options: Any,
 ) -> subprocess.Popen[bytes]:
-    """Start a program of ours with one end of a socket, which ``channel_of`` gets there.
+    """Start a taskq program with one end of a socket, which it opens by ``channel_of``.
 
     Args:
         command: its words; the number of the socket is among them.
-        channel: what it gets; None for nothing, with our standard input.
-        others: descriptors that it inherits, too, on systems with forks.
-        ends_with_us: end it when this process ends, where the system can; elsewhere it looks.
-        options: of ``Popen``.
+        channel: its socket; None for none, with this process's standard input.
+        others: further descriptors that it inherits, on systems with forks.
+        ends_with_us: end it when this process ends, if the system can; otherwise it checks.
+        options: options of ``Popen``.
     """
     if not _IS_WINDOWS:
         if channel is None:
@@ -167,11 +167,11 @@ def start(
     options.pop("process_group", None)
     base: str = getattr(sys, "_base_executable", "") or sys.executable
     if command[0] == sys.executable != base and not hasattr(sys, "frozen"):
-        # The one of a virtual environment starts that one, whose number its socket has to know.
+        # A virtual environment's interpreter starts this one, whose pid its socket needs.
         command = [base, *command[1:]]
         before = options.get("env") or os.environ
         options["env"] = {**before, "__PYVENV_LAUNCHER__": sys.executable}
-    # The console's Ctrl-C is for the first process, which passes it on.
+    # The console's Ctrl-C goes only to the first process, which passes it on.
     group: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
     options |= {} if channel is None else {"stdin": subprocess.PIPE}
     process = subprocess.Popen(command, creationflags=group, **options)  # noqa: S603 - our own
@@ -184,7 +184,7 @@ def start(
     if process.stdin is None:
         return process
     share: Any = getattr(channel, "share", None)
-    with contextlib.suppress(OSError):  # it has ended, which is seen elsewhere
+    with contextlib.suppress(OSError):  # the process has ended, which is noticed elsewhere
         process.stdin.write(share(process.pid).hex().encode() + b"\n")
         process.stdin.close()
     return process
@@ -193,7 +193,7 @@ def start(
 def start_frozen(
     message: int, work: socket.socket, life: int, environment: dict[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start this frozen program as multiprocessing does, with a pipe from which it reads."""
+    """Start this frozen program like multiprocessing does, with a pipe that it reads from."""
     from multiprocessing import spawn  # noqa: PLC0415 - few workers start children
 
     if not _IS_WINDOWS:
@@ -205,12 +205,12 @@ def start_frozen(
     handle: Any = importlib.import_module("msvcrt").get_osfhandle(message)
     command = spawn.get_command_line(parent_pid=os.getpid(), pipe_handle=handle)
     process = start(command, work, ends_with_us=True, env=environment)
-    weakref.finalize(process, os.close, message)  # it takes the pipe from here, some time
+    weakref.finalize(process, os.close, message)  # the process copies the pipe from here later
     return process
 
 
 def channel_of(number: int) -> socket.socket:
-    """Return the socket that this process was started with."""
+    """Return the socket with which this process was started."""
     if not _IS_WINDOWS:
         return socket.socket(fileno=number)
     shared: Any = getattr(socket, "fromshare", None)
@@ -230,7 +230,7 @@ def send(process: subprocess.Popen[bytes], number: int | None) -> None:
 
 
 def stop_this() -> None:
-    """Stop this process with the world, until it is continued."""
+    """Stop this process (SIGSTOP) until it is continued."""
     stop: Any = getattr(signal, "SIGSTOP", None)
     to: Any = getattr(signal, "pthread_kill", None)
     if stop is not None:
@@ -239,7 +239,7 @@ def stop_this() -> None:
 
 @contextlib.contextmanager
 def alarm(seconds: float, action: Callable[..., None]) -> Iterator[None]:
-    """Interrupt this, the main thread, with ``action`` after a while, even while it sleeps."""
+    """Interrupt the main thread with ``action`` after a while, even while it sleeps."""
     number = _number("SIGALRM") or signal.SIGINT
     before = signal.signal(number, action)
     timer = threading.Timer(seconds, signal.raise_signal, (number,))

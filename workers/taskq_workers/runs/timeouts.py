@@ -1,4 +1,4 @@
-"""Limits of time on one attempt: the soft one, which a task may answer, and the hard one."""
+"""Time limits of one attempt: the soft limit, which a task may handle, and the hard limit."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def tell_deadline(seconds: float | None) -> None:
 
 
 def left_of(seconds: float | None) -> float | None:
-    """Return what middleware has left of a hard limit as the function begins."""
+    """Return the rest of a hard limit after middleware, as the function begins."""
     spent = getattr(hooks.running_job.get(None), "spent_seconds", 0.0)
     return seconds if seconds is None or not spent else left_after(spent, seconds)
 
 
 def left_after(spent: float, seconds: float) -> float:
-    """Return the rest of a limit for what begins then, after parts that were within it.
+    """Return the rest of a limit after parts of its attempt that kept within the limit.
 
-    A part is over after the limit only if its loop stood still; it gives that back as an ``Alarm``.
+    Only a stall of the loop can end a part later; the time is given back, like by an ``Alarm``.
     """
     return min(abs(seconds - spent), seconds)
 
 
 def too_long(seconds: float, and_then: str = "") -> TimeoutError:
-    """Return what an attempt fails with that outlasted its hard limit."""
+    """Return the error of an attempt that exceeded its hard limit."""
     return TimeoutError(f"not done within its timeout of {seconds:g} s{and_then}")
 
 
@@ -59,7 +59,7 @@ def with_limits(
 ) -> Callable[..., Coroutine[Any, Any, Any]]:
     """Return the function with its limits: SoftTimeout is raised in it, then it is cancelled.
 
-    A cancelled one raises a TimeoutError that names the limit.
+    A cancelled function raises a TimeoutError that names the limit.
     """
     hard, soft = limits
 
@@ -80,10 +80,10 @@ def with_limits(
 
 
 class Softened:
-    """Awaits a coroutine within this very task, and raises SoftTimeout in it after some seconds.
+    """Awaits a coroutine in the current task, and raises SoftTimeout in it after some seconds.
 
-    The task is cancelled for that, so that what it waits for ends as it should; here, between the
-    task and the coroutine, the cancellation is exchanged for the SoftTimeout.
+    The task is cancelled for that, so that the awaited future ends properly; here, between task
+    and coroutine, the cancellation is replaced by the SoftTimeout.
     """
 
     __slots__ = ("_before", "_coroutine", "_rang", "_seconds")
@@ -129,7 +129,7 @@ class Softened:
         self._rang = False
         task.uncancel()
         if isinstance(error, asyncio.CancelledError) and task.cancelling() > self._before:
-            return error  # someone else cancels it as well, and goes before
+            return error  # another cancellation, which has priority
         if error is None or isinstance(error, asyncio.CancelledError):
             return too_long_softly(self._seconds)
         return error

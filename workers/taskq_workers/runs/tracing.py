@@ -1,4 +1,4 @@
-"""Spans of attempts: begun when a task's function is called, ended when its outcome is known."""
+"""Spans of attempts: begun with the call of a task's function, ended once its outcome is known."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FAILURES: Final = frozenset({"retried", "dead"})
 
 
 class _Attempt:
-    """A span, and whether it has the raised exception already."""
+    """A span, and whether the raised exception was added to it."""
 
     __slots__ = ("is_told", "span")
 
@@ -46,16 +46,17 @@ def _is_no_failure(error: BaseException) -> bool:
 
 
 class TracedRuns:
-    """Traces the attempts of one worker. It is the worker's hook, and calls the user's own.
+    """Traces the attempts of one worker. It is the worker's hook, and calls the user's hook.
 
-    A worker has them only if a tracer provider was there when it started. If not, its plans call
-    the functions of tasks directly, and no job pays.
+    A worker has it only if a tracer provider existed at its start. Otherwise its plans call
+    the functions of tasks directly, at no cost for a job.
     """
 
     def __init__(self, tracer: Tracer, hook: Hook | None) -> None:
         self._tracer = tracer
         self._hook = hook
-        #: of the attempts that run; at most as many as the worker has slots, and abandoned ones
+        #: spans of running attempts; at most as many as the worker has slots, and abandoned
+        #: attempts
         self._open: dict[tuple[str, int], _Attempt] = {}
 
     def wrap(
@@ -94,7 +95,7 @@ class TracedRuns:
     def _begin(self, job: JobContext) -> tuple[_Attempt, Any]:
         from opentelemetry import context, propagate, trace  # noqa: PLC0415 - as above
 
-        # The worker's own span is no parent.
+        # The worker's own span is not the parent.
         around = propagate.extract(job.headers, context.Context())
         sender = trace.get_current_span(around).get_span_context()
         span = self._tracer.start_span(
@@ -115,7 +116,7 @@ class TracedRuns:
         )
         before = self._open.pop((job.id, job.attempt), None)
         if before is not None:
-            before.span.end()  # it was given back and claimed again, while its function goes on
+            before.span.end()  # released and claimed again, while its function goes on
         attempt = self._open[job.id, job.attempt] = _Attempt(span)
         return attempt, around
 
@@ -130,6 +131,6 @@ def measuring_hook(stores: Iterable[engine.Store], hook: Hook | None) -> Hook | 
 
 
 def make_tracer(hook: Hook | None) -> TracedRuns | None:
-    """Return what traces a worker's attempts from now on; None if nothing is traced."""
+    """Return the tracer of a worker's attempts; None if nothing is traced."""
     tracer = telemetry.tracer()
     return None if tracer is None else TracedRuns(tracer, hook)

@@ -1,1 +1,1 @@
-"""Services run beside the jobs of a worker, each in a task of the worker's own."""
+"""Services of a worker besides its jobs, each in a task of the worker."""

@@ -24,14 +24,14 @@ DeathCall: TypeAlias = Callable[[DeadLetter], Any]
 
 _log: Final = logging.getLogger("taskq.worker")
 
-#: Hooks of the last jobs get at least this long to end, after the worker's drain.
+#: Least time for hooks of the last jobs to end, after the worker's drain.
 MOMENT_SECONDS: Final = 0.1
 
 
 class DeathHooks:
-    """Calls hooks with each dead letter of one log; their errors are logged and stop nothing.
+    """Calls hooks with each dead letter of one log; errors of hooks are logged and stop nothing.
 
-    A coroutine function runs as a task of its own. What hooks do goes to the app's log. ``until``
+    A coroutine function runs as a task of its own. Enqueues of hooks go to the app's log. ``until``
     is the end of the worker's drain, in monotonic seconds.
 
     A task as a hook gets a job in the frame of each death. Functions are called on the loop,
@@ -46,7 +46,7 @@ class DeathHooks:
         _learn(app)
 
     async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
-        """Hear of the deaths that this process records, until cancelled."""
+        """Listen for deaths that this process records, until cancelled."""
         try:
             with contextlib.ExitStack() as stack:
                 self._listen(store, stack)
@@ -57,7 +57,7 @@ class DeathHooks:
                 await self._end()
 
     async def _end(self) -> None:
-        """Give hooks that still run what is left of the drain, or a moment, and cancel them."""
+        """Give running hooks the rest of the drain, or a moment, then cancel them."""
         seconds = max(self.until - monotonic(), MOMENT_SECONDS)
         if self._tasks and not await until_done(self._tasks, seconds):
             for task in self._tasks:
@@ -74,7 +74,7 @@ class DeathHooks:
             stack.callback(store.on_death(origin, self._call_of_task))
         stack.callback(app.hooks.renewed.listen(partial(_learn_later, app)))
         if _tellers(app):
-            # Kept when this worker ends: another one of the process may still end jobs.
+            # Kept when this worker ends: another worker of the process may still end jobs.
             store.write_deaths(origin, partial(_jobs_of, app))
 
     def _call_if(self, wanted: Collection[str] | None, letter: DeadLetter, hook: DeathCall) -> None:
@@ -111,11 +111,11 @@ def _complain(letter: DeadLetter) -> None:
     _log.exception("the on_dead hook failed on job %s; the worker goes on", letter.job_id)
 
 
-# Tasks that hear of deaths, whose jobs are in the frames of these.
+# Tasks with jobs about deaths, in the frames of these deaths.
 
 
 class _Template(values.NamedTuple):
-    """A task's jobs about deaths, but for the letters.
+    """A task's jobs about deaths, except their letters.
 
     Such a job is made on the storage thread, while the log is locked. The task's own code, such as
     validators of its parameters, runs only here, when the template is made.
@@ -188,7 +188,7 @@ def _tellers(app: TaskQ) -> set[Task[..., Any]]:
 
 
 def _learn(app: TaskQ) -> None:
-    """Make the templates of tasks that are new.
+    """Make the templates of new tasks.
 
     Raises:
         UsageError: a task takes no letter, or has keys.
@@ -206,9 +206,9 @@ def _learn_later(app: TaskQ) -> None:
 
 
 def _jobs_of(app: TaskQ, letter: DeadLetter) -> Iterator[engine.Item]:
-    """Return a job of each task that is to hear of a death; none for the death of such a job.
+    """Yield a job about a death for each such task; none for the death of such a job.
 
-    On the storage thread, while the log is locked: nothing here is code of the user's.
+    Runs on the storage thread, while the log is locked: it calls no code of the user.
     """
     died = app.tasks.get(letter.task)
     if died is not None and died.name in {task.name for task in _tellers(app)}:

@@ -16,7 +16,7 @@ from taskq_workers.slots.feed import Pause
 
 _log: Final = logging.getLogger("taskq.worker")
 
-#: The longest sleep: a clock that was set, or a schedule that was resumed, is noticed after it.
+#: The longest sleep: a changed clock, or a resumed schedule, is noticed after it.
 LOOK_SECONDS: Final = 30.0
 
 
@@ -30,15 +30,15 @@ class Scheduler:
     def __init__(self, app: TaskQ) -> None:
         self._app = app
         self._enrolled: set[hooks.Schedule] = set()
-        #: schedules for which another worker has a newer rule
+        #: schedules with a newer rule from another worker
         self._outdated: set[str] = set()
-        #: schedules that cannot tick, which was logged
+        #: schedules that cannot tick; each was logged
         self._failing: set[str] = set()
         #: schedules that are done with times to come, until then
         self._waiting: set[str] = set()
-        #: schedules added at run time, by name, each with the state it was made of
+        #: schedules added at run time, by name, each with the state from which it was made
         self._added: dict[str, tuple[tuple[bytes, bytes], hooks.Schedule | None]] = {}
-        #: by schedule: up to where it was done with, and when its next tick is due
+        #: by schedule: the moment up to which it was done, and when its next tick is due
         self._next: dict[str, tuple[int, int]] = {}
 
     async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
@@ -76,7 +76,7 @@ class Scheduler:
                 await wake.wait()
 
     async def look(self, store: engine.Store) -> float:
-        """Write what is due now; how many seconds to sleep then, without end without schedules."""
+        """Write due ticks; return how many seconds to sleep then, infinity without schedules."""
         port = store.port()
         planned = list(self._app.hooks.schedules.all.values())
         new = [entry for entry in planned if entry not in self._enrolled]
@@ -90,7 +90,7 @@ class Scheduler:
         turns: list[engine.Turn] = []
         sleeps_ns = [round(LOOK_SECONDS * values.SECOND_NS)]
         for schedule in planned:
-            # A schedule that a person removed is enrolled again by the next worker that starts.
+            # A schedule that a user removed is enrolled again when the next worker starts.
             state = states.get(schedule.name)
             if state is not None and self._is_current(schedule, state):
                 self._warn_if_ahead(schedule.name, state, now_ns)
@@ -106,7 +106,7 @@ class Scheduler:
                     due_ns = now_ns
                 sleeps_ns.append(due_ns - now_ns)
         if turns:
-            # A begun tick is finished; the log's own waits are limited.
+            # Ticks in progress are finished; the log's own waits are limited.
             with CancelScope(shield=True):
                 await self._tick(port, turns)
         return max(min(sleeps_ns), 0) / values.SECOND_NS
@@ -122,7 +122,7 @@ class Scheduler:
             self._enrolled.add(schedule)
 
     def _note(self, name: str, error: BaseException) -> None:
-        """Log once that a schedule cannot tick; the others do."""
+        """Log once that a schedule cannot tick; other schedules go on."""
         if name not in self._failing:
             self._failing.add(name)
             _log.warning("schedule %s does not tick: %s", name, error)
@@ -142,7 +142,7 @@ class Scheduler:
     def _added_in(
         self, states: dict[str, hooks.ScheduleState], planned: list[hooks.Schedule]
     ) -> list[hooks.Schedule]:
-        """Return the schedules that were added at run time and are not in the code, too."""
+        """Return the schedules that were added at run time and are not in the code."""
         before, self._added = self._added, {}
         for name in states.keys() - {schedule.name for schedule in planned}:
             state = states[name]
@@ -169,7 +169,7 @@ class Scheduler:
         return False
 
     def _due_ns(self, schedule: hooks.Schedule, state: hooks.ScheduleState, now_ns: int) -> int:
-        # For a paused schedule: the next tick if it was resumed now.
+        # For a paused schedule: the next tick if it were resumed now.
         done_ns = max(state.done_ns, now_ns) if state.is_paused else state.done_ns
         known = self._next.get(schedule.name)
         if (
@@ -217,7 +217,7 @@ class Scheduler:
 
 
 def _is_of_schedule(error: BaseException) -> bool:
-    """Return whether it concerns one schedule: a codec or a key of the user may raise anything."""
+    """Return whether an error concerns one schedule: a user's codec or key may raise anything."""
     if isinstance(error, KeyboardInterrupt) or values.is_cancellation(error):
         return False
     return isinstance(error, errors.UsageError) or not isinstance(error, errors.TaskqError)
