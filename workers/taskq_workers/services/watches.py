@@ -1,4 +1,4 @@
-"""Watches of a worker: its loop and storage thread, jobs that no worker takes, stuck jobs."""
+"""Watches of a worker: its loop and storage thread, jobs without a worker, stuck jobs."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from taskq_workers.runs.reasons import is_machinery
 
 _log: Final = logging.getLogger("taskq.worker")
 
-#: A loop without a sign of life for this long is logged.
+#: A loop that does not answer for this long is logged.
 BLOCKED_SECONDS: Final = 0.5
-#: A loop that stands still, or a storage thread that does not answer, is published after this.
+#: A loop or a storage thread that does not answer is published after this time.
 STALL_SECONDS: Final = 10.0
-#: Longest time that counts between two looks: a process that was stopped meanwhile is not stuck.
+#: Longest time counted between two looks: a process that was stopped meanwhile is not stuck.
 _LOOK_SECONDS_MAX: Final = 1.0
-#: Between two questions, while jobs run and while none does.
+#: Time between two requests to the loop, while jobs run and while none does.
 _ASK_SECONDS: Final = 0.25
 _ASK_IDLE_SECONDS: Final = 0.4
-#: One line of code is logged once in this time.
+#: One line of code is logged at most once in this time.
 _AGAIN_SECONDS: Final = 60.0
 _PLACES_MAX: Final = 1000
 _TEXT_MAX: Final = 100
@@ -42,18 +42,18 @@ _TEXT_MAX: Final = 100
 class LoopWatch:
     """Watches the loop and the storage threads; a ``Service``.
 
-    A thread asks the loop, a few times a second, for a sign of life. When none comes it looks at
-    the code that the loop's thread executes, and names it in the log. Jobs themselves pay nothing.
+    A thread requests an answer of the loop a few times a second. If the loop does not answer, the
+    thread finds the code that the loop's thread executes, and logs it. Jobs pay nothing.
 
-    After ``STALL_SECONDS`` the process writes the reason into a file of its owner: ``taskq health``
+    After ``STALL_SECONDS`` the process writes the reason into its owner's file: ``taskq health``
     fails, and ``taskq why`` and the page show it.
 
     Args:
-        is_idle: whether no job runs; asked on the loop.
-        delivery_of: the job that an asyncio task runs, None for no job; asked from a thread.
-        surrender: gives waiting jobs to other workers; called from a thread, again and again while
-            the loop stands still.
-        stores: returns the worker's logs; asked from a thread.
+        is_idle: whether no job runs; called on the loop.
+        delivery_of: the job that an asyncio task runs, None for no job; called in a thread.
+        surrender: gives waiting jobs to other workers; called in a thread, again and again while
+            the loop is blocked.
+        stores: returns the worker's logs; called in a thread.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class LoopWatch:
     ) -> None:
         self._stores = stores
         self._storage: dict[engine.Store, _StorageWatch] = {}
-        #: code that blocks the loop, once it is to be published
+        #: the code that blocks the loop, once it must be published
         self._loop_stall = ""
         self._surrender = surrender
         self._is_idle = is_idle
@@ -78,9 +78,9 @@ class LoopWatch:
         self._told: dict[tuple[str, int], float] = {}
 
     async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
-        """Watch until cancelled: jobs that still run while the worker drains may block as well."""
-        del store  # it may be one of several
-        # A daemon of our own, which is there when the loop turns no more.
+        """Watch until cancelled: jobs may block the loop while the worker drains, too."""
+        del store  # there may be several logs
+        # A separate daemon thread works even if the loop has stopped.
         threading.Thread(target=self._watch, name="taskq-watch", daemon=True).start()
         try:
             task_status.started()
@@ -114,7 +114,7 @@ class LoopWatch:
             standstill = _Standstill()
             while not self._answered.wait(_ASK_SECONDS):
                 self._surrender()
-                if self._loop.is_closed():  # nobody will answer any more
+                if self._loop.is_closed():  # it will never answer
                     return
                 if standstill.grow() >= STALL_SECONDS:
                     where = f": {what}" if what else ""
@@ -138,16 +138,16 @@ class LoopWatch:
         self._answered.set()
 
     def _look(self) -> str:
-        """Return the code that blocks the loop, in words; "" for none, or if just logged."""
+        """Return a text about the code that blocks the loop; "" for none, or if just logged."""
         frame = sys._current_frames().get(self._loop_thread)
         if frame is None or frame.f_code.co_name in {"select", "poll", "_poll"}:
-            return ""  # it waits: the machine is just busy
+            return ""  # the thread waits: the machine is only busy
         frames, is_jobs = _of_the_user(frame, _outermost(asyncio.current_task(self._loop)))
         if not frames:
-            # taskq's own work there is no matter of the task's function.
+            # The time is spent in taskq's own code, not in the task's function.
             place = _place(frame)
             return f"taskq works on a value or type of {self._who()}, at {place}. {_SMALLER}"
-        # The last line of the task's own file is the one to change; what it called comes after.
+        # The innermost line in the task's own file is to be changed; name the called code after it.
         file = frames[-1].f_code.co_filename
         own = next(inner for inner in frames if inner.f_code.co_filename == file)
         if not self._is_news(own):
@@ -177,7 +177,7 @@ class LoopWatch:
 
 
 class _Standstill:
-    """Seconds for which something has not moved."""
+    """Measures how long something has not moved, in seconds."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -191,7 +191,7 @@ class _Standstill:
 
 
 class _StorageWatch:
-    """Looks whether the storage thread of a log moves, and publishes what does not."""
+    """Checks whether the storage thread of a log moves, and publishes a stall."""
 
     def __init__(self, store: engine.Store) -> None:
         self._store = store
@@ -200,7 +200,7 @@ class _StorageWatch:
         self._published = ""
 
     def look(self) -> str:
-        """Return what the thread does instead of answering; "" if it moves."""
+        """Return the thread's current work if it does not answer; "" if it moves."""
         turns, is_busy = self._store.pulse
         if turns != self._turns or not is_busy or not self._store.usable:
             self._turns, self._standstill = turns, _Standstill()
@@ -226,7 +226,7 @@ _REMEDY: Final = (
 _SMALLER: Final = (
     "No other job moves meanwhile: take and return less, such as the path of a file with it"
 )
-#: The loop's own files: their callers are the program that runs the loop, and not what it runs.
+#: The loop's own files: their callers are the program that runs the loop, not a task on it.
 _LOOP: Final = (asyncio.events.__file__, asyncio.base_events.__file__)
 #: The codecs turn values into JSON, and types into codecs.
 _VALUES: Final = str(Path(taskq.__file__).parent / "calls")
@@ -239,9 +239,9 @@ def _outermost(task: asyncio.Task[object] | None) -> FrameType | None:
 def _of_the_user(frame: FrameType | None, last: FrameType | None) -> tuple[list[FrameType], bool]:
     """Return the user's frames, innermost first, and whether they are a job's own function.
 
-    Of several stretches between machinery it is the last one. If the codecs call all of them, they
-    are a validator, or another method of a value's type. ``last`` is the outermost frame that the
-    loop runs; None if only the loop's own files show it.
+    If machinery separates several stretches of user code, the last stretch is returned. If all are
+    called by the codecs, they are a validator, or another method of a value's type. ``last`` is the
+    outermost frame that the loop runs; None if only the loop's own files show it.
     """
     stretches: list[tuple[list[FrameType], bool]] = []
     frames: list[FrameType] = []
@@ -268,16 +268,16 @@ def _place(frame: FrameType) -> str:
 
 #: Time between two looks.
 LOOK_SECONDS: Final = 60.0
-#: The first look comes so late, as the first jobs are waited for more.
+#: Delay of the first look, since the first jobs are more urgent.
 _BEGIN_SECONDS: Final = 0.1
-#: An idle worker stays this long for its first look, which a burst would outrun.
+#: An idle burst worker waits this long for its first look.
 _FIRST_LOOK_SECONDS: Final = 0.5
 
 
 class StrayWatch:
     """Warns at the start and each minute; a ``Service`` of its worker.
 
-    ``queues`` are the worker's own, None for all.
+    ``queues`` are the queues of the worker, None for all.
     """
 
     def __init__(self, app: TaskQ, queues: frozenset[str] | None) -> None:
@@ -285,7 +285,7 @@ class StrayWatch:
         self._queues = queues
 
     async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
-        """Look soon, and then each minute, until cancelled."""
+        """Look soon, then each minute, until cancelled."""
         task_status.started()
         has_looked = False
         try:
@@ -300,7 +300,7 @@ class StrayWatch:
                     await self._warn(store)
 
     async def _warn(self, store: engine.Store) -> None:
-        # The claims report a failed log.
+        # Claims report a failed log.
         with contextlib.suppress(errors.TaskqError):
             for warning in await self._look(store):
                 _log.warning("%s", warning)
@@ -313,23 +313,23 @@ class StrayWatch:
             servings = [serving for worker in workers for serving in worker.serves]
             from taskq.engine import strays_of  # noqa: PLC0415 - the start loads it not
 
-            # A full disk may have kept its own from being published.
+            # On a full disk this worker's own entry may be missing.
             own = views.Serving(queues=self._queues, tasks=frozenset(self._app.tasks))
             warnings += strays_of(waiting, [own, *servings], due=True).told()
         return warnings
 
     def _unused(self, known: set[str]) -> list[str]:
-        """Return a warning for each queue that no job was ever put into, as far as is known."""
+        """Return a warning for each of the worker's queues that never had a known job."""
         if self._queues is None:
             return []
         known = known | {task.spec.queue for task in self._app.tasks.values()}
         return [_told(name, known) for name in sorted(self._queues - known)]
 
 
-#: Jobs of this process that wait, within their runs, for results of others: those, by log and job.
+#: Jobs of this process that wait in their runs for results: the awaited jobs, by log and job.
 _waits: Final[dict[tuple[engine.Tag, int], list[JobHandle[Any]]]] = {}
 _watches: Final[set[StuckWatch]] = set()
-#: Between two looks while jobs wait, and how long nothing must have moved.
+#: Time between two looks while jobs wait, and the time without any progress.
 _STUCK_LOOK_SECONDS: Final = 1.0
 STUCK_SECONDS: Final = 4.0
 _STRAYS_REMEDY: Final = (
@@ -341,9 +341,9 @@ _STRAYS_REMEDY: Final = (
 class StuckWatch:
     """Notices when all slots run jobs that wait for other jobs; a ``Service``.
 
-    It sleeps until a job of the worker waits for a result within its run. ``hold`` is published
-    while nothing can move, and ``changed`` is called when it has changed. ``port_of`` returns the
-    port of a log by its tag, None if it was left.
+    It sleeps until a job of the worker waits for a result in its run. ``hold`` is published while
+    no job can progress, and ``changed`` is called when it changes. ``port_of`` returns the port of
+    a log by its tag, None if the log was left.
     """
 
     def __init__(
@@ -377,7 +377,7 @@ class StuckWatch:
             _watches.discard(self)
 
     def begins(self, job: JobContext, handle: JobHandle[Any]) -> None:
-        """Warn of a wait for a job that this worker would run; from any thread."""
+        """Warn of a wait for a job of this worker; may be called in any thread."""
         delivery, task = job.delivery, handle._task
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._begun.set)

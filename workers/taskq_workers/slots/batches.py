@@ -1,4 +1,4 @@
-"""Batches: many jobs of a task, one call of its function with a list of their arguments."""
+"""Batches: many jobs of a task in one call of its function, with a list of their arguments."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from taskq_workers.slots.slots import Slots
 
-#: A job of a batch changes it, so that its slot ends with it; see ``Slots.replace``.
+#: A job of a batch changes this variable, so that its slot ends with it; see ``Slots.replace``.
 _was_in_batch: Final[ContextVar[object]] = ContextVar("was_in_batch")
 
 
 class _Gathering:
-    """A batch, open or under way; each member is its argument and a future of (value, error)."""
+    """A batch, open or running; each member is its argument and a future of (value, error)."""
 
     def __init__(self) -> None:
         self.members: list[tuple[Any, asyncio.Future[Any]]] = []
@@ -31,14 +31,14 @@ class _Gathering:
 
 
 class Batcher:
-    """Gathers the jobs of one task. Each runs in a slot of its own, and waits there for the call.
+    """Gathers the jobs of one task. Each job has its own slot, and waits there for the call.
 
-    The call takes one place of the worker's concurrency, however many jobs it is for.
+    The call takes one place of the worker's concurrency, for any number of jobs.
 
     Args:
-        task: whose jobs.
-        call: of the function, with a list; in a child process, with payloads of all of them.
-        host: the slots; a job that waits for its batch takes no place of theirs.
+        task: the task of the jobs.
+        call: calls the function with a list; in a child process, with the payloads of all jobs.
+        host: the slots; a job that waits for its batch takes no place of the concurrency.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class Batcher:
         self._is_draining = False
 
     def drain(self) -> None:
-        """Wait for no more jobs, since none begins any more: what has gathered runs now."""
+        """Stop waiting for more jobs, since none begins any more: run the gathered jobs now."""
         self._is_draining = True
         if self._open is not None:
             self._close(self._open)
 
     async def join(self, *args: Any, **kwargs: Any) -> Any:
-        """Wait for the call that this job is part of, and return the job's own result."""
+        """Wait for the call of this job's batch, and return the job's own result."""
         _was_in_batch.set(object())
         host, loop = self._host(), asyncio.get_running_loop()
         batch = self._open
@@ -76,7 +76,7 @@ class Batcher:
             try:
                 self._leave(batch, member)
                 if batch.call is not None and not batch.members and not batch.call.done():
-                    # Cancelled with its last job, whose slot is busy until it ends.
+                    # Cancelled with its last job, whose slot is busy until the call ends.
                     await asyncio.wait([batch.call])
             finally:
                 host.unpark()
@@ -85,7 +85,7 @@ class Batcher:
         return value
 
     def _leave(self, batch: _Gathering, member: tuple[Any, asyncio.Future[Any]]) -> None:
-        if member in batch.members:  # it was cancelled
+        if member in batch.members:  # this job was cancelled
             batch.members.remove(member)
             if not batch.members:
                 self._close(batch)
@@ -96,9 +96,9 @@ class Batcher:
         if batch.timer is not None:
             batch.timer.cancel()
         if batch.call is not None:
-            batch.call.cancel()  # nobody is left that it is for
+            batch.call.cancel()  # no job is left
         elif batch.members:
-            # Without a job around it: which of them would it be? A child process needs one.
+            # Outside a job's context: it belongs to no single job. Only a child process needs one.
             context = copy_context() if self._is_remote else self._host().context.copy()
             name = f"taskq-batch-{self._task.name}"
             run = self._run(batch)
@@ -112,7 +112,7 @@ class Batcher:
         host = self._host()
         await host.take_place()
         try:
-            # Some may have left meanwhile; none may any more without its future's knowledge.
+            # Members may have left before; from now on a leaving member's future is cancelled.
             members = list(batch.members)
             arguments = [value for value, _ in members]
             try:
@@ -131,7 +131,7 @@ class Batcher:
     def _apart(self, value: Any, count: int) -> list[tuple[Any, BaseException | None, Any]]:
         if type(value) is RemoteOutcome:
             if value.kind != kinds.SUCCESS:
-                # Each job's own policy decides, unless the child could not even begin.
+                # Each job's own policy decides, unless the child could not begin the call.
                 error = error_of(value) if value.kind != kinds.RELEASE else None
                 return [(value if error is None else None, error, None)] * count
             import pickle  # noqa: PLC0415 - only for tasks in child processes
@@ -142,10 +142,10 @@ class Batcher:
 
 
 def apart(task: Task[..., Any], value: Any, count: int) -> list[Any]:
-    """Return the result of each job; a function may return None for all of them.
+    """Return the result of each job; a function may return None for all jobs.
 
     Raises:
-        Discard: there are not as many results as jobs, which no other attempt would change.
+        Discard: the number of results differs, which no other attempt would change.
     """
     if value is None:
         return [None] * count
@@ -159,12 +159,12 @@ def apart(task: Task[..., Any], value: Any, count: int) -> list[Any]:
 
 
 def pack(payloads: list[bytes]) -> bytes:
-    """Return the payload of a call for all of these jobs, in a child process."""
+    """Return the payload of a call for all these jobs, for a child process."""
     return b"[" + b",".join(payloads) + b"]"
 
 
 def unpack(task: Task[..., Any], payload: bytes) -> list[Any]:
-    """Return the arguments in it."""
+    """Return the arguments in a payload of ``pack``."""
     arguments = []
     for each in json.loads(payload):
         args, kwargs = task.decode(json.dumps(each).encode())

@@ -1,4 +1,4 @@
-"""Claims, made ahead of the slots in batches that follow the speed of the jobs."""
+"""Claims ahead of the slots, in batches sized by the speed of the jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class FeedHost(Protocol):
-    """Host of a log's feed and gates, which runs its jobs."""
+    """Runs the jobs of a log's feed and gates."""
 
     @property
     def feed(self) -> Feed: ...
@@ -34,41 +34,41 @@ class FeedHost(Protocol):
     def wake(self) -> None: ...
     def quiet(self) -> bool: ...
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
-        """Release deliveries that nobody took; burns no attempt."""
+        """Release deliveries that no slot took, without using up their attempts."""
 
     def ran_dry(self) -> None:
         """End a burst: no job is ready and none runs."""
 
     def came_empty(self) -> None:
-        """Give others what was free for a claim that brought nothing, or was withdrawn."""
+        """Give other logs the free slots of a claim that returned nothing, or was withdrawn."""
 
     def fail(self, error: BaseException) -> None: ...
 
 
 class Runner(FeedHost, Protocol):
-    """Runner of a worker's jobs: ``Slots`` here, or executors elsewhere.
+    """Runs a worker's jobs: ``Slots`` here, or executors elsewhere.
 
-    ``gone`` is set once nothing runs any more, after ``leave``.
+    ``gone`` is set once no job runs any more, after ``leave``.
     """
 
     gone: asyncio.Event
 
     def running(self) -> int: ...
     def held(self) -> list[tuple[Delivery, float | None]]:
-        """Return the jobs that run now, and since when in monotonic seconds, None if unknown."""
+        """Return the running jobs, each with its start in monotonic seconds, None if unknown."""
 
     def leave(self) -> None:
-        """Claim no more, and give back what does not run yet; what runs goes on to its end."""
+        """Stop claiming, and give back jobs that do not run yet; running jobs go on."""
 
     def interrupt(self) -> None:
-        """Cancel the jobs that still run; they are released and burn no attempt."""
+        """Cancel the running jobs; they are released without using up their attempts."""
 
     def abandon(self) -> None:
-        """Release the jobs that did not even end when cancelled; they go on, unheard."""
+        """Release jobs that ignore their cancellation; they go on, with outcomes ignored."""
 
 
 class ClaimFilter(Protocol):
-    """Keep jobs from being claimed for now: by conditions, and queues that back off."""
+    """Excludes jobs from claims: by conditions, and by queues that back off."""
 
     def claimable(
         self, queues: frozenset[str] | None, tasks: frozenset[str]
@@ -77,42 +77,42 @@ class ClaimFilter(Protocol):
 
 
 class Gatekeeper(Protocol):
-    """Gates of a worker, as its slots ask them."""
+    """Gates of a worker as seen by its slots."""
 
     async def judge(
         self, task: Task[..., Any], error: BaseException, settlement: Settlement
     ) -> Settlement:
-        """Decide on a job that failed: given back if the network failed, not the job."""
+        """Decide on a failed job: it is given back if the network failed, not the job."""
 
     def ran_dry(self, stop: Callable[[BaseException | None], None]) -> None:
-        """Stop, as no claimable job is ready, unless a gate is about to open."""
+        """Stop, since no claimable job is ready, unless a gate is about to open."""
 
     def withdraw(self, ask: Ask) -> Delivery | None:
-        """Return a cancelled job that a gate has claimed and not let through yet."""
+        """Return a cancelled job that a gate has claimed and not passed on yet."""
 
 
-#: Most deliveries that one claim asks for, unless there are more than half as many slots.
+#: Most deliveries in one claim, unless there are more than half as many slots.
 BATCH_MAX: Final = 512
-#: A full batch that is done sooner lets the next one be twice as large.
+#: After a full batch that is done sooner, the next batch is twice as large.
 BATCH_SECONDS_SHORT: Final = 0.020
-#: A batch that takes longer halves the next one.
+#: After a batch that takes longer, the next batch has half the size.
 BATCH_SECONDS_LONG: Final = 0.100
-#: Pauses before what was refused (disk full, log locked) is tried again: the first and the longest;
+#: Pauses before a refused claim (disk full, log locked) is tried again: the first and the longest;
 #: each is twice the one before.
 PAUSE_SECONDS_FIRST: Final = 0.1
 PAUSE_SECONDS_MAX: Final = 5.0
-#: Errors that pass by themselves, or once a person made room.
+#: Errors that end by themselves, or once a user has freed space.
 PASSING: Final = (AppendFailed, LogLocked)
 
 
 class ClaimPace:
     """The batch size: from the number of slots up to ``BATCH_MAX``, or twice the number of slots.
 
-    One batch is measured at a time: from its arrival until as many jobs are finished as waited
-    then. Any jobs count, so that one slow job among many fast ones makes no batch look slow.
+    One batch is measured at a time: from its arrival until as many jobs have finished as waited
+    then. All jobs count, so that one slow job among many fast jobs does not make a batch look slow.
 
     Attributes:
-        size: deliveries to ask for.
+        size: deliveries in the next claim.
         ahead: whether to claim before a slot is free.
     """
 
@@ -128,7 +128,7 @@ class ClaimPace:
         self._since = 0.0
 
     def claimed(self, *, waiting: int, full: bool, now: float) -> None:
-        """Learn from a claim: ``waiting`` are in the buffer; ``full``: as many as asked for."""
+        """Learn from a claim: ``waiting`` are in the buffer; ``full``: the claim got its count."""
         if self._goal <= 0:
             self._goal = waiting
             self._full = full
@@ -147,12 +147,12 @@ class ClaimPace:
             self._resize(self.size * 2)
 
     def resize(self, concurrency: int) -> None:
-        """Begin anew with another number of slots."""
+        """Start again with another number of slots."""
         self._concurrency, self._size_max = concurrency, max(BATCH_MAX, 2 * concurrency)
         self.cut()
 
     def cut(self) -> None:
-        """Claim for free slots alone again: the jobs turned slow, or there are none."""
+        """Claim only for free slots again: the jobs became slow, or there are none."""
         self._goal = 0
         self._resize(0)
 
@@ -162,7 +162,7 @@ class ClaimPace:
 
 
 class Pause:
-    """Seconds before the next try: each pause is twice the last, if that was not long ago."""
+    """Pauses before the next try: each is twice the last, unless that was long ago."""
 
     __slots__ = ("_last", "_seconds", "_time")
 
@@ -182,16 +182,16 @@ class Pause:
 
 _log: Final = logging.getLogger("taskq.worker")
 
-#: A delivery that no slot took for this long is given back, so that another worker may have it.
+#: A delivery that no slot took for this long is given back, for another worker.
 HOARD_SECONDS: Final = 0.5
 
 
 class Quota:
-    """Number of jobs that a worker may still begin, over all its logs; None for no limit."""
+    """Number of jobs that a worker may still begin, in all its logs; None for no limit."""
 
     def __init__(self, jobs_max: int | None = None) -> None:
         self._jobs_max = jobs_max
-        #: deliveries that came and were not given back without having run
+        #: claimed deliveries, except deliveries that were given back before they ran
         self.taken = 0
 
     def allowed(self, count: int) -> int:
@@ -202,22 +202,22 @@ class Quota:
 
 
 class Feed:
-    """Deliveries that wait for a slot, and the claim that brings more.
+    """Deliveries that wait for a slot, and the claim for more.
 
-    Fast jobs are claimed many at a time, and the next batch is asked for while the present one
-    runs, since a claim takes as long as hundreds of no-ops. Slow jobs are claimed only for slots
-    that are free, so that no job waits here which another worker could run.
+    Fast jobs are claimed many at a time, and the next batch is requested while the current batch
+    runs, since a claim takes as long as hundreds of no-ops. Slow jobs are claimed only for free
+    slots, so that no job waits here if another worker could run it.
 
     Attributes:
         buffer: deliveries in claim order; slots pop from its left.
-        low: a slot that leaves fewer calls ``refill``; 0 while that would be in vain.
-        stands: the last look found nothing, so claims wait from then on.
-        filter: keeps jobs from being claimed; None: all may.
-        limits: of the tasks, by their names.
+        low: a slot calls ``refill`` if fewer deliveries are left; 0 while a call would be useless.
+        stands: the last claim found no job, so claims wait from now on.
+        filter: excludes jobs from claims; None: all are allowed.
+        limits: limits of the tasks, by name.
         weights: shares of the queues.
 
     Args:
-        burst_clock: of claims that are answered at once, even if nothing is ready.
+        burst_clock: clock of claims that return at once, even if no job is ready.
         pace: number of jobs to claim ahead; measured if None.
         quota: after it the feed runs dry, like a burst; None for no limit.
     """
@@ -256,9 +256,9 @@ class Feed:
         self._closed = False
         self._paused = False
         self._asked_when_quiet = False
-        #: late answers of the port when the claim was made
+        #: number of the port's late answers when the claim was made
         self._late = 0
-        #: deliveries that ever came, and how many of them had come at the last look
+        #: number of received deliveries, and its value at the last look
         self._received = 0
         self._mark = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -282,16 +282,16 @@ class Feed:
             self.ask(max(pace.size, free) if pace.ahead else free)
 
     def ask(self, count: int) -> None:
-        """Make the waiting claim, or a new one, ask for ``count``; withdraw it for 0."""
+        """Set the count of the waiting claim, or make a new claim; withdraw the claim for 0."""
         if self._closed or self._paused:
             return
         count = self.allowed(count)
         if count <= 0:
-            # A waiting claim would be passed over, and not looked at again when it may ask for
-            # more.
+            # The store would skip a waiting claim with count 0, and not look again when the count
+            # rises.
             self.withdraw()
         elif self._claim is not None:
-            # The storage thread reads the count when it serves the claim: more may still be asked.
+            # The storage thread reads the count when it serves the claim, so it may still grow.
             self._request.count = count
         else:
             self._begin(count)
@@ -335,7 +335,7 @@ class Feed:
         self.rested()
 
     def rested(self) -> None:
-        """Note that a job is over: a burst that lingered looks anew once nothing runs."""
+        """Note that a job has ended: a waiting burst looks again once no job runs."""
         if self.stands and self._is_quiet():
             self.look_anew()
 
@@ -360,14 +360,14 @@ class Feed:
         self.refill()
 
     def add(self, deliveries: list[Delivery]) -> None:
-        """Let slots run what somebody else has claimed for them."""
+        """Let slots run deliveries that a gate has claimed."""
         deliveries = self._counted(deliveries)
         self.buffer.extend(deliveries)
         self._watch_soon()
         self._runner.wake()
 
     def surrender(self) -> list[Delivery]:
-        """Take all jobs that no slot has begun; from a thread, while the loop stands still."""
+        """Take all jobs that no slot has begun; from a thread, while the loop is blocked."""
         taken: list[Delivery] = []
         with contextlib.suppress(IndexError):
             while True:
@@ -375,7 +375,8 @@ class Feed:
         self._quota.taken -= len(taken)
         claim = self._claim
         if claim is not None and claim.done() and not claim.cancelled() and not claim.exception():
-            # Answered, and its callback waits for the loop: to that it will have come empty.
+            # The claim is answered, but its callback waits for the loop; it will find an empty
+            # list.
             deliveries = claim.result()
             with contextlib.suppress(IndexError):
                 while True:
@@ -383,7 +384,7 @@ class Feed:
         return taken + self._port.surrender()
 
     def close(self) -> None:
-        """Claim no more, and give back what no slot took. Legal twice."""
+        """Stop claiming, and give back deliveries that no slot took. Legal twice."""
         self._closed = True
         self._turns.rest()
         self.low = 0
@@ -393,7 +394,7 @@ class Feed:
         claim, self._claim = self._claim, None
         answered = claim is not None and not claim.cancel() and not claim.cancelled()
         if claim is not None and answered and claim.exception() is None:
-            # Its callback would come too late.
+            # The callback would come too late.
             self.buffer.extend(claim.result())
         self._give_back()
 
@@ -417,7 +418,7 @@ class Feed:
             self._look_again()
 
     def _counted(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """Return the deliveries within the quota; gates claim up to the same quota."""
+        """Return the deliveries within the quota; gates use the same quota."""
         allowed = max(self.allowed(len(deliveries)), 0)
         self._received += len(deliveries)
         self._quota.taken += allowed
@@ -451,9 +452,9 @@ class Feed:
         return not self.buffer and self._runner.quiet()
 
     def _look_again(self) -> None:
-        """End a burst that found nothing, unless what runs may bring more, or others do."""
+        """End a burst that found no job, unless running jobs or other logs may bring more."""
         is_quiet = self._is_quiet()
-        # Deliveries of a claim that was withdrawn in that moment become ready again only now.
+        # Deliveries of a claim that was withdrawn at that moment become ready again only now.
         if is_quiet and self._asked_when_quiet and self._late == self._port.late:
             self._runner.ran_dry()
             return
@@ -463,13 +464,13 @@ class Feed:
             self.linger()
 
     def linger(self) -> None:
-        """Claim what comes while a burst that found nothing does not end yet."""
+        """Claim new jobs while a burst that found none does not end yet."""
         self.stands = True
         self.refill()
         self._runner.came_empty()
 
     def look_anew(self) -> None:
-        """Look at once whether there is anything left for a burst that lingered."""
+        """Check at once whether a waiting burst has any job left."""
         self.stands = False
         self.withdraw()
         self.refill()
@@ -497,14 +498,14 @@ class Feed:
         self.refill()
 
     def _watch(self) -> None:
-        """Give back what waited since the last look; stop looking once nothing moves."""
+        """Give back deliveries that waited since the last look; stop looking if nothing changes."""
         taken = self._received - len(self.buffer)
         if self.buffer and taken < self._mark:
             self._pace.cut()
             self.withdraw()
             self._give_back()
         elif not self.buffer and taken == self._mark:
-            # Idle, or busy with slow jobs. What comes next may be slow too, so ask for little.
+            # Idle, or busy with slow jobs. The next jobs may be slow too, so claim few.
             self._pace.cut()
             self._request.count = min(self._request.count, max(self._runner.free(), 1))
             self._timer = None
@@ -515,7 +516,7 @@ class Feed:
         self._timer = self._loop.call_later(HOARD_SECONDS, self._watch)
 
     def withdraw(self) -> None:
-        """Ask for nothing, until it is to ``refill``."""
+        """Withdraw the claim, until the next ``refill``."""
         if self._claim is not None and self._claim.cancel():
             self._claim = None
 

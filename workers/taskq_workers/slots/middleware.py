@@ -1,4 +1,4 @@
-"""The app's middleware: async context managers around each attempt, wherever its task runs."""
+"""The app's middleware: async context managers around each attempt of any task."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from taskq_workers.runs.timeouts import left_after, tell_deadline, too_long
 from taskq_workers.slots.shipping import RemoteOutcome, error_of
 
 _FAILED: Final = frozenset({engine.kinds.RETRY, engine.kinds.DEATH})
-#: A success without a value, as if from elsewhere.
+#: A success without a value, in the form of an outcome from elsewhere.
 _NONE: Final = RemoteOutcome(0, engine.kinds.SUCCESS, None, 0, int(engine.Cause.CALLER), (), 0.0)
-#: Time to clean up after a job whose time is over; the same as for a cancelled job.
+#: Time for middleware to clean up after a timeout; the same as for a cancelled job.
 TIDY_SECONDS: Final = 0.5
 
 
 class Surrounded:
     """Puts middleware around calls.
 
-    A worker of an app without middleware calls its tasks directly, and no job pays.
+    A worker of an app without middleware calls its tasks directly, so its jobs pay nothing.
 
-    The task's ``timeout`` covers it: a middleware that hangs before or after its ``yield`` is
-    cancelled, and the attempt has failed. After a job that used its time up, each middleware gets a
+    The task's ``timeout`` includes it: middleware that hangs before or after its ``yield`` is
+    cancelled, and the attempt has failed. After a job that used up its time, each middleware gets a
     moment to clean up.
     """
 
@@ -40,7 +40,7 @@ class Surrounded:
 
         async def surrounded(*args: Any, **kwargs: Any) -> Any:
             job = running_job.get()
-            # The outcome if a middleware swallows the error, for a task with any result.
+            # The outcome if middleware swallows the error, valid for a task with any result.
             outcome: Any = _NONE
             value: Any = None
             afar: BaseException | None = None
@@ -59,7 +59,7 @@ class Surrounded:
                     outcome = _unless(afar, value)
             except BaseException as error:
                 if error is afar:
-                    return value  # it holds the outcome of the error already
+                    return value  # it already contains the outcome of the error
                 raise
             job.packs = job.packs or outcome is _NONE
             return outcome
@@ -68,7 +68,7 @@ class Surrounded:
 
 
 class _InTime:
-    """A middleware that is entered and left within the time of its attempt."""
+    """Enters and leaves one middleware within the time of the attempt."""
 
     def __init__(
         self, manager: AbstractAsyncContextManager[Any], name: str, job: JobContext, hard: float
@@ -99,7 +99,7 @@ class _InTime:
 
 
 def _error_afar(value: Any) -> BaseException | None:
-    """Return what the job raised in another process, if it failed there."""
+    """Return the job's exception from another process, if it failed there."""
     return error_of(value) if type(value) is RemoteOutcome and value.kind in _FAILED else None
 
 

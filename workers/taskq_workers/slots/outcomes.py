@@ -1,4 +1,4 @@
-"""From the result or error of a task to one settlement for each delivery."""
+"""Turn the result or error of a task into one settlement for each delivery."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from taskq_workers.runs.reasons import with_note
 
 _log: Final = logging.getLogger("taskq.worker")
 
-#: Errors of the log or the system and not of the task: they burn no attempt.
+#: Errors of the log or the system, not of the task: they use up no attempt.
 ENGINE_ERRORS: Final = (
     NoThread,
     errors.AppendFailed,
@@ -35,12 +35,12 @@ ENGINE_ERRORS: Final = (
     errors.LogClosed,
     errors.OutcomeUnknown,
 )
-#: How long a job waits that met one.
+#: Delay of a job after such an error.
 AGAIN_SECONDS: Final = 5
-#: How long a job waits that this worker lacks a package for, until any worker may take it again.
+#: Delay of a job after this worker lacked a package for it, until any worker may claim it.
 ELSEWHERE_SECONDS: Final = 60
-#: How long a job with arguments that do not fit waits before any worker may claim it: at first, and
-#: at most, twice as long each time. A worker gives it back for ten minutes.
+#: Delay of a job with arguments that do not fit, before any worker may claim it: the first and the
+#: longest, each twice the one before. A worker gives the job back for ten minutes.
 _MISFIT_NS: Final = 5 * SECOND_NS
 _MISFIT_MAX_NS: Final = 60 * SECOND_NS
 OVERLAP_SECONDS: Final = 600.0
@@ -48,11 +48,11 @@ _MISFITS_MAX: Final = 10_000
 
 
 def settle_failure(task: Task[..., Any], delivery: Delivery, error: BaseException) -> Settlement:
-    """Return what becomes of a job whose function raised.
+    """Return the settlement of a job whose function raised.
 
-    A ``Retry``, ``Snooze`` or ``Discard`` is a wish and is granted. An error of the log burns no
-    attempt. Both are found in groups and as causes, too. Anything else goes by the task's retry
-    policy, whose ``decide`` may have such a wish. A call that its function refused (TypeError) is
+    ``Retry``, ``Snooze`` and ``Discard`` are obeyed. An error of the log uses up no attempt. Both
+    are also found in groups and as causes. Any other error is settled by the task's retry policy,
+    whose ``decide`` may return such a decision. A call that its function refused (TypeError) is
     rejected, since it would be refused each time.
     """
     wish = wish_in(error)
@@ -99,16 +99,16 @@ def _by_policy(
 
 
 def _is_invalid(error: BaseException) -> bool:
-    """Return whether a step cannot be done as it is written, alone or in a group."""
+    """Return whether an error, alone or in a group, is a step that is invalid in any attempt."""
     return any(is_a(item, InvalidStep) for item in failures(error))
 
 
 def settle_unreadable(delivery: Delivery, error: BaseException) -> Settlement | None:
-    """Return the settlement of a job whose arguments could not be had; None: by its policy.
+    """Return the settlement of a job with unreadable arguments; None: its policy decides.
 
-    Arguments that do not read back never will: the job is dead. If they do not fit today's function
-    it is dead, too, unless ``Overlap`` finds a worker of another version. A job that only this
-    process cannot decompress waits for another worker, and burns no attempt.
+    Damaged arguments stay damaged: the job is dead. If they do not fit the current function, it
+    is dead, too, unless ``Overlap`` finds a worker of another version. A job that only this process
+    cannot decompress waits for another worker, and uses up no attempt.
     """
     if is_a(error, CompressionUnavailable):
         reason = encode_reason(reasons.summary(error))
@@ -123,14 +123,14 @@ def settle_unreadable(delivery: Delivery, error: BaseException) -> Settlement | 
 
 
 class Overlap:
-    """Gives jobs back whose arguments do not fit this version of their task, but may fit another.
+    """Gives back jobs whose arguments do not fit this version of their task, but may fit another.
 
-    Two versions run side by side during a deployment. A job stays with the workers for ten minutes
-    as long as another worker of its queue knows its task, and is dead after that.
+    Two versions run side by side during a deployment. For ten minutes a job is given back while
+    another worker of its queue knows its task; then it is dead.
     """
 
     def __init__(self) -> None:
-        #: by log and number of a job when it was met here first, and how often
+        #: by log and number of a job: when it was first claimed here, and how often
         self._met: dict[tuple[str, int], tuple[float, int]] = {}
 
     async def judge(self, app: TaskQ, death: Settlement) -> Settlement:
@@ -153,10 +153,10 @@ class Overlap:
 def settle_suspended(
     job: JobContext | None, delivery: Delivery, error: BaseException
 ) -> Settlement | None:
-    """Return the release of a job whose run ended since it waits; None if it ended otherwise.
+    """Return the release of a job whose run ended in order to wait; None after any other end.
 
-    A run that the log cut off waits for nothing: it is given back, and burns no attempt. A step
-    that cannot wait as it is written kills the job.
+    A run that a failed log has ended is given back without using up its attempt. A step that
+    cannot wait is invalid and kills the job.
     """
     steps = getattr(job, "durable", None)
     if steps is None:
@@ -172,7 +172,7 @@ def settle_suspended(
 
 
 async def unwind_steps(job: JobContext | None, settlement: Settlement) -> Settlement:
-    """Return how a job ends or waits whose steps are undone first; else the settlement itself."""
+    """Undo the steps of a job first, if needed; return its settlement."""
     steps = getattr(job, "durable", None)
     is_end = settlement.kind in (kinds.DEATH, kinds.CANCEL)
     if steps is None or not steps.unwinds(is_end=is_end):
@@ -181,7 +181,7 @@ async def unwind_steps(job: JobContext | None, settlement: Settlement) -> Settle
     ended = await steps.undo(int(settlement.kind), int(settlement.cause), reason)
     delivery = settlement.delivery
     if not ended.kind:
-        if not ended.body:  # the log cut it off
+        if not ended.body:  # the log failed
             return release(delivery)
         return Settlement(kinds.RELEASE, delivery, ended.body, 0, Cause.WAITS)
     return Settlement(ended.kind, delivery, encode_reason(ended.body), 0, Cause(ended.cause))
@@ -190,9 +190,9 @@ async def unwind_steps(job: JobContext | None, settlement: Settlement) -> Settle
 def settle_bad_result(
     task: Task[..., Any], delivery: Delivery, value: object, error: BaseException
 ) -> Settlement:
-    """Bury a job whose result cannot be kept, as running it again cannot help.
+    """Settle a job as dead if its result cannot be stored: another attempt would not help.
 
-    A lack of memory is no fault of the result.
+    A lack of memory is not the result's fault, and is retried.
     """
     if is_a(error, MemoryError):
         return settle_failure(task, delivery, error)
@@ -208,7 +208,7 @@ def settle_bad_result(
 
 
 def settle_slot_error(delivery: Delivery, error: BaseException) -> Settlement:
-    """Try a job again whose slot or policy failed: it burns an attempt, as it may have run."""
+    """Retry a job whose slot or policy failed: it uses up an attempt, since it may have run."""
     body = encode_reason(reasons.describe(error))
     if 0 < delivery.attempts_max <= delivery.attempt:
         return Settlement(kinds.DEATH, delivery, body, 0, Cause.EXHAUSTED)
@@ -220,7 +220,7 @@ def reject(delivery: Delivery, reason: str) -> Settlement:
 
 
 def release(delivery: Delivery) -> Settlement:
-    """Give a job back that this worker did not finish; burns no attempt."""
+    """Give back a job that this worker did not finish, without using up its attempt."""
     return Settlement(kinds.RELEASE, delivery, None, 0, Cause.DRAIN)
 
 
@@ -233,11 +233,11 @@ def _snooze(task: Task[..., Any], delivery: Delivery, wish: Snooze, reason: str 
 def _asked(
     task: Task[..., Any], delivery: Delivery, error: BaseException
 ) -> Retry | Snooze | Discard | None:
-    """Return the decision of the policy's ``decide`` about an error without a wish."""
+    """Return the decision of the policy's ``decide`` about an error."""
     try:
         return task.retry.wish(error, delivery.attempt)
-    except BaseException:  # noqa: BLE001 - it is somebody else's code
-        # The job's own error matters more, and the rest of the policy has an answer to it.
+    except BaseException:  # noqa: BLE001 - it is the user's code
+        # The job's own error matters more, and the rest of the policy settles it.
         _log.exception("decide of %s failed on job %s: as without it", task.name, delivery.job_id)
         return None
 
@@ -253,15 +253,15 @@ def _decide(task: Task[..., Any], delivery: Delivery, error: BaseException) -> r
     )
 
 
-# Jobs that are too old for another attempt: what ``max_age`` of a retry policy makes of them.
+# The ``max_age`` of a retry policy: jobs that are too old for another attempt.
 
 
 async def unless_too_old(
     port: engine.LoopPort, task: Task[..., Any], settlement: Settlement
 ) -> Settlement:
-    """Return the settlement, or the job's death if its next attempt came after ``max_age``.
+    """Return the settlement, or the job's death if its next attempt would be after ``max_age``.
 
-    A job's age is in the log alone, so it is looked up, and only for tasks that have a longest age.
+    Only the log knows a job's age, so it is looked up, and only for tasks with a ``max_age``.
     """
     if not goes_on(settlement):
         return settlement
@@ -280,7 +280,7 @@ async def unless_too_old(
 
 
 def goes_on(settlement: Settlement) -> bool:
-    """Return whether the job is to run again because its task said so."""
+    """Return whether the job will run again because its task asked for it."""
     if settlement.kind is kinds.RELEASE:
         return settlement.cause is Cause.SNOOZE
     return settlement.kind is kinds.RETRY

@@ -1,4 +1,4 @@
-"""Several logs of one worker: each has its feed, and they take turns by weight."""
+"""Several logs of one worker: each has a feed, and they take turns by weight."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     OnError: TypeAlias = Callable[[engine.Settlement, TaskqError], None]
 
 T = TypeVar("T")
-#: After this long without a free slot, no claim waits that might take a job from another worker. An
-#: answer to a claim is awaited no longer than this by other logs.
+#: After this time without a free slot, waiting claims are withdrawn, since they might take a job
+#: from another worker. Other logs wait no longer than this for the answer to a claim.
 BUSY_SECONDS: Final = 0.02
-#: A lap is over when twice as many jobs have begun as there are slots. When it takes no longer they
-#: are claimed ahead.
+#: A lap ends when twice as many jobs have begun as there are slots. If it takes less time than
+#: this, jobs are claimed ahead.
 LAP_SECONDS: Final = 0.1
 
 
@@ -36,9 +36,9 @@ class LogSource:
     """A log of a worker's slots.
 
     Attributes:
-        clock: of claims that are answered at once.
+        clock: clock of claims that return at once.
         weight: its share of the turns.
-        failed: called when the log failed while others go on.
+        failed: called when the log has failed while others go on.
     """
 
     app: TaskQ
@@ -49,7 +49,7 @@ class LogSource:
 
 
 class LogFeed(feed.Feed):
-    """The feed of one log of several, which claims on demand of the rounds."""
+    """The feed of one of several logs; the rounds decide when it claims."""
 
     _runner: LogShare
 
@@ -58,13 +58,13 @@ class LogFeed(feed.Feed):
 
 
 class LogShare:
-    """Share of a log in the slots: the ``FeedHost`` of its feed and its gates.
+    """The share of one log in the slots: the ``FeedHost`` of its feed and its gates.
 
     Attributes:
-        gates: keep its jobs back; None while nothing ever does.
-        turn: begun jobs by its weight; the least is the next.
+        gates: hold back its jobs; None without conditions and breakers.
+        turn: number of begun jobs divided by its weight; the log with the least is next.
         done: outcomes since the last call of ``feed.finished``.
-        dry_at: begun jobs of all logs when it was found dry; -1: it is not.
+        dry_at: number of begun jobs of all logs when it was found dry; -1: it is not dry.
     """
 
     feed: LogFeed
@@ -94,7 +94,7 @@ class LogShare:
 
     @property
     def held(self) -> int:
-        """Return how many deliveries wait here for a slot, or were asked for."""
+        """Return how many of its deliveries wait for a slot, or were requested."""
         return len(self.feed.buffer) + self.feed.asked
 
     def is_rival(self, now: float) -> bool:
@@ -109,7 +109,7 @@ class LogShare:
         self.feed.ask(self.feed.asked + more)
 
     def wake(self) -> None:
-        """Let slots look: a log that had nothing, or was late, is not owed what it missed."""
+        """Call slots to its deliveries; an empty or late log does not catch up its turns."""
         rounds, feed = self._rounds, self.feed
         if feed.stands:
             feed.stands = feed.asked > 0
@@ -121,15 +121,15 @@ class LogShare:
         rounds.refill_soon()
 
     def quiet(self) -> bool:
-        """Return whether a worker that is to end by itself has nothing left that it began."""
+        """Return whether a worker that ends by itself has settled every job."""
         return self._rounds.is_ending() and self._rounds.slots.quiet()
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
-        """Release deliveries that no slot took; burns no attempt."""
+        """Release deliveries that no slot took, without using up their attempts."""
         self.settler.give_back(deliveries)
 
     def ran_dry(self) -> None:
-        """Note that no job of it is ready, and none of any log runs."""
+        """Note that none of its jobs is ready, and no job of any log runs."""
         begun = self._rounds.begun
 
         def on_dry(error: BaseException | None) -> None:
@@ -146,7 +146,7 @@ class LogShare:
             self.gates.ran_dry(on_dry)
 
     def came_empty(self) -> None:
-        """Let another log claim, as a claim here brought nothing."""
+        """Let another log claim, since this log's claim returned nothing."""
         self._rounds.refill_soon()
 
     def fail(self, error: BaseException) -> None:
@@ -154,7 +154,7 @@ class LogShare:
 
 
 class _Waiting:
-    """The deliveries of all logs, in the place of one feed's buffer."""
+    """The deliveries of all logs, in place of one feed's buffer."""
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
@@ -184,23 +184,23 @@ class _Waiting:
 
 
 class Rounds:
-    """The feeds of several logs, in the place of one; their ports and their gates, too.
+    """The feeds of several logs, in place of one; also their ports and gates.
 
     A log's turn is the number of its begun jobs, divided by its weight; the log with the least turn
-    is next. Slow jobs are claimed for free slots only. Fast ones are claimed ahead, up to a common
+    is next. Slow jobs are claimed for free slots only. Fast jobs are claimed ahead, up to a common
     window of turns, so that no log gets far ahead of another, and none holds more than twice as
     many jobs as there are slots.
 
-    An empty log waits for one job, at no cost, and is owed no turns afterwards. Nobody waits for a
-    log that does not answer: jobs that lie here begin out of turn while a claim of another log is
-    under way. Their log then waits until the other has had as many turns. A worker of one log uses
-    none of this.
+    An empty log waits for one job, at no cost, and does not catch up its turns afterwards. No log
+    waits for a log that does not answer: claimed jobs begin out of turn while a claim of
+    another log is pending. Their log then waits until the other log has had as many turns. A worker
+    of one log uses none of this.
 
     Attributes:
-        shares: by the tag of the log; a failed one stays.
+        shares: shares by the tag of the log; a failed log's share is kept.
         waiting: shares with deliveries that no slot has taken.
-        turn: the greatest at which a job was begun.
-        window: turns that a log may claim ahead of the least; 0 while jobs are slow.
+        turn: the greatest turn at which a job was begun.
+        window: how far a log may claim ahead of the least turn; 0 while jobs are slow.
         begun: number of begun jobs.
     """
 
@@ -229,11 +229,11 @@ class Rounds:
         self._burst = burst
         self._is_asked = False
         self._timer: TimerHandle | None = None
-        #: how many jobs had begun when the timer rang last; and that none has since, for want of a
-        #: free slot, so that no claim waits for logs that had nothing
+        #: number of begun jobs when the timer last fired; whether none has begun since, for lack of
+        #: a free slot, so that no claim waits for empty logs
         self._mark = 0
         self._stuck = False
-        #: when the last lap ended, and how long it took
+        #: when the last lap ended, and its length
         self._lap_at = slots.loop.time()
         self._lap = math.inf
         for source in sources:
@@ -260,13 +260,13 @@ class Rounds:
             self._timer = self.slots.loop.call_later(BUSY_SECONDS, self._look)
 
     def _split(self, rivals: list[LogShare], now: float) -> None:
-        """Let logs with jobs claim more: ahead of the slots, or for free slots only."""
+        """Let logs with jobs claim more: ahead of the slots, or only for free slots."""
         if max(self._lap, now - self._lap_at) < LAP_SECONDS:
             weights = [share.weight for share in rivals]
             self.window = 2 * self.slots.concurrency / max(*weights, sum(weights) / 2)
             end = min(map(_turn, rivals)) + self.window
             for share in rivals:
-                # Rounded, as thirds add up to a little more or less than they should.
+                # Rounded, because sums of thirds are not exact.
                 more = math.ceil(round((end - share.turn) * share.weight, 6)) - share.held
                 if more > 0:
                     share.ask(more, now)
@@ -292,7 +292,7 @@ class Rounds:
             self.refill()
 
     def _look(self) -> None:
-        """Stop waiting for jobs while nothing moves, and for a log that is late."""
+        """Stop waiting for jobs while nothing changes, and for a log that is late."""
         self._timer = None
         if self._mark == self.begun and self._free() <= 0:
             self._stuck = True
@@ -336,7 +336,7 @@ class Rounds:
             share.feed.reconsider()
 
     def look_anew(self) -> None:
-        """Look in all logs at once whether there is anything left for a burst."""
+        """Check in all logs at once whether a burst has any job left."""
         for share in list(self._alive):
             share.feed.look_anew()
 
@@ -350,7 +350,7 @@ class Rounds:
             share.feed.close()
 
     def surrender(self) -> list[Delivery]:
-        """Take all jobs that no slot has begun; from a thread, while the loop stands still."""
+        """Take all jobs that no slot has begun; from a thread, while the loop is blocked."""
         return [delivery for share in self._alive for delivery in share.feed.surrender()]
 
     # -- ends -------------------------------------------------------------------------------------
@@ -359,14 +359,14 @@ class Rounds:
         return (self._burst or self._quota.is_used_up()) and not self.buffer
 
     def ran_dry(self, stop: Callable[[BaseException | None], None]) -> None:
-        """End a burst once all logs were dry since the last job began, as it may add to any."""
+        """End a burst if all logs are dry since the last job began, which may enqueue into any."""
         if self._quota.is_used_up() or all(share.dry_at == self.begun for share in self._alive):
             stop(None)
         else:
             self.refill_soon()
 
     def leave(self, share: LogShare, error: BaseException) -> None:
-        """Go on without a log that failed; the worker ends with the last of them."""
+        """Continue without a failed log; the worker ends with the last log."""
         if share not in self._alive:
             return
         self._alive.remove(share)
@@ -423,7 +423,7 @@ class Rounds:
                 _refuse(some, on_error, error)
 
     def settle(self, items: list[engine.Settlement]) -> Future[list[settling.Settled]]:
-        """Hand outcomes to their logs; gives what these answer, in the same order."""
+        """Send outcomes to their logs; return the logs' answers in the same order."""
         answer: Future[list[settling.Settled]] = self.slots.loop.create_future()
         results: dict[int, settling.Settled] = {}
 

@@ -1,4 +1,4 @@
-"""Outcomes on their way to the log: collected, and handed over once for each turn of the loop."""
+"""Send outcomes to the log: they are collected, and sent once in each turn of the loop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Settled: TypeAlias = TaskqError | list[int | engine.Duplicate] | None
 
 _log: Final = logging.getLogger("taskq.worker")
 
-#: Outcomes that are handed over at once, within a turn of the loop.
+#: Number of outcomes that are sent at once, before the turn of the loop ends.
 OUTCOMES_MAX: Final = 256
 _SUCCESS: Final = kinds.SUCCESS
 
@@ -39,16 +39,16 @@ def as_settlement(outcome: Settlement | Delivery) -> Settlement:
 
 
 class Settler:
-    """Collects outcomes and hands them to the log.
+    """Collects outcomes and sends them to the log.
 
     Attributes:
-        outcomes: of this turn of the loop; a delivery stands for its success, if that left nothing
-            and is tied to no other job. A slot appends, then calls ``flush_soon`` if ``scheduled``
-            is false, or ``flush`` when there are ``OUTCOMES_MAX`` of them.
-        refused: number of outcomes to hand over again.
-        parents: jobs whose success, in ``outcomes``, brings children.
-        ended: number of outcomes by kind, as far as the log has them.
-        observers: called with all outcomes as they are handed over.
+        outcomes: outcomes of this turn of the loop; a delivery means a plain success, without a
+            result and with no tie to another job. A slot appends, then calls ``flush_soon`` if
+            ``scheduled`` is false, or ``flush`` if there are ``OUTCOMES_MAX`` of them.
+        refused: number of outcomes to send again.
+        parents: jobs with a success in ``outcomes`` that enqueues children.
+        ended: number of outcomes in the log, by kind.
+        observers: called with all outcomes when they are sent.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class Settler:
         self._pause = Pause(loop.time)
 
     def add(self, settlement: Settlement) -> None:
-        """Hand one outcome over at the end of this turn of the loop."""
+        """Send one outcome at the end of this turn of the loop."""
         self.outcomes.append(settlement)
         self.flush_soon()
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
-        """Release deliveries that nobody has begun; burns no attempt."""
+        """Release deliveries that no slot has begun, without using up their attempts."""
         released = [release(delivery) for delivery in deliveries]
-        # Nobody heard of them, so they count for nothing.
+        # These deliveries never began, so they are not counted.
         self.ended[kinds.RELEASE] -= len(released)
         self.outcomes += released
         self.flush_soon()
@@ -90,10 +90,10 @@ class Settler:
             self._loop.call_soon(self._flush_scheduled)
 
     def flush(self) -> None:
-        """Hand over what there is; a log that was closed meanwhile stops the worker."""
+        """Send the collected outcomes; a log that was closed meanwhile stops the worker."""
         if not self.outcomes:
             return
-        # The list itself stays, because slots hold on to its append method.
+        # The list object stays the same, because slots keep its append method.
         outcomes = self.outcomes[:]
         self.outcomes.clear()
         parents, self.parents = self.parents, {}
@@ -123,10 +123,10 @@ class Settler:
         self._flushed(len(outcomes))
 
     async def settle_all(self) -> None:
-        """Hand everything over and wait until the log took it; what it refuses is tried twice."""
+        """Send all outcomes and wait until the log has them; refused ones are sent again once."""
         self.flush()
         await self._settle_what_is_left()
-        # Earlier outcomes have been answered by now, some of them with errors.
+        # Earlier outcomes have been answered now, some of them with errors.
         await self._settle_what_is_left()
 
     def surrender(self) -> list[Settlement]:
@@ -150,7 +150,7 @@ class Settler:
             observer(items)
 
     def _count(self, items: list[Settlement]) -> None:
-        # By exception: a counter of all would cost each job as much as its place in the list.
+        # Only exceptions are counted: a counter of all would cost a job as much as its list entry.
         others = [item[0] for item in items if item[0] is not _SUCCESS]
         self.ended[_SUCCESS] += len(items) - len(others)
         if others:
@@ -163,7 +163,7 @@ class Settler:
     def _settle_parents(
         self, items: list[Settlement], parents: dict[Delivery, JobContext]
     ) -> list[Settlement]:
-        """Hand over the successes that bring children, whose ids come back; returns the others."""
+        """Send successes with children, whose ids are answered; return the other outcomes."""
         others = []
         for settlement in items:
             job = parents.get(settlement.delivery)
@@ -182,7 +182,7 @@ class Settler:
         error = done.exception()
         answer = error if isinstance(error, TaskqError) else done.result()[0]
         if isinstance(answer, DuplicateKey):
-            # A child was refused, and its parent's success with it: this attempt has failed.
+            # A child was refused, and so its parent's success: this attempt has failed.
             self.ended[settlement.kind] -= 1
             task = job.app.tasks[settlement.delivery.task]
             self.add(settle_failure(task, settlement.delivery, answer))
@@ -194,7 +194,7 @@ class Settler:
     def _on_error(self, settlement: Settlement, error: TaskqError) -> None:
         self.ended[settlement.kind] -= 1
         if isinstance(error, UsageError) and settlement.kind is not kinds.DEATH:
-            # Its result or its children do not fit the log: no attempt would change that.
+            # Its result or its children do not fit the log, in any attempt.
             self.add(reject(settlement.delivery, f"{type(error).__name__}: {error}"))
         elif isinstance(error, PASSING):
             self._retry_later(settlement, error)
@@ -227,7 +227,7 @@ class Settler:
 
 
 def _parts(items: list[Settlement]) -> Iterator[list[Settlement]]:
-    """Split outcomes into requests: one frame holds a few of the largest results."""
+    """Split outcomes into requests: a frame has room for a few of the largest results."""
     start = size = 0
     for number, (_, _, body, _, _, children, _, lines) in enumerate(items):
         own = len(body or b"") + len(lines) + sum(len(child[1]) for child in children)
@@ -249,9 +249,9 @@ async def settle_success(
     job: JobContext,
     value: object,
 ) -> Settlement:
-    """Return the success of a job that ran, its result stored as task, queue and log say.
+    """Return the success of a job that ran, its result stored as task, queue and log are set.
 
-    ``value`` is what it returned, or how it ended in a child process. Waits for as long as the disk
+    ``value`` is its return value, or its outcome in a child process. Waits as long as the disk
     refuses a file; the job's slot is taken until then.
     """
     settlement = await _settled(connection, task, delivery, job, value)
@@ -268,7 +268,7 @@ async def _settled(
     if type(value) is RemoteOutcome:
         if value.kind != kinds.SUCCESS:
             return settlement_of(value, delivery)
-        # Jobs that middleware has enqueued here come first: it waits for the ids.
+        # Jobs enqueued here by middleware come first: it waits for their ids.
         children = [connection.packer.loose(pending.call) for pending, *_ in job.children or ()]
         return await store_success(
             connection, task, delivery, value.body, [*children, *value.children]
@@ -305,7 +305,7 @@ async def store_success(
 
 
 async def _kept(store: Callable[[], Awaitable[T]]) -> T:
-    """Return what ``store`` gives, once the disk lets it."""
+    """Return the result of ``store``, retried until the disk accepts the file."""
     pause = Pause(asyncio.get_running_loop().time)
     while True:
         try:

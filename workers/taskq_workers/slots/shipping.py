@@ -1,6 +1,6 @@
-"""Jobs on their way to another process, and their outcomes on the way back.
+"""Jobs sent to another process, and their outcomes sent back.
 
-Plain tuples of bytes and numbers, so that both ends need only the same version of taskq.
+They are plain tuples of bytes and numbers: both ends need only the same version of taskq.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class Shipment(values.NamedTuple):
     epoch: int
     attempt: int
     priority: int
-    #: of its lane: queue and task
+    #: key of its lane: queue and task
     lane_key: bytes
-    #: its whole enqueue record
+    #: its complete enqueue record
     record: bytes
-    #: its payload as it was given, where the record holds it otherwise
+    #: its original payload, if the record holds another form
     payload: bytes | None
 
 
 class RemoteOutcome(values.NamedTuple):
-    """End of a job; what of a ``Settlement`` only the other end can know."""
+    """End of a job; the parts of a ``Settlement`` that only the other process knows."""
 
-    #: which of the jobs sent together, from 0
+    #: index among the jobs sent together
     number: int
     kind: int
     body: bytes | None
@@ -49,12 +49,12 @@ class RemoteOutcome(values.NamedTuple):
     #: jobs to enqueue with its success
     children: tuple[hooks.Loose, ...]
     seconds: float
-    #: exception of a failed job, pickled; empty if that is impossible
+    #: exception of a failed job, pickled; empty if it cannot be
     error: bytes = b""
 
 
 def ship(delivery: Delivery, payload: bytes | None) -> Shipment:
-    """Return the job of a delivery; ``payload`` as given where the record holds it otherwise."""
+    """Return the job of a delivery; ``payload`` is the original if the record has another form."""
     lane = delivery.lane
     return Shipment(
         delivery.tag,
@@ -70,7 +70,7 @@ def ship(delivery: Delivery, payload: bytes | None) -> Shipment:
 
 
 class Shipped(Delivery):
-    """A delivery at the other end; ``given`` is its payload if the record holds another form."""
+    """A delivery in the other process; ``given`` is its payload if the record has another form."""
 
     given: bytes | None
 
@@ -80,7 +80,7 @@ class Shipped(Delivery):
 
 
 class RemoteJob(JobContext):
-    """A job that ran elsewhere, where nobody waits for its children's ids any more."""
+    """A job that ran in another process; its children's ids are no longer awaited."""
 
     def resolve(self, answers: list[int | engine.Duplicate]) -> None: ...
 
@@ -88,12 +88,12 @@ class RemoteJob(JobContext):
 _new: Final = tuple.__new__
 #: Number of cached lanes.
 _LANES_MAX: Final = 4096
-#: A larger error stays where it was raised, but for its text.
+#: A larger error is sent as text only.
 _ERROR_BYTES_MAX: Final = 64 << 10
 
 
 class Unpacker:
-    """Makes deliveries of shipments; deliveries of one lane share it."""
+    """Makes deliveries from shipments; deliveries of one lane share it."""
 
     def __init__(self) -> None:
         self._lanes: dict[tuple[bytes, int], Lane] = {}
@@ -112,11 +112,11 @@ class Unpacker:
 
 
 def pickle_error(error: BaseException) -> bytes:
-    """Return the error as it travels, with its causes; empty if it is too large or refuses."""
+    """Return the pickled error with its causes; empty if it is too large or cannot be pickled."""
     import pickle  # noqa: PLC0415 - most workers have no children
 
     for causes in (causes_in(error), []):
-        # It is the user's, and pickle leaves causes out.
+        # It is the user's class, and pickle drops causes.
         with contextlib.suppress(BaseException):
             body = pickle.dumps((error, causes))
             if len(body) <= _ERROR_BYTES_MAX:
@@ -125,11 +125,11 @@ def pickle_error(error: BaseException) -> bytes:
 
 
 def error_of(outcome: RemoteOutcome) -> BaseException:
-    """Return what the job raised, as far as that is known here."""
+    """Return the job's exception, or a stand-in if its class is not available here."""
     if outcome.error:
         import pickle  # noqa: PLC0415 - as above
 
-        # It is the user's, and may not be importable here.
+        # It is the user's class, and may not be importable here.
         with contextlib.suppress(BaseException):
             error, causes = pickle.loads(outcome.error)  # noqa: S301 - from our own child
             if is_a(error, BaseException):
@@ -152,7 +152,7 @@ def remote_failure(
     *,
     called: bool,
 ) -> RemoteOutcome:
-    """Return the end of a job that raised; ``called`` is false if its arguments were not had."""
+    """Return the end of a job that raised; ``called`` is false if its arguments were unreadable."""
     settlement = None if called else settle_unreadable(delivery, error)
     end = remote_outcome(number, settlement or settle_failure(task, delivery, error), seconds)
     return end._replace(error=pickle_error(error))
@@ -171,7 +171,7 @@ def remote_success(
 
 
 def remote_release(number: int, delivery: Delivery, reason: str) -> RemoteOutcome:
-    """Return the end of a job that cannot be run here, and may be elsewhere; burns no attempt."""
+    """Return the release of a job that only another worker may run; it uses up no attempt."""
     delay_ns = ELSEWHERE_SECONDS * SECOND_NS
     return remote_outcome(
         number, Settlement(kinds.RELEASE, delivery, encode_reason(reason), delay_ns), 0.0

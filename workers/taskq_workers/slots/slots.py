@@ -1,4 +1,4 @@
-"""The slots of one worker: who rests, who is woken next, and how they leave."""
+"""The slots of one worker: how they rest, are called, and end."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ JobToken: TypeAlias = Token[JobContext] | None
 RunJobs: TypeAlias = Callable[["Slot", float, JobToken, "Hot"], tuple[JobToken, Any]]
 
 
-#: A member of an enum costs as much to look up as a call.
+#: A module constant, since the lookup of an enum's member costs as much as a call.
 _SUCCESS: Final = kinds.SUCCESS
 _FLAGS_AT: Final = 8
-#: Set by a job that raised ``GeneratorExit``, so that its slot ends: a future that raised it closes
-#: the coroutines of the slot, too.
+#: Set by a job that raised ``GeneratorExit``, so that its slot ends: a future that raised it also
+#: closes the coroutines of the slot.
 _was_closed: Final[ContextVar[bool]] = ContextVar("taskq_was_closed")
-#: Payloads that are not simply what the record holds.
+#: Flags of payloads that differ from the body of the record.
 _OPENED: Final = int(engine.Flag.ZLIB | engine.Flag.ZSTD | engine.Flag.FLOW)
-#: Jobs of these flags are tied to others: their end frees a key, or lets a flow go on.
+#: Flags of jobs that are tied to others: their end frees a key, or lets a flow go on.
 _TIED: Final = int(engine.Flag.KEY_UNTIL_SETTLED | engine.Flag.FLOW)
 LEFT_BY_C: Final = _OPENED | _TIED
 #: A slot whose jobs never suspend lets the loop turn after this time.
@@ -59,7 +59,7 @@ TURN_SECONDS: Final = 0.005
 
 
 class Hot(values.NamedTuple):
-    """Parts that each slot keeps at hand, in the order in which C reads them."""
+    """Objects that each slot keeps at hand, in the order in which C reads them."""
 
     app: TaskQ
     #: makes a job's context
@@ -70,7 +70,7 @@ class Hot(values.NamedTuple):
     feed: Feed
     plans: Mapping[str, executors.RunPlan]
     settler: Settler
-    #: gets each end
+    #: called with each end
     hook: Hook | None
     running_job: ContextVar[JobContext]
     context_type: type[JobContext]
@@ -78,27 +78,27 @@ class Hot(values.NamedTuple):
     slots: Slots
     turn_seconds: float
     outcomes_max: int
-    #: C leaves jobs of these flags to Python
+    #: flags of jobs that C leaves to Python
     flags_python: int
 
 
 def run_jobs_of(hook: Hook | None) -> RunJobs | None:
-    """Return what runs plain jobs in C; None if Python does, or somebody hears of each end."""
+    """Return the C function for plain jobs; None if Python runs them, or a hook needs each end."""
     return native.plain.run_jobs if native.is_on and hook is None else None
 
 
 class Spare(Exception):
-    """A slot is one too many, and leaves between two jobs."""
+    """A slot is superfluous, and ends between two jobs."""
 
 
 class Slot:
-    """Runs deliveries from the slots' buffer until it leaves, or a job has spoilt it.
+    """Runs deliveries from the slots' buffer until it must end, or a job has spoilt it.
 
     Attributes:
-        delivery: of the running job.
-        since: when it began, in monotonic seconds.
-        abandoned: its job was released although it goes on; its outcome counts for nothing.
-        context: of its jobs; ``running_job`` there is the running one.
+        delivery: delivery of the running job.
+        since: when the job began, in monotonic seconds.
+        abandoned: its job was released although it goes on; its outcome is ignored.
+        context: context of its jobs; ``running_job`` in it is the running job.
     """
 
     __slots__ = ("_slots", "_stopped_as", "abandoned", "context", "delivery", "since", "task")
@@ -113,16 +113,16 @@ class Slot:
         self.task = slots.loop.create_task(self._run(), name=name, context=context)
 
     def stop(self, settle: Callable[[Delivery], Settlement]) -> None:
-        """Cancel what runs here; unless it succeeds all the same, it ends as ``settle`` says.
+        """Cancel the running job; unless it succeeds nevertheless, ``settle`` decides its outcome.
 
-        The first to stop a job decides. The slot ends with it, since it was cancelled.
+        The first caller to stop a job decides. The slot ends with it, since it was cancelled.
         """
         if self.delivery is not None and self._stopped_as is None:
             self._stopped_as = settle
             self.task.cancel()
 
     async def _run(self) -> None:
-        """Run what is ready, and rest, until the slot is to leave, or a job has spoilt it."""
+        """Run ready jobs, and rest, until the slot should end, or a job has spoilt it."""
         buffer = self._slots.begin(self)
         no_job: JobToken = None
         self.since = monotonic()
@@ -135,7 +135,7 @@ class Slot:
                 if no_job is None:
                     return
             else:
-                if no_job is not None:  # it rests as nobody's job
+                if no_job is not None:  # it rests outside any job
                     running_job.reset(no_job)
                 no_job = None
                 if not await self._slots.rest(self):
@@ -143,7 +143,7 @@ class Slot:
                 self.since = monotonic()
 
     async def _run_ready(self, no_job: JobToken) -> JobToken:  # noqa: C901, PLR0912, PLR0915
-        """Run jobs until none is ready; None at the slot's end. A call more would cost 0.1 µs."""
+        """Run jobs until none is ready; None at the slot's end. Inlined: a call costs 0.1 µs."""
         slots, turn = self._slots, self.since
         run_jobs, hot = slots.run_jobs, slots.hot
         app, made, opened, buffer, feed, plans, settler, hook = hot[:8]
@@ -160,7 +160,7 @@ class Slot:
                 before = copy_context()
                 args = rest = None
             else:
-                # As here, and on to the first job that is not plain or not over.
+                # Like the branch above, up to the first job that is not plain or does not end.
                 no_job, begun = run_jobs(self, turn, no_job, hot)
                 if type(begun) is not tuple:
                     if begun == native.SPOILT:
@@ -180,7 +180,7 @@ class Slot:
                 settlement = self._failed(task, delivery, error, called=args is not None)
                 outcome: Settlement | Delivery = await slots.judged(task, error, settlement)
             else:
-                is_alone = job.children is None and not flags & _TIED  # ends nobody else's wait
+                is_alone = job.children is None and not flags & _TIED  # no job waits for it
                 stands = value is None and none_is_kept and is_alone
                 outcome = delivery if stands else await self._success(plan, delivery, job, value)
             if self.abandoned:
@@ -196,7 +196,7 @@ class Slot:
                 tell(hook, as_settlement(outcome), now - self.since)
             self.since = now
             if _changed(before) or self.task.cancelling():
-                # No other job may meet the context variables or the cancellation that it left.
+                # No other job may get the context variables or the cancellation that this job left.
                 slots.replace(self)
                 return None
             if now - turn > TURN_SECONDS:
@@ -204,10 +204,10 @@ class Slot:
         return no_job
 
     async def _turn(self) -> float:
-        """Let the loop turn; returns when it has, in monotonic seconds.
+        """Let the loop turn; return the time after it, in monotonic seconds.
 
         Raises:
-            Spare: there are more slots than wanted.
+            Spare: there are more slots than needed.
         """
         await self._slots.turn(self)
         if self._slots.is_spare(self):
@@ -220,7 +220,8 @@ class Slot:
     ) -> Settlement:
         if is_a(error, GeneratorExit):
             if current_task(self._slots.loop) is not self.task:
-                # The job did not raise it: its loop was closed, and the coroutine is being dropped.
+                # The job did not raise it: its loop was closed, and the coroutine is being
+                # destroyed.
                 raise error
             _was_closed.set(True)
         if self._slots.interrupting() and all(map(is_cancellation, members(error))):
@@ -283,27 +284,27 @@ _log: Final = logging.getLogger("taskq.worker")
 
 
 class Slots:
-    """Up to ``concurrency`` slots around one feed, or the feeds of several logs in its place.
+    """Up to ``concurrency`` slots for one feed, or for the feeds of several logs.
 
-    A slot is busy with a job, or it rests, or it was called to the buffer and has not looked yet.
-    All but the busy are free, also slots that were not started yet. At rest a ready job and a free
-    slot never stand side by side, since two things always hold:
+    A slot is busy with a job, or it rests, or it was called to the buffer and has not run yet.
+    All slots that are not busy are free, also slots that were not started yet. Two invariants
+    ensure that no free slot rests while a job is ready:
 
-    - as many slots are called as deliveries lie in the buffer, as far as slots are free;
+    - as many slots are called as deliveries are in the buffer, as far as slots are free;
     - the feed was asked for a job for each other free slot.
 
-    A slot that finds the buffer empty asks as it rests. ``_spread`` restores both after other
-    changes: new deliveries, and slots that end.
+    A slot that finds the buffer empty asks for a job as it rests. ``_spread`` restores both after
+    other changes: new deliveries, and slots that end.
 
-    New work calls one slot, which takes all of it if its jobs never suspend. The rest after that
-    slot's first step is spread over as many other slots as there are jobs.
+    New deliveries call one slot, which takes all of them if its jobs never suspend. The rest after
+    its first step is spread over as many other slots as there are jobs.
 
     Attributes:
         concurrency: maximal number of slots, each started when first needed.
         leaving: slots end when they find no more work.
-        gone: set once all have left.
-        run_jobs: runs plain jobs in C, or None. hot: parts that each slot keeps at hand.
-        hosts: of the feed and the gates of each log.
+        gone: set once all slots have ended.
+        run_jobs: runs plain jobs in C, or None. hot: objects that each slot keeps at hand.
+        hosts: hosts of the feed and the gates of each log.
 
     Args:
         sources: the logs, at least one.
@@ -326,14 +327,14 @@ class Slots:
         max_jobs: int | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        #: keeps jobs back for now; None while nothing ever does
+        #: holds jobs back; None without conditions and breakers
         self.gates: Gatekeeper | None = None
         self.leaving = False
         self.gone = asyncio.Event()
         self.concurrency = concurrency
         self.run_jobs = run_jobs_of(hook)
         self._stop = stop
-        # A job's changes of its context end with its slot; every new slot starts from this.
+        # A job's changes of its context end with its slot; every new slot starts from this context.
         self._context = copy_context()
         self._interrupted = self._warned = False
         #: errors of jobs that ended the worker, by their tokens
@@ -372,7 +373,7 @@ class Slots:
         )  # fmt: skip
 
     def _take_turns(self, rounds: Rounds) -> tuple[Making, Opening]:
-        """Have several logs in the place of one: its feed, its port, its gates."""
+        """Use the rounds of several logs as feed, port and gates."""
         self._rounds = self.gates = rounds
         self.hosts = list(rounds.shares.values())
         self.feed = cast("Feed", rounds)
@@ -396,13 +397,13 @@ class Slots:
         return True
 
     async def turn(self, slot: Slot) -> None:
-        """Let the loop turn; the slot looks at the buffer again, like a called one."""
+        """Let the loop turn; the slot then reads the buffer again, like a called slot."""
         self._called.add(slot)
         await asyncio.sleep(0)
         self._called.discard(slot)
 
     def is_spare(self, slot: Slot) -> bool:
-        """Return whether there are more slots than wanted; then this one is no slot any more."""
+        """Return whether there are more slots than needed; this slot is then removed."""
         if not self._is_crowded():
             return False
         self._slots.discard(slot)
@@ -413,32 +414,32 @@ class Slots:
         return len(self._slots) > self._most()
 
     def _most(self) -> int:
-        """Return how many slots there may be; each batch that waits for a place wants one less."""
+        """Return how many slots there may be; each batch waiting for a place reduces it by one."""
         return self.concurrency + self._parked - len(self._entering)
 
     def _has_place(self) -> bool:
         return len(self._slots) - self._parked < self.concurrency
 
-    # For batches: ``_parked`` jobs wait for theirs and take no place, ``_entering`` are calls that
-    # wait for one.
+    # For batches: ``_parked`` jobs wait for their batches and take no place, ``_entering`` batch
+    # calls wait for a place.
 
     @property
     def context(self) -> Context:
-        """Return the context that each new slot starts from."""
+        """Return the context from which each new slot starts."""
         return self._context
 
     def park(self) -> None:
-        """Note that a job waits for its batch, so that another may begin."""
+        """Note that a job waits for its batch, so that another job may begin."""
         self._parked += 1
         if not self._spreading:
             self._spread_soon()
 
     def unpark(self) -> None:
-        """Note that it waits no longer; its slot ends with it."""
+        """Note that the job has stopped waiting; its slot ends with it."""
         self._parked -= 1
 
     async def take_place(self) -> None:
-        """Wait until a call for parked jobs may run, and take a place in their name."""
+        """Wait until a call for parked jobs may run, and take a place for it."""
         while self._resting and not self._has_place():
             self._end_resting()
         if self._has_place():
@@ -456,7 +457,7 @@ class Slots:
             raise
 
     def give_place(self) -> None:
-        """Give it back."""
+        """Give the place back."""
         self._parked += 1
         self._let_in()
 
@@ -464,7 +465,7 @@ class Slots:
         while self._entering and self._has_place():
             waiter = self._entering.popleft()
             if not waiter.done():
-                self._parked -= 1  # at once, before a slot takes the place
+                self._parked -= 1  # before a slot takes the place
                 waiter.set_result(None)
 
     def _end_resting(self) -> None:
@@ -473,7 +474,7 @@ class Slots:
         waiter.cancel()
 
     def resize(self, concurrency: int) -> None:
-        """Have another number of slots; spare slots leave once their jobs are over."""
+        """Allow another number of slots; superfluous slots end after their jobs."""
         self.concurrency = concurrency
         while self._resting and self._is_crowded():
             self._end_resting()
@@ -481,14 +482,14 @@ class Slots:
         self.feed.resize(concurrency)
 
     def replace(self, slot: Slot) -> None:
-        """Call another slot to the buffer in the place of a spoilt slot."""
+        """Call another slot to the buffer in place of a spoilt slot."""
         self._slots.discard(slot)
         self._let_in()
         if self.feed.buffer:
             self.wake()
 
     def warn_once(self, problem: str) -> None:
-        """Say that this worker cannot run a job which another might; only the first time."""
+        """Log, only once, that this worker cannot run a job that another worker might run."""
         if not self._warned:
             self._warned = True
             _log.warning(
@@ -497,7 +498,7 @@ class Slots:
 
     def interrupting(self) -> bool:
         """Return whether a cancellation now comes from the worker's end, not from the job."""
-        # The loop's own end cancels all tasks, the worker's keeper among them.
+        # The loop's own end cancels all tasks, including the worker's keeper.
         return self._interrupted or self._is_cancelled()
 
     def blamed(self, delivery: Delivery) -> BaseException | None:
@@ -506,7 +507,7 @@ class Slots:
     async def judged(
         self, task: Task[..., Any], error: BaseException, settlement: Settlement
     ) -> Settlement:
-        """Decide on a job that failed, in the light of its age and of the network's state."""
+        """Decide on a failed job, by its age and the network's state."""
         if settlement.kind is kinds.DEATH and settlement.delay_ns:
             rounds = self._rounds
             app = self.hot.app if rounds is None else rounds.app_of(settlement.delivery)
@@ -531,18 +532,18 @@ class Slots:
     # For the feed.
 
     def free(self) -> int:
-        """Return how many slots run nothing, be they called to the buffer or not."""
+        """Return how many slots are free, called to the buffer or not."""
         idle = len(self._resting) + len(self._called)
         return idle + self._most() - len(self._slots)
 
     def wake(self) -> None:
-        """Let free slots look at the buffer, unless the worker is about to give all of it back."""
+        """Let free slots read the buffer, unless the worker is about to give all of it back."""
         if not self._spreading and not self.interrupting() and self._call_one():
             self._reach = 1  # as many slots were called at once
             self._spread_soon()
 
     def quiet(self) -> bool:
-        """Return whether nothing runs and every outcome was handed to the log."""
+        """Return whether no job runs and every outcome was sent to the log."""
         settler = self.settler
         return not (settler.outcomes or settler.refused or self.running())
 
@@ -561,7 +562,7 @@ class Slots:
         self._stop(error)
 
     def surrender(self) -> list[Settlement]:
-        """Release all jobs that no slot has begun; from a thread, while the loop stands still."""
+        """Release all jobs that no slot has begun; from a thread, while the loop is blocked."""
         return [release(delivery) for delivery in self.feed.surrender()]
 
     # For the worker.
@@ -576,7 +577,7 @@ class Slots:
         return any(slot.delivery is job.delivery for slot in self._slots)
 
     def blame(self, job: JobContext, error: BaseException) -> None:
-        """Burn the attempt of the job here for which the worker ends."""
+        """Use up the attempt of a job here that ends the worker."""
         if self.runs(job):
             self._blamed[job.delivery.token] = error
 
@@ -588,11 +589,11 @@ class Slots:
         return sum(slot.delivery is not None for slot in self._slots)
 
     def held(self) -> list[tuple[Delivery, float | None]]:
-        """Return the jobs that run now, and since when, in monotonic seconds."""
+        """Return the running jobs, each with its start in monotonic seconds."""
         return [(slot.delivery, slot.since) for slot in self._slots if slot.delivery is not None]
 
     def leave(self) -> None:
-        """Claim no more, and give back what nobody runs; each slot ends with its job."""
+        """Stop claiming, and give back jobs that do not run; each slot ends with its job."""
         self.leaving = True
         self.feed.close()
         resting, self._resting = self._resting, {}
@@ -602,14 +603,14 @@ class Slots:
         self._check_gone()
 
     def interrupt(self) -> None:
-        """Cancel the jobs that still run; they are released and burn no attempt."""
+        """Cancel the running jobs; they are released without using up their attempts."""
         self._interrupted = True
         for slot in self._slots:
             if slot.delivery is not None:
                 slot.task.cancel()
 
     def abandon(self) -> None:
-        """Release the jobs that did not even end when cancelled; they go on, unheard."""
+        """Release jobs that ignore their cancellation; they go on, with outcomes ignored."""
         for slot in self._slots:
             delivery = slot.delivery
             if delivery is not None:
@@ -620,15 +621,16 @@ class Slots:
         self._check_gone()
 
     def _spread_soon(self) -> None:
-        """Look after the first steps of the slots that were called just now."""
+        """Check the buffer after the first steps of the slots that were just called."""
         self._spreading = True
         self.loop.call_soon(self._spread)
 
     def _spread(self) -> None:
-        """Call more slots to the rest of the buffer, or none while a called slot goes on.
+        """Call more slots to the rest of the buffer, or none while a called slot runs on.
 
-        Twice as many each time: if jobs suspend, all slots have one after a few turns of the loop,
-        and if they do not, one slot runs them all and none is called in vain.
+        Twice as many each time: if jobs suspend, all slots have a job after a few turns of the
+            loop. If
+        they do not, one slot runs them all and no other is called.
         """
         self._spreading = False
         if self.interrupting():
@@ -641,12 +643,12 @@ class Slots:
         if buffer and self._called:
             self._spread_soon()
         if self.free() > len(buffer):
-            # Resting slots have asked already, and busy ones may run for long.
+            # Resting slots have requested jobs already, and busy slots may run for long.
             self.feed.refill()
 
     def _call_one(self) -> bool:
         while self._resting:
-            # The last to rest is the next to run: its objects are still in the processor's cache.
+            # The last slot to rest runs next: its objects are still in the processor's cache.
             slot, waiter = self._resting.popitem()
             if not waiter.done():
                 waiter.set_result(None)
@@ -675,12 +677,12 @@ class Slots:
         self._let_in()
         error = None if task.cancelled() else task.exception()
         delivery, slot.delivery = slot.delivery, None
-        # Without a job it met an emptied buffer: the loop stood still, and all was given back; or
-        # its last job closed it.
+        # Without a job: the buffer was emptied while the loop was blocked, and all was given
+        # back; or its last job closed it.
         if error is not None and not (
             delivery is None and isinstance(error, IndexError | GeneratorExit)
         ):
-            # An error of the worker or of a policy, not of the job: log it, and go on.
+            # An error of the worker or of a policy, not of the job: log it, and continue.
             _log.error("a slot failed", exc_info=error)
         if delivery is not None and not slot.abandoned:
             lost = release(delivery) if error is None else settle_slot_error(delivery, error)
