@@ -1,11 +1,11 @@
-"""The face of the command line, for commands of workers and plugins: its modules are private.
+"""The public interface of the command line, for commands of workers and plugins.
 
 - errors of a command: ``Failure``, ``WrongUsage``
-- ``whole_streams`` for a program that prints; ``silence`` for a stream that nobody reads
+- ``whole_streams`` for a program that prints; ``silence`` for a stream without a reader
 - options: ``data_dir_option``, ``log_argument``, ``json_option``, ``dry_run_option``,
-  ``utc_option``, ``yes_option``; what they mean: ``resolve``, ``logs_below``, ``of_group``,
+  ``utc_option``, ``yes_option``; their values: ``resolve``, ``logs_below``, ``of_group``,
   ``moment_of``, ``span``
-- ``open_reader`` for the log that was named; ``render``, ``show_job`` and ``count_of`` to print
+- ``open_reader`` for the given log; ``render``, ``show_job`` and ``count_of`` to print
 - ``LazyGroup``: commands in a group that are imported when one of them runs
 """
 
@@ -73,5 +73,5 @@ _HOMES: Final = {
     "taskq.cli.render": "count_of",
 }
 
-if not TYPE_CHECKING:  # or the type checker would take every name for one of ours
+if not TYPE_CHECKING:  # a type checker would accept any name otherwise
     __getattr__ = lazily(__name__, _HOMES)

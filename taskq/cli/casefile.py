@@ -1,4 +1,4 @@
-"""A case file: what somebody else needs to look into a log, in one zip that read commands open."""
+"""A case file: a zip of a log for other people to analyse; read commands can open it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from taskq.text import without_secrets
 if TYPE_CHECKING:
     from taskq.engine import LogReader
 
-#: Files with the JSON of commands.
+#: Files with the JSON output of commands.
 _TOLD: Final = {
     "health.json": ("health",),
     "verify.json": ("verify",),
@@ -40,15 +40,15 @@ _TOLD: Final = {
     "dead.json": ("dead", "ls", "-n", "200"),
     "jobs.json": ("ls", "-n", "200"),
 }
-#: Timelines of each state, and the states.
+#: States with timelines, and most timelines of each state.
 _TIMELINES_MAX: Final = 50
 _TIMELINES_OF: Final = ("DEAD", "RUNNING")
-#: Mode of the file: a log is its user's, and so is what is taken out of it.
+#: Mode of the file: a log is private to its user, and so is its content.
 _PRIVATE: Final = 0o600
-#: Files to unpack, and their size at most; a segment is under 2 GiB.
+#: Files to unpack, and their most bytes; a segment is under 2 GiB.
 _OF_LOG: Final = re.compile(r"taskq\.json|log/\d{20}\.log")
 _UNPACKED_BYTES_MAX: Final = 16 << 30
-#: Unpacking more than this prints a line first.
+#: Before more bytes than this are unpacked, a line is printed.
 _TOLD_BYTES: Final = 1 << 28
 _ENCRYPTED: Final = 1
 _PACKED: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -58,17 +58,17 @@ _PIECE_BYTES: Final = 1 << 20
 def write_case(
     reader: LogReader, file: Path, since_ns: int, *, bodies: bool, show_secrets: bool = False
 ) -> int:
-    """Write the case file of a log; returns its bytes.
+    """Write the case file of a log; return its size in bytes.
 
     Args:
         reader: of the log.
-        file: new.
-        since_ns: of the first records.
+        file: path of the new file.
+        since_ns: time of the first records.
         bodies: include payloads and results.
         show_secrets: keep values with names like "password".
 
     Raises:
-        FileExistsError: there is such a file.
+        FileExistsError: the file exists.
     """
     from taskq.engine import excerpt  # noqa: PLC0415 - help must not import the log
 
@@ -87,7 +87,7 @@ def write_case(
             case.writestr(f"timelines/{view.job_id}.json", _text(told_of(events)))
         for segment in excerpt(reader.journal, since_ns, bodies=bodies, hides=not show_secrets):
             case.writestr(f"log/{segment.name}", segment.data)
-        # This makes the excerpt a read-only log.
+        # With this file the excerpt is a read-only log.
         case.writestr("taskq.json", reader.journal.identity.as_backup().encode())
     return file.stat().st_size
 
@@ -96,7 +96,7 @@ def unpacked(file: Path) -> Path | None:
     """Return the log of a case file, unpacked until this process ends; None if it is no zip.
 
     Raises:
-        Failure: it is no case file, or too large.
+        Failure: the file is no case file, or too large.
     """
     if not file.is_file() or not zipfile.is_zipfile(file):
         return None
@@ -111,10 +111,10 @@ def unpacked(file: Path) -> Path | None:
 
 
 def _members(case: zipfile.ZipFile, file: Path, room: int) -> list[zipfile.ZipInfo]:
-    """Return the files of the log in a case, looked at before anything is unpacked.
+    """Return the log's files in a case file, checked before any is unpacked.
 
     Raises:
-        Failure: they are none, too large for their place, or packed in a way that no case is.
+        Failure: there are none, they are too large, or packed in an unknown way.
     """
     members = [member for member in case.infolist() if _OF_LOG.fullmatch(member.filename)]
     if "taskq.json" not in {member.filename for member in members}:
@@ -181,7 +181,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _told(*words: str) -> Any:
-    """Return the document that a command prints; where it fails, why."""
+    """Return the document that a command prints, or its error."""
     from taskq.cli.main import main  # noqa: PLC0415 - it imports the commands, and so this
 
     out, errors = io.StringIO(), io.StringIO()

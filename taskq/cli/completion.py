@@ -15,13 +15,13 @@ from click.shell_completion import CompletionItem
 if TYPE_CHECKING:
     from taskq.engine import LogReader
 
-#: Jobs among which tasks are looked for, and ids: the newest.
+#: Newest jobs that are searched for tasks and ids.
 _TASKS_OF: Final = 500
 _IDS_MAX: Final = 100
 
 
 def teach(command: click.Command) -> None:
-    """Let the command, and those in it, complete queues, tasks and ids from here on."""
+    """Make the command and its subcommands complete queues, tasks and ids."""
     for parameter in command.params:
         find = _FINDERS.get(parameter.name or "")
         if find is not None:
@@ -42,7 +42,7 @@ def _complete(
     given: dict[str, Any] = ctx.find_root().params | ctx.params
     path = given.get("directory") or given.get("data_dir")
     if "directory" in given and path is None and ctx.args:
-        path = ctx.args[0]  # after it comes the option to complete
+        path = ctx.args[0]  # the option to complete follows it
     try:
         with LogReader.open(str(path or load_settings(None).data_dir)) as reader:
             return [_quoted(item) for item in find(reader, incomplete) if item.value.isprintable()]
@@ -51,9 +51,9 @@ def _complete(
 
 
 def _quoted(item: CompletionItem) -> CompletionItem:
-    """Escape what bash would expand on the line that it completes; other shells do so themselves.
+    """Escape characters that bash would expand on the completed line; other shells escape them.
 
-    Its function reads the answer with ``read``, which takes one backslash off.
+    bash's function reads the answer with ``read``, which removes one backslash.
     """
     if os.environ.get("_TASKQ_COMPLETE", "").startswith("bash"):
         item.value = re.sub(r"([^\w@%+=:,./-])", r"\\\\\1", item.value)

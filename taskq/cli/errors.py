@@ -1,7 +1,7 @@
 """Errors on a terminal: one or two lines with the next step, never a traceback.
 
 Exit codes: 0 done, 1 a failure that the message explains, 2 wrong usage, 130 interrupted by Ctrl-C,
-141 the reader of our output went away (like a program killed by SIGPIPE).
+141 the reader of the output went away (like a program killed by SIGPIPE).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from taskq.log.machine.forks import READER_GONE, fill_standard
 
 @contextlib.contextmanager
 def whole_streams() -> Iterator[None]:
-    """Let missing streams lead nowhere, and escape what an output has no sign for.
+    """Replace missing streams, and escape characters that an output cannot encode.
 
-    What cannot be written to its end, or a task that replaced a stream, fails no exit.
+    Neither an unwritable output nor a task that replaced a stream makes the exit fail.
     """
     fill_standard()
     for name in ("stdin", "stdout", "stderr"):
@@ -50,7 +50,7 @@ def whole_streams() -> Iterator[None]:
 
 
 def silence(stream: TextIO) -> None:
-    """Let what is left in a stream's buffer, and what still comes, go nowhere."""
+    """Discard the rest of a stream's buffer, and all later output."""
     try:
         descriptor = stream.fileno()
     except (OSError, ValueError, AttributeError):
@@ -75,7 +75,7 @@ class Failure(click.ClickException):
     exit_code = EXIT_FAILED
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print the message, after the program's name, if there is anybody to read it."""
+        """Print the message after the program's name, if stderr can be written."""
         from taskq.text import printable  # noqa: PLC0415 - help must not import it
 
         # Messages quote text from other processes, records and files.
@@ -87,7 +87,7 @@ class Failure(click.ClickException):
 
 
 class WrongUsage(Failure):
-    """The same for a command line that cannot be meant so: exit code 2."""
+    """Like ``Failure``, for a wrong command line: exit code 2."""
 
     exit_code = EXIT_USAGE
 
@@ -97,7 +97,7 @@ def readable_errors() -> Iterator[None]:
     """Turn a command's exception into a short message and an exit code; bugs pass through."""
     try:
         yield
-        with contextlib.suppress(ValueError, AttributeError):  # closed, or none, by some task
+        with contextlib.suppress(ValueError, AttributeError):  # closed or removed by a task
             sys.stdout.flush()
     except Failure:
         raise
@@ -119,8 +119,8 @@ def readable_errors() -> Iterator[None]:
 
 
 def _refused(error: OSError | RuntimeError) -> Exception:
-    """Return what the system refused, as a message; without a file it may be a bug of ours."""
-    if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C came while a class was made
+    """Return the system's error as a message; without a file name it may be a bug of taskq."""
+    if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C came while a class was created
         return Exit(EXIT_INTERRUPTED)
     if not isinstance(error, OSError):
         return error

@@ -1,4 +1,4 @@
-"""Options and commands of other tools, with ours in their place."""
+"""Options and commands of other tools, with taskq's replacements."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ _NO_COMMAND: Final = re.compile(r"No such command '(.*)'\.?(?: .*)?")
 
 
 def option_instead(path: str, option: str) -> str:
-    """Return what to type in place of an option; "" if nobody would know it from elsewhere.
+    """Return the replacement of an option; "" if no other tool has such an option.
 
     Args:
-        path: the whole command that it was given to, such as "taskq worker".
-        option: with its dashes.
+        path: the whole command with the option, such as "taskq worker".
+        option: the option, with its dashes.
     """
     for words, table in OPTIONS.items():
         if path.endswith(words) and option in table:
@@ -70,11 +70,11 @@ def option_instead(path: str, option: str) -> str:
 
 
 def subcommand_instead(path: str, message: str) -> str:
-    """Return the message of click for an unknown command, with a log that was named told as one.
+    """Return click's message for an unknown command; a log's path is recognised as one.
 
     Args:
         path: the group, such as "taskq dead".
-        message: what click says.
+        message: click's message.
     """
     match = _NO_COMMAND.fullmatch(message)
     if match is None or not Path(match[1]).is_dir():

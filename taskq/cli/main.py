@@ -15,15 +15,15 @@ from taskq.cli.errors import Failure, WrongUsage, readable_errors, whole_streams
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-#: As the package itself has it, since a frozen program may have no metadata.
+#: From the package itself, since a frozen program may have no metadata.
 _VERSION: Final[str] = importlib.import_module("taskq").__version__
 
 
 class LazyGroup(click.Group):
     """Commands by a table: name -> (module, one line of help).
 
-    A command is the attribute of its module that has its name. The line stands in the table, so
-    that help needs no import.
+    A command is the attribute of its module that has its name. The table holds the line, so that
+    help needs no import.
     """
 
     table: Mapping[str, tuple[str, str]] = {}
@@ -45,9 +45,9 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve as click does, with a hint at the nearest name for a mistyped one."""
+        """Resolve as click does, with the nearest name as a hint for a mistyped one."""
         name = args[0]
-        # Our own table first: to find the commands of other packages takes 20 ms.
+        # The table comes first: finding the commands of other packages takes 20 ms.
         if name in self.table or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         known = self.list_commands(ctx)
@@ -72,7 +72,7 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(f"{name:<{width}}", self.line(name)) for name in names])
 
     def sections(self, ctx: click.Context) -> Mapping[str, Sequence[str]]:
-        """Return the commands as help groups them: title -> names."""
+        """Return the groups of commands in help: title -> names."""
         return {"Commands": self.list_commands(ctx)}
 
     def line(self, name: str) -> str:
@@ -80,11 +80,11 @@ class LazyGroup(click.Group):
         return self.table[name][1]
 
 
-#: Homes of our commands: a module of ``taskq.cli.commands``, or of another package.
+#: Prefix of modules of commands; a module with a dot in its name belongs to another package.
 _COMMANDS: Final = "taskq.cli.commands."
 
-#: How help groups them: title -> name -> (module, one line of help). What else is installed comes
-#: last. The line stands here so that help needs no import.
+#: Groups of commands in help: title -> name -> (module, one line of help). Commands of other
+#: packages follow. The line is in this table so that help needs no import.
 SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "Run": {
         "demo": ("demo", "Sync a real directory through crashes, and check every byte."),
@@ -152,18 +152,18 @@ BUILT_IN: Final[dict[str, tuple[str, str]]] = {
     for name, (module, line) in commands.items()
 }
 
-#: Commands of these modules, and those within them, find a directory that is given before them.
+#: Commands of these modules, and their subcommands, accept ``-d`` before their name.
 _LOOKS_ABOVE: Final = "taskq.cli."
 
 
 class Commands(LazyGroup):
-    """Our own commands, then the entry-point group ``taskq.commands`` of other packages."""
+    """taskq's own commands, then the entry-point group ``taskq.commands`` of other packages."""
 
     table: Mapping[str, tuple[str, str]] = BUILT_IN
 
     @cached_property
     def brought_in(self) -> Mapping[str, EntryPoint]:
-        """Entry points by command name; reading them imports nothing of theirs."""
+        """Entry points by command name; reading them imports none of the packages."""
         from importlib.metadata import entry_points  # noqa: PLC0415 - 20 ms that our own need not
 
         return {point.name: point for point in reversed(list(entry_points(group="taskq.commands")))}
@@ -173,7 +173,7 @@ class Commands(LazyGroup):
         return [*BUILT_IN, *sorted(set(self.brought_in) - set(BUILT_IN))]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command; a broken one fails with the package to blame."""
+        """Import one command; the error of a broken command names its package."""
         command = super().get_command(ctx, cmd_name) or self._brought(ctx, cmd_name)
         if command is not None and ctx.resilient_parsing:
             from taskq.cli.completion import teach  # noqa: PLC0415 - a shell asks
@@ -193,7 +193,7 @@ class Commands(LazyGroup):
         try:
             return _load(point)
         except Failure:
-            if ctx.resilient_parsing:  # completion leaves a broken command out
+            if ctx.resilient_parsing:  # completion skips a broken command
                 return None
             raise
 
@@ -263,6 +263,6 @@ def _package(point: EntryPoint) -> str:
 @click.pass_context
 def main(context: click.Context, data_dir: Path | None) -> None:
     """Background jobs on a local log: no broker, no server, the queue is a directory."""
-    del data_dir  # each command's own -d looks here
+    del data_dir  # each command's -d reads it from here
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

@@ -1,4 +1,4 @@
-"""Shared by commands that act upon many jobs: filters, the question before, the report after."""
+"""Helpers of commands for many jobs: filters, confirmation, report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-#: Refusals that are shown one by one; of more only the number.
+#: Most refusals that are shown one by one; further ones are counted.
 _SHOWN_MAX: Final = 20
 
 
@@ -31,14 +31,14 @@ def with_app(
     queues: Iterable[str] = (),
     tasks: Iterable[str] = (),
 ) -> Answer:
-    """Return what the work gives on the log of a directory, or on its shards; it must be there.
+    """Return the result of ``work`` on the existing log of a directory, or on its shards.
 
-    Warn of queues and tasks that nothing in it has: such a name may be mistyped.
+    Warn of queues and tasks without any job: such a name may be mistyped.
     """
     strange = list(_strange(options.resolve(data_dir), queues, tasks)) if queues or tasks else []
 
     async def run() -> Answer:
-        async with _app_of(data_dir) as app:  # the app may keep more than we know of
+        async with _app_of(data_dir) as app:  # the app may keep more than the reader knows of
             with app.acting(f"{render.person()} (taskq)"):
                 return await work(app)
 
@@ -86,7 +86,7 @@ def _app_of(data_dir: Path | None) -> TaskQ:
     app = TaskQ(root, shards=Shards.of(root), upkeep=False)
     try:
         options.refuse_shards(root)
-    except errors.Failure as error:  # options for one log are refused as by commands that only read
+    except errors.Failure as error:  # refuse options for one log, like commands that only read
         app.connection.refusal = str(error)
     return app
 
@@ -99,17 +99,17 @@ def sweep(
     dry_run: bool,
     yes: bool,
 ) -> views.Swept:
-    """Return what ``act`` does, once a person has agreed to the number of jobs.
+    """Return the result of ``act``, once a person has confirmed the number of jobs.
 
     Args:
         data_dir: of the log.
         act: called with the app, and whether to change nothing.
-        question: with ``{jobs}`` in it.
-        dry_run: change nothing at all.
+        question: a text with ``{jobs}`` in it.
+        dry_run: change nothing.
         yes: do not ask.
 
     Raises:
-        WrongUsage: there is nobody to ask.
+        WrongUsage: stdin is no terminal, so no person can be asked.
     """
     if not dry_run and not yes:
         if not _is_asked():

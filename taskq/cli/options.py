@@ -1,4 +1,4 @@
-"""Options that many commands share, and the directory that they mean."""
+"""Options that many commands share, and the directory that they name."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound="Callable[..., object]")
 
-#: A directory that holds this is a task log.
+#: A directory with this file is a task log.
 _MARK: Final = "taskq.json"
-#: Entries of a folder among which a log is looked for, to be offered.
+#: Most entries of a folder that are searched for logs, to suggest them.
 _NEARBY_MAX: Final = 200
-#: Logs that are offered.
+#: Most logs that are suggested.
 _OFFERED_MAX: Final = 3
 _COUNT_MAX: Final = 1_000_000_000
 
 
 def of_group(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
-    """Return a command's directory: from its own ``-d``, from ``taskq -d DIR``, or the variable.
+    """Return a command's directory from its own ``-d``, from ``taskq -d DIR``, or the variable.
 
     Raises:
-        WrongUsage: two different ones were given.
+        WrongUsage: two different directories were given.
     """
     given: Path | None = context.find_root().params.get("data_dir")
     if given is None:
@@ -62,22 +62,22 @@ def _one(first: Path, second: Path | None) -> Path:
 
 
 class Directory(click.Path):
-    """The directory of a log; an empty name, as of a variable that is not set, is none."""
+    """The directory of a log; an empty name, as from an unset variable, is none."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return it as a path."""
+        """Return the directory as a path."""
         if value == "":
             self.fail("it is empty: name a directory, or leave it out", param, ctx)
         check_directory(os.fspath(value))
         return super().convert(value, param, ctx)
 
 
-# Options by the names that all commands have for them.
+# Options by the names that all commands use.
 
-#: None when neither the option nor the variable names a directory.
+#: None if neither the option nor the variable names a directory.
 data_dir_option: Final = click.option(
     "-d",
     "--data-dir",
@@ -94,7 +94,7 @@ utc_option: Final = click.option(
 json_option: Final = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document."
 )
-#: Look at the log as it stood then.
+#: Read the log as it was at a moment.
 at_option: Final = click.option(
     "--at",
     "at_text",
@@ -124,7 +124,7 @@ yes_option.__doc__ = "Take ``--yes``: no question."
 
 
 def states_option(names: Iterable[str]) -> Callable[[F], F]:
-    """Return ``--state``, which may be given again, of these."""
+    """Return ``--state``, which may be given several times, for these states."""
     kind = click.Choice(list(names))
     return click.option("-s", "--state", "states", multiple=True, type=kind, help="Only these.")
 
@@ -138,7 +138,7 @@ def newest_option(count: int) -> Callable[[F], F]:
 
 
 def latest_option(what: str, most: int) -> Callable[[F], F]:
-    """Return ``--limit`` for parts of one job: the latest, 0 for all; with this default."""
+    """Return ``--limit`` for parts of one job: the latest ones, 0 for all; with this default."""
     return click.option(
         "-n", "--limit", "count", type=click.IntRange(0, _COUNT_MAX), default=most,
         show_default=True,
@@ -147,12 +147,12 @@ def latest_option(what: str, most: int) -> Callable[[F], F]:
 
 
 def together(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """Return these as one, in this order."""
+    """Return these options as one decorator, in this order."""
     return lambda command: functools.reduce(lambda made, add: add(made), options[::-1], command)
 
 
 def log_argument(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a command about a whole log take ``taskq ls DIR``; ``-d DIR`` works too."""
+    """Make a command about a whole log accept ``taskq ls DIR``; ``-d DIR`` works too."""
 
     @data_dir_option
     @click.argument("directory", metavar="[DIR]", required=False, type=Directory())
@@ -168,10 +168,10 @@ def log_argument(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def moment(text: str | None) -> engine.Moment | None:
-    """Return the moment that ``--at`` names, None for now.
+    """Return the moment of ``--at``, None for now.
 
     Raises:
-        UsageError: it names none.
+        UsageError: the text is no moment.
     """
     from taskq.engine import Moment  # noqa: PLC0415 - help must not import the log
 
@@ -179,10 +179,10 @@ def moment(text: str | None) -> engine.Moment | None:
 
 
 def moment_of(name: str, text: str | None) -> str | datetime | None:
-    """Return a span back from now as it is, a time as a datetime; without a zone it is local.
+    """Return a span back from now unchanged, a time as a datetime; without a zone it is local.
 
     Raises:
-        WrongUsage: it is neither.
+        WrongUsage: the text is neither.
     """
     if text is None:
         return None
@@ -203,7 +203,7 @@ def moment_of(name: str, text: str | None) -> str | datetime | None:
 
 
 def resolve(data_dir: Path | None) -> Path:
-    """Return the directory that was named, or the one of the settings."""
+    """Return the given directory, or the directory of the settings."""
     if data_dir is not None:
         from taskq.engine import system  # noqa: PLC0415 - help must not import the log
 
@@ -218,11 +218,11 @@ def open_reader(
 ) -> engine.LogReader:
     """Return a reader of the directory, or of a case file, now or at a moment of the past.
 
-    It takes no lock and writes nothing. It warns of records that are lost or damaged, unless the
-    command itself does.
+    It takes no lock and writes nothing. It warns of lost or damaged records, unless the
+    command itself reports them.
 
     Raises:
-        Failure: it is no task log; the message lists logs nearby.
+        Failure: the directory is no task log; the message lists logs nearby.
     """
     from taskq.engine import LogReader  # noqa: PLC0415 - help must not import the log
 
@@ -258,10 +258,10 @@ def warn_of_damage(path: str) -> None:
 
 
 def refuse_shards(path: Path) -> None:
-    """Refuse a root of shards and a hub, for a command that is of one log.
+    """Refuse a root of shards and a hub, for a command about one log.
 
     Raises:
-        Failure: it is either; the message names one of its logs.
+        Failure: the directory is either; the message names one of its logs.
     """
     if (path / "devices").is_dir() and (path / "registry.db").is_file():
         raise errors.Failure(
@@ -283,13 +283,13 @@ def refuse_shards(path: Path) -> None:
 
 
 def _tell_of_copy(reader: engine.LogReader) -> None:
-    """Say that this is a hub's copy, and how old it is: what the device did since is not in it."""
+    """Print that this is a hub's copy, and its age: later changes on the device are missing."""
     if copy_of := reader.copy_of:
         render.echo(copy_of, err=True)
 
 
 def _offer(path: Path) -> str:
-    """Return what to type instead, as an error's second line: the logs nearby, if any."""
+    """Return the second line of an error: the logs nearby, if any."""
     logs = [text.flat(values.as_typed(str(log))) for log in _nearby(path)]
     if not logs:
         start = values.command(str(path.absolute()), "put", "BODY")
@@ -300,9 +300,9 @@ def _offer(path: Path) -> str:
 
 
 def _nearby(path: Path) -> list[Path]:
-    """Return the logs above, in and beside a path and in the working directory, sorted.
+    """Return the logs above, in and next to a path and in the working directory, sorted.
 
-    Also those a folder further up or down that have the name which was looked for.
+    Also logs one folder further up or down with the wanted name.
     """
     near = path.absolute()
     is_gone = not Path().stat().st_nlink  # the working directory was removed
@@ -320,7 +320,7 @@ def _nearby(path: Path) -> list[Path]:
 
 
 def span(text: str) -> float | str:
-    """Return a bare number as seconds, since on a command line all is text; other text as it is."""
+    """Return a bare number as seconds, since a command line holds only text; other text as is."""
     try:
         return float(text)
     except ValueError:
@@ -342,13 +342,13 @@ def names_below(root: Path) -> list[str]:
 
 
 def over_shards(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a command take a root of shards for its directory, too."""
+    """Make a command accept a root of shards as its directory, too."""
 
     @functools.wraps(command)
     def run(*args: Any, data_dir: Path | None, **rest: Any) -> Any:
         root = resolve(data_dir)
         paths = logs_below(root)
-        # Who follows a log, or reads under a name, goes along one.
+        # A command that follows a log, or uses a named reader, reads one log.
         if "job_id" in rest and (root / "registry.db").is_file():
             return command(*args, data_dir=_copy_with(root, rest["job_id"]), **rest)
         if paths == [root] or rest.get("follow") or rest.get("reader"):
@@ -367,7 +367,7 @@ def over_shards(command: Callable[..., Any]) -> Callable[..., Any]:
         begun = [path for path in paths if (path / "taskq.json").is_file()]
         read = None
         if rest.get("as_json"):
-            # Commands with --follow print a document a line.
+            # Commands with --follow print a document on each line.
             read = _documents if "follow" in rest else json.loads
         return _each(begun, functools.partial(command, *args, **rest), read)
 
@@ -375,16 +375,16 @@ def over_shards(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _copy_with(hub: Path, job_id: str) -> Path:
-    """Return the log of a hub that has a job: of those for devices, or a copy of a device's.
+    """Return the log in a hub with a job: a log for devices, or a copy of a device's log.
 
     Raises:
-        Failure: none has it.
+        Failure: no log has the job.
     """
     from taskq.engine import Identity, LocalDisk, LogReader, Tag  # noqa: PLC0415 - few have a hub
 
     tag, lsn = Tag.of_id(job_id)
     for file in sorted([*hub.glob("outbox/*/taskq.json"), *hub.glob("devices/*/*/taskq.json")]):
-        with contextlib.suppress(TaskqError, OSError):  # a copy that does not read stops no other
+        with contextlib.suppress(TaskqError, OSError):  # skip a damaged copy
             identity = Identity.read(LocalDisk(), str(file.parent))
             if identity is not None and identity.tag.takes(tag, lsn):
                 with LogReader.open(str(file.parent)) as reader:
@@ -401,7 +401,7 @@ def _documents(lines: str) -> list[Any]:
 def _each(
     paths: list[Path], command: Callable[..., Any], read: Callable[[str], Any] | None
 ) -> None:
-    """Run it on each; the exit code is the worst of theirs. What is ``read`` is one document."""
+    """Run the command on each; the exit code is the worst. Output for ``read`` is one document."""
     worst, documents = 0, {}
     for path in paths:
         printed = io.StringIO()

@@ -1,4 +1,4 @@
-"""Views as text for people and as JSON for programs."""
+"""Print views as text for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from taskq import values, views
 from taskq.text import flat, printable
 
 T = TypeVar("T")
-#: Columns between two columns of a table.
+#: Spaces between two columns of a table.
 _GAP: Final = 2
-#: Columns are left out before others are cut below this …
+#: Optional columns are dropped before others are cut below this width.
 _READABLE_WIDTH: Final = 16
-#: … and none is cut below this, however narrow the terminal.
+#: No column is cut below this width, however narrow the terminal.
 _SHRUNK_WIDTH: Final = 6
-#: Characters of a cut heading over numbers, at least.
+#: Least characters of a cut heading over numbers.
 _HEADING_WIDTH: Final = 4
 _STATE_STYLES: Final = {
     "scheduled": "yellow",
@@ -37,12 +37,12 @@ _STATE_STYLES: Final = {
 
 
 def duration(nanoseconds: int) -> str:
-    """Return a length of time in its largest unit that fits: ``3m``, ``2d``, ``0s``."""
+    """Return a duration in its largest suitable unit: ``3m``, ``2d``, ``0s``."""
     return values.spoken(nanoseconds)
 
 
 def when(moment_ns: int, now_ns: int) -> str:
-    """Return a moment as people say it: ``3m ago``, ``in 2h``; empty for never."""
+    """Return a moment relative to now: ``3m ago``, ``in 2h``; empty for never."""
     if not moment_ns:
         return ""
     text = duration(moment_ns - now_ns)
@@ -62,14 +62,14 @@ def moment(moment_ns: int, timespec: str = "milliseconds") -> str:
 
 
 def local(at: datetime) -> datetime:
-    """Return the same moment in the zone that people are shown."""
+    """Return the same moment in the zone of the output."""
     context = click.get_current_context(silent=True)
     is_utc = context is not None and context.meta.get(UTC_WANTED, False)
     return at.astimezone(UTC if is_utc else None)
 
 
 def zone(moment_ns: int = 0) -> str:
-    """Return the zone of shown moments, as it was then or is now: ``CET, UTC+01:00``."""
+    """Return the zone of shown moments, at that time or now: ``CET, UTC+01:00``."""
     text = views.moment(moment_ns)
     at = local(datetime.now(UTC) if text is None else datetime.fromisoformat(text))
     name, offset = at.strftime("%Z"), at.isoformat()[-6:]
@@ -77,7 +77,7 @@ def zone(moment_ns: int = 0) -> str:
 
 
 def due(due_ns: int, now_ns: int) -> str:
-    """Return what a job waits for: ``due in 2h``, or others where no moment was given."""
+    """Return the time or the jobs that a job waits for: ``due in 2h``."""
     return (
         f"due {when(due_ns, now_ns)}"
         if due_ns < values.TIME_NS_MAX
@@ -86,7 +86,7 @@ def due(due_ns: int, now_ns: int) -> str:
 
 
 def person() -> str:
-    """Return the user of this machine whose acts these are."""
+    """Return the name of this machine's user, for the record of their changes."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # a container may have no name for its user
@@ -96,20 +96,20 @@ def person() -> str:
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
     """Print text for people, without terminal controls: parts of it come from strangers.
 
-    Make parts with newlines ``flat`` first, or they forge lines.
+    Make parts with newlines ``flat`` first, or they could forge lines.
     """
     click.echo(printable(text), err=err, nl=nl)
 
 
 def body_text(body: bytes) -> str:
-    """Return a payload for people: JSON with indents, else text, else bytes as Python has them."""
+    """Return a payload for people: indented JSON, else text, else Python's bytes literal."""
     return _as_json(body) or _as_text(body)
 
 
 def body_block(body: bytes) -> str:
-    """Return the same to stand below a heading: text is indented, and JSON has no lines of its own.
+    """Return the same below a heading: text is indented, and JSON is on one line.
 
-    No line of it can pass for a heading or a fact.
+    No line of it can be mistaken for a heading or a fact.
     """
     return _as_json(body) or indented(_as_text(body))
 
@@ -162,12 +162,12 @@ def served(process: views.OwnerView) -> str:
 
 
 def print_json(document: object) -> None:
-    """Print one document; not ASCII is escaped, so that any terminal and pipe takes it."""
+    """Print one document; only ASCII is printed unescaped, which any terminal and pipe accepts."""
     click.echo(json.dumps(document, indent=2))
 
 
 def print_outcome(document: object, line: str, *, as_json: bool) -> None:
-    """Print what came of an act: one document, or a line for people."""
+    """Print the result of a change: one document, or a line for people."""
     if as_json:
         print_json(document)
     else:
@@ -183,7 +183,7 @@ def print_list(
     nothing: str,
     as_json: bool,
 ) -> None:
-    """Print items as one document, or as a table for people; ``nothing`` in place of no items."""
+    """Print items as one document, or as a table for people; ``nothing`` if there are no items."""
     if as_json:
         print_json(list(map(document, items)))
     elif not items:
@@ -193,16 +193,16 @@ def print_list(
 
 
 def on_terminal() -> bool:
-    """Return whether a person reads what is printed, in lines of a width of its own."""
+    """Return whether a person reads the output, on a terminal with a line width."""
     return sys.stdout.isatty()
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows under their headings: coloured on a terminal, plain and never cut in a pipe.
 
-    A row is one line. A heading with a leading ``>`` is of numbers, flush right. To fit a narrow
+    A row is one line. A heading with a leading ``>`` is for numbers, aligned right. To fit a narrow
     terminal, columns with ``~`` in the heading may be cut (only the heading, for numbers), and
-    columns with ``?`` may be left out: most ``?`` first, then from the right.
+    columns with ``?`` may be dropped: most ``?`` first, then from the right.
     """
     from rich.console import Console  # noqa: PLC0415 - takes longer to import than most runs
     from rich.table import Table  # noqa: PLC0415
@@ -248,7 +248,7 @@ def _fit(columns: Sequence[str], widths: list[int], inside: Sequence[int], limit
 
 
 def _shrink(floors: Mapping[int, int], shown: Sequence[int], widths: list[int], limit: int) -> None:
-    """Narrow columns, always the widest, down to their floors at most."""
+    """Narrow columns, always the widest, at most to their floors."""
     for i in floors:
         widths[i] = min(widths[i], max(floors[i], limit))
     while _total(widths[i] for i in shown) > limit:
@@ -288,7 +288,7 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
 
 
 def precise(nanoseconds: int) -> str:
-    """Return how long something took, with the digits that matter: ``12ms``, ``3.4s``, ``5m``."""
+    """Return a duration with its significant digits: ``12ms``, ``3.4s``, ``5m``."""
     milliseconds = max(nanoseconds, 0) / 1e6
     if milliseconds < 10:  # noqa: PLR2004
         return f"{milliseconds:.1f}ms"

@@ -1,4 +1,4 @@
-"""The pytest plugin: found through the entry point ``pytest11``, it costs nothing until used."""
+"""The pytest plugin, found by the entry point ``pytest11``; it costs nothing until used."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ taskq does not know which app is tested: name it in pytest's settings as `taskq 
 or leave the fixture out and write: with Sandbox(app) as box: ..."""
 _STRICT: Final = {"": False, "warn": False, "false": False, "error": True, "true": True}
 
-#: of the sessions that run, the innermost last: a test of a plugin has one of its own
+#: configurations of running sessions, the innermost last: a plugin's test may run a session
 _configs: Final[list[pytest.Config]] = []
 
 
 class RealLogWarning(UserWarning):
-    """A test opened a log that outlives it: perhaps the production log."""
+    """A test opened a log that is not temporary: perhaps the production log."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Make ``taskq_app`` and ``taskq_strict`` ini options."""
+    """Register the ini options ``taskq_app`` and ``taskq_strict``."""
     parser.addini(
         "taskq_app",
         "The app that the fixtures move into a sandbox, as `taskq worker` takes it: shop.jobs:app.",
@@ -46,7 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Look from now on at which logs are opened.
+    """Check from now on which logs are opened.
 
     Raises:
         pytest.UsageError: ``taskq_strict`` is neither "warn" nor "error".
@@ -58,22 +58,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Look no more."""
+    """Stop checking."""
     if config in _configs:
         _configs.remove(config)
 
 
 def on_open(path: str, caller: Callable[[], FrameType]) -> None:
-    """Report a log that was not made for the test, before anything is touched.
+    """Report a log that was not made for the test, before it is opened.
 
-    Logs in pytest's own temporary directory (``tmp_path``) go with the test.
+    Logs in pytest's own temporary directory (``tmp_path``) are allowed.
 
     Args:
         path: absolute path of the log's directory.
-        caller: gives the line of the program that opens it.
+        caller: returns the frame of the program that opens it.
 
     Raises:
-        UsageError: ``taskq_strict = error`` and the log is a real one.
+        UsageError: ``taskq_strict = error``, and the log is not temporary.
     """
     if not _configs or _is_temporary(path):
         return
@@ -98,7 +98,7 @@ def on_open(path: str, caller: Callable[[], FrameType]) -> None:
 
 @pytest.fixture
 def taskq_sandbox(pytestconfig: pytest.Config) -> Iterator[Sandbox]:
-    """Yield the app named by the ini option ``taskq_app``, its log in memory and its clock still.
+    """Yield a sandbox of the app in the ini option ``taskq_app``, with a stopped clock.
 
     See ``taskq.testing.Sandbox``.
     """
@@ -122,23 +122,23 @@ def _word(config: pytest.Config) -> str:
 
 
 def _is_temporary(path: str) -> bool:
-    """Return whether a directory goes with its test."""
+    """Return whether a directory is removed with its test."""
     from taskq.testing.sandbox import PREFIX  # noqa: PLC0415 - a log is being opened anyway
 
     config = _configs[-1]
     if Path(path).name.startswith(PREFIX):
         return True
-    factory = getattr(config, "_tmp_path_factory", None)  # pytest has no public way to it from here
+    factory = getattr(config, "_tmp_path_factory", None)  # pytest has no public function for it
     if factory is None:
         return False
     base: Path = factory.getbasetemp()
     if hasattr(config, "workerinput"):
-        base = base.parent  # values that the processes of pytest-xdist share
+        base = base.parent  # the processes of pytest-xdist share its parent
     return Path(path).resolve().is_relative_to(base)
 
 
 def _load(target: str) -> TaskQ:
-    """Return the app of a target."""
+    """Return the app of the ini option."""
     import taskq.extras as extras  # noqa: PLC0415 - pytest loads this module in every run
     from taskq.errors import UsageError  # noqa: PLC0415 - pytest loads this module in every run
 

@@ -1,4 +1,4 @@
-"""An app for one test: its log in memory, its time moved by hand."""
+"""An app for one test: its log is in memory, its clock is moved by hand."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from taskq import Durability, engine, errors, hooks, values, views
 if TYPE_CHECKING:
     from taskq import JobHandle, State, Task, TaskQ, views
 
-#: Jobs that one drain runs; more enqueue one another for ever.
+#: Most jobs of one drain; if there are more, the jobs enqueue one another for ever.
 DRAINED_MAX: Final = 100_000
-#: Failures that an error lists.
+#: Most failures that an error lists.
 _DRAINING_SHOWN_MAX: Final = 5
-#: A float of seconds may fall a little short of a moment in nanoseconds.
+#: Added to a duration, since a float of seconds may fall short of a moment in nanoseconds.
 _LATER_SECONDS: Final = 0.001
 _FAILURES: Final = frozenset({"retried", "dead"})
 
@@ -33,7 +33,8 @@ class Drained:
     """Result of a drain.
 
     Attributes:
-        outcomes: how many attempts ended "succeeded", "retried", "dead", "released", "cancelled".
+        outcomes: number of attempts by end: "succeeded", "retried", "dead", "released",
+            "cancelled".
         failures: one text for each failed attempt: task, job, attempt and reason.
     """
 
@@ -47,7 +48,7 @@ class Drained:
 
     @property
     def succeeded(self) -> int:
-        """Return how many jobs ran well."""
+        """Return how many jobs succeeded."""
         return self.outcomes["succeeded"]
 
     def __call__(self, event: Any) -> None:
@@ -71,15 +72,15 @@ async def drain(
 ) -> Drained:
     """Run the ready jobs, and the jobs that they enqueue, until none is left.
 
-    They run in this event loop (sync ones in threads), in the order of a worker with
+    The jobs run in this event loop (sync jobs in threads), in the order of a worker with
     ``concurrency`` slots.
 
     Args:
-        app: whose jobs.
+        app: the app with the jobs.
         queues: names of the queues to drain; None for all.
         concurrency: number of jobs at a time.
-        ahead: the app's clock, to be moved to when the next job is due, as long as one is.
-        raises: whether a failed attempt makes this raise at the end.
+        ahead: the app's clock, moved to the due time of the next job as long as there is one.
+        raises: whether a failed attempt makes this function raise at the end.
 
     Raises:
         AssertionError: an attempt failed, or the jobs enqueue one another for ever.
@@ -104,7 +105,7 @@ async def drain(
 
 
 def _move_to_next(app: TaskQ, clock: FakeClock, queues: list[str] | None) -> bool:
-    """Move the clock to when the next job is due; False if none is scheduled for any time."""
+    """Move the clock to the due time of the next job; return False if no job has one."""
     with engine.LogReader.open(str(app.data_dir), clock) as reader:
         views = reader.jobs(set(engine.kinds.BY_TIME), None, None, DRAINED_MAX)
     moments = [
@@ -115,7 +116,7 @@ def _move_to_next(app: TaskQ, clock: FakeClock, queues: list[str] | None) -> boo
     now_ns = clock.wall_ns()
     moments = [
         moment for moment in moments if moment < values.TIME_NS_MAX
-    ]  # else it waits for jobs
+    ]  # otherwise it waits for other jobs
     if not moments:
         return False
     clock.advance(max(min(moments) - now_ns, 0) / values.SECOND_NS + _LATER_SECONDS)
@@ -125,25 +126,25 @@ def _move_to_next(app: TaskQ, clock: FakeClock, queues: list[str] | None) -> boo
 #: 2024-01-01 00:00 UTC, in seconds.
 START_SECONDS: Final = 1_704_067_200
 _SECOND_NS: Final = 1_000_000_000
-#: A machine has run for a while when a test begins.
+#: Uptime of the machine when a test begins.
 _UPTIME_SECONDS: Final = 1_000
 
 
 class MovedClock:
-    """A clock that wakes the logs that use it when it is moved."""
+    """A clock that wakes its logs when it is moved."""
 
     def __init__(self) -> None:
         self._connections: weakref.WeakSet[hooks.Connection] = weakref.WeakSet()
 
     def note(self, connection: hooks.Connection) -> None:
-        """Note that a log goes by this clock."""
+        """Register a log that uses this clock."""
         self._connections.add(connection)
 
     def _moved(self) -> None:
         for connection in self._connections:
             store = connection.current
             if store is not None and store.usable:
-                # Jobs due by now must not wait for the old time.
+                # Jobs that are due now must not wait for the old time.
                 store.mailbox.wake_up()
 
 
@@ -164,19 +165,19 @@ class FakeClock(MovedClock):
         return self._steady_ns
 
     def advance(self, duration: values.Duration) -> None:
-        """Let time pass, such as "1h": both clocks go on, and logs look what has fallen due."""
+        """Let time pass, such as "1h": both clocks move on, and logs check for due jobs."""
         passed = values.nanoseconds(duration, "advance")
         self._wall_ns += passed
         self._steady_ns += passed
         self._moved()
 
     def step(self, seconds: float) -> None:
-        """Set the wall clock forth or back, as a person or NTP does."""
+        """Set the wall clock forward or back, as a user or NTP does."""
         self._wall_ns += round(seconds * _SECOND_NS)
         self._moved()
 
     def reboot(self, off_seconds: float = 0.0, wall_seconds: float | None = None) -> None:
-        """Start the steady clock anew; the wall clock kept running, or lost its time."""
+        """Restart the steady clock; the wall clock kept running, or lost its time."""
         self._steady_ns = _SECOND_NS
         self._wall_ns += round(off_seconds * _SECOND_NS)
         if wall_seconds is not None:
@@ -184,12 +185,12 @@ class FakeClock(MovedClock):
 
 
 class TravelClock(MovedClock):
-    """The machine's clock, begun at another moment and sent ahead by hand. Implements ``Clock``.
+    """The machine's clock from another moment on, moved forward by hand. Implements ``Clock``.
 
-    It never stands still, so real threads and processes that wait by it come to their end.
+    It never stops, so real threads and processes that wait by it end their waits.
 
     Args:
-        wall_seconds: what its wall clock shows at first, in seconds since 1970; now if None.
+        wall_seconds: first value of its wall clock, in seconds since 1970; now if None.
     """
 
     def __init__(self, wall_seconds: float | None = None) -> None:
@@ -214,13 +215,13 @@ class TravelClock(MovedClock):
         self._moved()
 
     def step(self, seconds: float) -> None:
-        """Set the wall clock forth or back, as a person or NTP does."""
+        """Set the wall clock forward or back, as a user or NTP does."""
         self._step_ns += round(seconds * _SECOND_NS)
         self._moved()
 
 
 def use_clock(app: TaskQ, clock: engine.Clock) -> None:
-    """Give an app's log this clock; before the app is opened.
+    """Set the clock of an app's log, before the app is opened.
 
     Raises:
         UsageError: the app is open.
@@ -235,14 +236,14 @@ def use_clock(app: TaskQ, clock: engine.Clock) -> None:
         clock.note(connection)
 
 
-#: Jobs that a test is shown, the newest.
+#: Most jobs that a test gets, the newest.
 JOBS_MAX: Final = 10_000
 _SHOWN_MAX: Final = 10
 
 
 @values.dataclass(frozen=True, slots=True, kw_only=True)
 class EnqueuedJob:
-    """A job of the log, with its arguments as its function gets them.
+    """A job of the log, with its arguments in the form that its function gets.
 
     Attributes:
         view: state, queue, priority, headers, attempts and so on.
@@ -275,10 +276,10 @@ def enqueued(
     Args:
         task: the task or its name; None for all, which needs ``app``.
         app: the app with the log; the task's app if None.
-        state: only jobs in this state, also by its name; None for any, settled ones included.
+        state: only jobs in this state or state name; None for any, including settled jobs.
 
     Raises:
-        UsageError: there is no such state, or a task's name is given without an app.
+        UsageError: the state is unknown, or a task's name is given without an app.
     """
     wanted = None if state is None else views.STATES.get(str(state))
     if state is not None and wanted is None:
@@ -295,7 +296,7 @@ def enqueued(
     except errors.LogError:
         if (app.data_dir / "taskq.json").exists():
             raise
-        return []  # nothing was ever enqueued
+        return []  # no job was ever enqueued
     return [_job(app, view) for view in reversed(jobs)]
 
 
@@ -304,12 +305,12 @@ def assert_enqueued(
 ) -> EnqueuedJob:
     """Return the newest job of this task with these arguments, in any state.
 
-    Other arguments may be anything: ``assert_enqueued(send)`` accepts any call,
+    Arguments that are not given match any value: ``assert_enqueued(send)`` accepts any call,
     ``assert_enqueued(send, subject="hi")`` any call with that subject.
 
     Args:
         task: the task, or its name.
-        args: positional arguments that it must have.
+        args: the job's positional arguments.
         taskq_app: the app with the log; the task's app if None.
         kwargs: arguments by name.
 
@@ -334,7 +335,7 @@ def assert_not_enqueued(
     """Check that no job of this task has these arguments; see ``assert_enqueued``.
 
     Raises:
-        AssertionError: there is one; the message lists the matching jobs.
+        AssertionError: a job matches; the message lists the matching jobs.
     """
     __tracebackhide__ = True
     known = _known(taskq_app, task, args, kwargs)
@@ -352,7 +353,7 @@ def _job(app: TaskQ, view: views.JobView) -> EnqueuedJob:
             args, kwargs = task.decode(payload)
         except (
             errors.InvalidCall
-        ):  # such as a step of a flow, whose first argument comes when it runs
+        ):  # such as a step of a flow, whose first argument is set when it runs
             args, kwargs = hooks.decode_call(payload)
     elif view.task:
         args, kwargs = hooks.decode_call(payload)
@@ -364,7 +365,7 @@ def _job(app: TaskQ, view: views.JobView) -> EnqueuedJob:
 def _known(
     app: TaskQ | None, task: Task[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> inspect.Signature | None:
-    """The task's signature, to which the arguments must fit; None if it is not known here."""
+    """Return the task's signature, to check the arguments; None if the task is unknown here."""
     known = task if not isinstance(task, str) else app and app.tasks.get(task)
     if not known:
         if isinstance(task, str) and app is not None and not enqueued(task, app=app):
@@ -416,22 +417,22 @@ def _listed(jobs: list[EnqueuedJob]) -> str:
     return "\n".join(lines)
 
 
-#: A file system in memory, where the machine has one.
+#: A file system in memory, if the machine has one.
 _MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh directory of our own is made in it
-#: Prefix of the directories that are made there.
+#: Prefix of the directories of sandboxes.
 PREFIX: Final = "taskq-test-"
 
 
 def _new_directory() -> str:
-    """Make a directory in memory, or else where temporary ones are."""
+    """Create a directory in memory, or else with other temporary files."""
     try:
         return tempfile.mkdtemp(prefix=PREFIX, dir=_MEMORY)
-    except OSError:  # it is missing or read-only, as in hardened containers
+    except OSError:  # missing or read-only, as in hardened containers
         return tempfile.mkdtemp(prefix=PREFIX)
 
 
 class Sandbox:
-    """Moves an app into a log of its own for the length of a ``with`` block.
+    """Moves an app into a temporary log inside a ``with`` block.
 
     ::
 
@@ -442,12 +443,13 @@ class Sandbox:
             box.clock.advance("1h")
             await box.drain()
 
-    The log is a real one, written by the same code, in a directory in memory (``/dev/shm``; without
-    it, a temporary one), and never synced. So arguments and results are always encoded and decoded,
-    and keys, retries and schedules work as in production. The clock stands still until it is moved.
+    The log is a real one, written by the same code, in a directory in memory (``/dev/shm``;
+    otherwise a temporary one), and never fsynced. So arguments and results are always encoded and
+    decoded, and keys, retries and schedules work as in production. The clock stands still until it
+    is moved.
 
     Args:
-        app: closed, or not used yet; it goes back to its own directory afterwards.
+        app: a closed or unused app; it uses its own directory again afterwards.
         clock: the log's clock; a new ``FakeClock`` if None.
 
     Attributes:
@@ -501,16 +503,17 @@ class Sandbox:
         with_scheduled: bool = False,
         raises: bool = True,
     ) -> Drained:
-        """Run what is ready to its end; see ``taskq.testing.drain``."""
+        """Run ready jobs to their end; see ``taskq.testing.drain``."""
         clock = self.clock if with_scheduled else None
         return await drain(self.app, queues, concurrency=concurrency, ahead=clock, raises=raises)
 
     drain_sync: Final = hooks.blocking(drain)
 
     async def tick(self) -> None:
-        """Let the app's schedules enqueue what has fallen due, each by its catch-up policy.
+        """Enqueue the due jobs of the app's schedules, each by its catch-up policy.
 
-        They count from the start of an ``async with``, or else from the first call of this.
+        Schedules count from the start of an ``async with``, or else from the first call of this
+        method.
         """
         if not self.app.hooks.schedules.all:
             return

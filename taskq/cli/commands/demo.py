@@ -1,4 +1,4 @@
-"""``taskq demo``: run the folder sync example, where it lies in a repository or in a wheel."""
+"""``taskq demo``: run the folder sync example of a repository or a wheel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from taskq.cli import errors, options
 #: Packages of the extra ``demo``.
 _NEEDED: Final = ("httpx", "starlette", "uvicorn")
 _ENDING_SIGNALS: Final = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
-#: A shell's code for a program that a signal ended is this and the signal's number.
+#: A shell's exit code for a program ended by a signal is this plus the signal's number.
 _EXIT_SIGNAL: Final = 128
 
 
@@ -84,7 +84,7 @@ def _example() -> Any:
     """Return the example's package, importable under its own short name.
 
     Raises:
-        Failure: it is not installed, or what it needs is not.
+        Failure: the example, or a package that it needs, is not installed.
     """
     package = Path(str(sys.modules["taskq"].__file__)).resolve().parent
     homes = (package.parent / "examples", package / "_examples")
@@ -103,7 +103,7 @@ def _example() -> Any:
 
 @contextmanager
 def _work_directory(*, keep: bool) -> Iterator[Path]:
-    """Yield a temporary directory that goes at the end, also after a signal, unless it is kept."""
+    """Yield a temporary directory that is removed at the end, also after a signal, unless kept."""
     work = Path(tempfile.mkdtemp(prefix="taskq-demo-"))
     previous = {number: signal.signal(number, _terminate) for number in _ENDING_SIGNALS}
     try:
@@ -118,5 +118,5 @@ def _work_directory(*, keep: bool) -> Iterator[Path]:
 
 
 def _terminate(number: int, _frame: object) -> NoReturn:
-    """End the demo through its ``finally`` clauses, so that no process is left."""
+    """End the demo through its ``finally`` clauses, so that no process remains."""
     raise SystemExit(_EXIT_SIGNAL + number)

@@ -1,4 +1,4 @@
-"""``taskq export``: jobs or records as JSON lines or Parquet, read while workers go on."""
+"""``taskq export``: jobs or records as JSON lines or Parquet, while workers go on."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 _PRIVATE: Final = 0o600
 _JSONL: Final = "jsonl"
 _PARQUET: Final = "parquet"
-#: Ends of names that promise another format.
+#: Suffixes of names that promise another format.
 _OTHERS: Final = {".arrow", ".csv", ".db", ".gz", ".tsv", ".xls", ".xlsx", ".xz", ".zip", ".zst"}
 
 
 class Sink(Protocol):
-    """A place that jobs go to."""
+    """A destination of jobs."""
 
     def job(self, view: views.JobView) -> None: ...
 
 
 class JsonLines:
-    """A JSON object a line."""
+    """Writes a JSON object on each line."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -123,7 +123,7 @@ def _time(text: str | None, option: str, now_ns: int) -> int | None:
     time_ns = None
     with suppress(UsageError):
         time_ns = Moment.parse(text, now_ns, option).time_ns
-    if time_ns is None:  # an lsn, too: it names no time
+    if time_ns is None:  # an lsn is no time
         raise errors.WrongUsage(
             f'{option} {text!r:.60}: give a span back from now ("2h") or a time '
             f'("2024-05-01T12:00")'
@@ -145,7 +145,7 @@ def _sink(kind: str, path: Path | None) -> Iterator[Sink]:
 
 @contextmanager
 def _lines(path: Path | None) -> Iterator[JsonLines]:
-    """Yield what writes lines to a file, or to standard output."""
+    """Yield the writer of lines to a file, or to standard output."""
     if path is None:
         yield JsonLines(sys.stdout)
         return
@@ -155,16 +155,16 @@ def _lines(path: Path | None) -> Iterator[JsonLines]:
 
 @contextmanager
 def _whole(path: Path) -> Iterator[Path]:
-    """Yield a name to write to: the file gets its own once it is whole, and on disk."""
-    if path.exists() and not path.is_file():  # /dev/stdout or a pipe, which stays what it is
+    """Yield a temporary name; the file is renamed once it is complete and on disk."""
+    if path.exists() and not path.is_file():  # /dev/stdout or a pipe is written directly
         yield path
         return
-    # In a directory for all, a name that can be guessed could be a link that somebody put there.
+    # In a shared directory, another user could create a link with a predictable name.
     temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}.tmp")
     temporary.touch(_PRIVATE, exist_ok=False)
     try:
         yield temporary
-        with temporary.open("r+b") as written:  # Windows flushes none that is read only
+        with temporary.open("r+b") as written:  # Windows cannot flush a read-only file
             os.fsync(written.fileno())
         temporary.replace(path)
     finally:

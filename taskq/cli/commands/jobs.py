@@ -1,4 +1,4 @@
-"""Commands that look at jobs and queues: no lock, nothing written, beside any live workers."""
+"""Commands that show jobs and queues, without lock or writing, while workers run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from taskq.reading.status import JobStatus
 
 _LIMIT_DEFAULT: Final = 20
-#: Ids that are listed of a job's flow.
+#: Most ids of a job's flow that are listed.
 _NAMED_MAX: Final = 5
 
 
@@ -87,11 +87,11 @@ def _found(
     task: str | None,
     limit: int,
 ) -> list[documents.JobView]:
-    """Return jobs that fit the query and each option."""
+    """Return jobs that match the query and each option."""
     from taskq.reading.search import Search  # noqa: PLC0415 - help must not import it
 
     search = Search.parse(query, hides=False)
-    # The log itself finds whole names; an option beside the query's own values is looked at here.
+    # The log itself finds whole names; an option besides the query's own values is checked here.
     search = replace(
         search,
         queues=search.queues or ((f"={queue}",) if queue else ()),
@@ -149,7 +149,7 @@ def show_job(
     flow: Mapping[str, Sequence[str]] = {},
     steps: Sequence[engine.StepView] = (),
 ) -> None:
-    """Print everything about a job, and how far it is, if it runs."""
+    """Print everything about a job, with its progress if it runs."""
 
     def at(moment_ns: int) -> str:
         text = render.moment(moment_ns)
@@ -252,7 +252,7 @@ def stats(data_dir: Path | None, as_json: bool, at_text: str | None) -> None:
     if len(counts.queues) > 1:
         rows.append(_count_row(status.totals, "(all)"))
     if rows:
-        # A narrow terminal may drop columns without a value.
+        # Columns without a value may be dropped on a narrow terminal.
         columns = (
             f">{name.upper()}~{'' if any(getattr(q, name) for q in counts.queues) else '?'}"
             for name in documents.STATES
@@ -380,11 +380,11 @@ def print_damage(damages: Sequence[documents.Damage], directory: str, again: str
             render.echo(damage.explain(directory, again))
 
 
-# ``taskq peek``: what would be claimed next.
+# ``taskq peek``: the next jobs to be claimed.
 
 _PEEK_LIMIT_DEFAULT: Final = 10
 _PAYLOAD_COLUMNS: Final = 60
-#: Bytes of a payload that its columns may need.
+#: Bytes of a payload that may be needed for its columns.
 _PAYLOAD_BYTES: Final = 4 * _PAYLOAD_COLUMNS
 
 
@@ -450,7 +450,7 @@ def why(job_id: str, data_dir: Path | None, as_json: bool) -> None:
 
 
 def _status(reader: engine.LogReader, job_id: str) -> JobStatus:
-    """Return the status of a job; of a job for a device as the copy of the device's log has it."""
+    """Return the status of a job; for a device's job, from the copy of the device's log."""
     from taskq.reading.status import JobStatus  # noqa: PLC0415 - help must not import the log
 
     status, outbox = JobStatus(reader, job_id), Path(reader.path).absolute()
@@ -500,6 +500,6 @@ def timeline(job_id: str, data_dir: Path | None, as_json: bool, count: int) -> N
 
 
 def _history_note(event: documents.JobEvent) -> str:
-    """Return until when it waits from then on, and why, in one line."""
+    """Return in one line until when the job waits after the event, and why."""
     due = render.due(event.due_ns, event.time_ns) if event.due_ns else ""
     return ": ".join(part for part in (due, event.reason.partition("\n")[0]) if part)

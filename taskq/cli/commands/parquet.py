@@ -23,9 +23,9 @@ except ImportError as _error:
 
 __all__ = ["BATCH_BYTES_MAX", "COMPRESSION", "JOBS", "JobsFile", "job_row", "pa", "parquet"]
 
-#: Rows that are held until they are written together.
+#: Rows that are collected and written together.
 BATCH_ROWS: Final = 8_192
-#: ... or fewer, when their payloads and results come to so many bytes.
+#: Fewer rows are written if their payloads and results reach this size.
 BATCH_BYTES_MAX: Final = 64 * 1024 * 1024
 #: Metadata of every file.
 COMPRESSION: Final = "zstd"
@@ -67,10 +67,10 @@ JOBS: Final = pa.schema(
 
 
 class JobsFile:
-    """Writes jobs to a file until it is left.
+    """Writes jobs to a file until it is closed.
 
     Args:
-        path: of the file.
+        path: path of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -143,16 +143,16 @@ def _time(moment_ns: int) -> int | None:
 
 # Records as Parquet, with the columns of the Spark source.
 
-#: Rows of one group of a file, or fewer, when they come to BATCH_BYTES_MAX.
+#: Rows of one group of a file; fewer if they reach BATCH_BYTES_MAX.
 _GROUP_ROWS: Final = 131_072
 _KINDS: Final = {row.name: kind for kind, row in engine.kinds.ROWS.items()}
 
 
 def write_records(reader: engine.LogReader, path: Path, choice: Choice) -> int:
-    """Write the log's records to a file; returns how many.
+    """Write the log's records to a file; return their number.
 
     Raises:
-        Failure: what decodes them is not installed.
+        Failure: pyarrow or numpy is not installed.
         LogError: a segment cannot be read.
     """
     try:
@@ -170,7 +170,7 @@ def write_records(reader: engine.LogReader, path: Path, choice: Choice) -> int:
 
 
 def _groups(batches: Iterator[Any]) -> Iterator[list[Any]]:
-    """Batches that are written together: few and large groups are read again fast."""
+    """Yield batches that are written together: few, large groups are read faster."""
     group: list[Any] = []
     rows = size = 0
     for batch in batches:

@@ -1,4 +1,4 @@
-"""Commands that write: they join the other writers of the directory for a moment."""
+"""Commands that write: they become a writer of the directory for a moment."""
 
 from __future__ import annotations
 
@@ -104,10 +104,10 @@ def put(
 
 
 def _app(data_dir: Path | None, target: str | None, task: str | None) -> TaskQ:
-    """Return the app of that name, or one without tasks.
+    """Return the app of that name, or an app without tasks.
 
     Raises:
-        WrongUsage: it has no such task.
+        WrongUsage: the app has no such task.
     """
     from taskq import TaskQ  # noqa: PLC0415 - loads pydantic, which help must not
 
@@ -129,7 +129,7 @@ def _app(data_dir: Path | None, target: str | None, task: str | None) -> TaskQ:
 
 
 def _is_known(app: TaskQ, task: str) -> bool:
-    """Return whether a worker that runs now claims jobs of the task."""
+    """Return whether a running worker claims jobs of the task."""
     from taskq.engine import LogReader  # noqa: PLC0415 - help must not import the log
 
     with LogReader.open(str(app.data_dir)) as reader:
@@ -138,7 +138,7 @@ def _is_known(app: TaskQ, task: str) -> bool:
 
 
 def _payload(argument: str | None, limit: int, *, has_task: bool) -> bytes:
-    """Return the bytes that were named.
+    """Return the bytes of the payload.
 
     Raises:
         WrongUsage: there are none, or too many.

@@ -1,4 +1,4 @@
-"""Commands that pause and resume queues, edit jobs that wait, signal and cancel jobs."""
+"""Commands that pause and resume queues, edit waiting jobs, signal and cancel jobs."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ async def _cancel_each(app: TaskQ, job_ids: tuple[str, ...]) -> views.Swept:
             return error
         return errors.TaskqError(f"job {job.id} is {state}: it is too late to cancel it")
 
-    jobs = {job_id: app.job(job_id) for job_id in job_ids}  # a wrong id before anything is done
+    jobs = {job_id: app.job(job_id) for job_id in job_ids}  # refuse a wrong id before any change
     return await _each(job_ids, lambda job_id: cancel(jobs[job_id]))
 
 

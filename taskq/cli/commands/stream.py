@@ -1,4 +1,4 @@
-"""Commands that go along the log: tail shows what happens, replay lets past jobs happen again."""
+"""Commands that read the log in order: tail shows records, replay enqueues past jobs again."""
 
 from __future__ import annotations
 
@@ -117,11 +117,11 @@ async def _read(
 
 
 class _Pipe:
-    """Watch for the end of the reader of our output, even while there is nothing to print."""
+    """Notices when the reader of the output ends, even while there is nothing to print."""
 
     def __init__(self) -> None:
-        # A standard output that is no file (in tests) never goes away; a system without poll shows
-        # the end at the next line.
+        # A standard output that is no file (in tests) never ends; a system without poll notices the
+        # end at the next line.
         poll: Any = getattr(select, "poll", None)
         self._poll = poll and poll()
         with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -136,7 +136,7 @@ def _show(record: Record) -> None:
     names = [record.job_id, record.queue, record.task]
     if render.on_terminal():
         time = render.moment(record.time_ns, "seconds")[5:]
-    else:  # a line of a file says its zone itself
+    else:  # a line of a file contains its zone
         time = render.local(record.time).isoformat()
     words = [time, f"{record.kind:<{_KIND_COLUMNS}}"]
     words += [name for name in names if name]
@@ -146,7 +146,7 @@ def _show(record: Record) -> None:
 
 
 def _note(record: Record) -> str:
-    """Return what else is worth knowing of a record, in a few words."""
+    """Return further facts about a record, in a few words."""
     parts: list[str] = []
     if record.kind in ("claimed", "retried", "dead"):
         parts.append(f"attempt {record.attempt}")
@@ -216,7 +216,7 @@ def replay(
     chosen["since"] = options.moment_of("--since", since)
     chosen["before"] = options.moment_of("--before", before)
     options.open_reader(data_dir, warns=dry_run).close()
-    app = TaskQ(data_dir, upkeep=False)  # a dry run opens it no further
+    app = TaskQ(data_dir, upkeep=False)  # a dry run does not open it further
     try:
         if job_id is not None:
             note(_replay_job(app, job_id, from_step, dry_run))
@@ -275,7 +275,7 @@ def _replayed_json(job: documents.Replayed) -> dict[str, str | None]:
     }
 
 
-# ``taskq reader``: the named readers of a log, moved and forgotten by hand.
+# ``taskq reader``: named readers, moved and forgotten by hand.
 
 _PLACES = ("start", "end")
 

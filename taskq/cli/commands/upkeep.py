@@ -14,7 +14,7 @@ from taskq import text, values, views
 from taskq.cli import errors, options
 from taskq.cli.commands.jobs import print_damage
 
-#: Width of the names of checks, at least.
+#: Least width of the names of checks.
 _NAME_COLUMNS: Final = 8
 
 
@@ -36,7 +36,7 @@ def compact(data_dir: Path | None, as_json: bool, keep: str | None, dry_run: boo
 
     limit = None if keep is None else options.span(keep)
     options.open_reader(data_dir, warns=False).close()
-    # Before anything goes: a stranger's log may have a stranger's settings.
+    # Before any change: another user's log may have that user's settings.
     app = TaskQ(data_dir, upkeep=False)
     obeyed = [str(file) for file in app.settings.files]
     if obeyed:
@@ -196,13 +196,13 @@ def _tell(checks: list[views.Check], *, well: bool, as_json: bool) -> None:
             sign = "ok" if check.ok else "FAILED"
             lines = text.printable(check.detail).split("\n")
             render.echo(f"{sign:<7} {check.name:<{width}} {lines[0]}")
-            for line in lines[1:]:  # where an import failed
+            for line in lines[1:]:  # the traceback of a failed import
                 render.echo(f"{'':<7} {'':<{width}} {line}")
     if not well:
         click.get_current_context().exit(errors.EXIT_FAILED)
 
 
-# ``taskq check``: what is wrong before the start.
+# ``taskq check``: find problems before the start.
 
 
 @click.command()

@@ -296,8 +296,8 @@ class Slots:
     A slot that finds the buffer empty asks for a job as it rests. ``_spread`` restores both after
     other changes: new deliveries, and slots that end.
 
-    New deliveries call one slot, which takes all of them if its jobs never suspend. The rest after
-    its first step is spread over as many other slots as there are jobs.
+    New deliveries call one slot, which takes all of them if its jobs never suspend. After its
+    first step the rest is spread over as many other slots as there are jobs.
 
     Attributes:
         concurrency: maximal number of slots, each started when first needed.
