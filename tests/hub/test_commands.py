@@ -1,6 +1,5 @@
 """``taskq hub`` and ``taskq sync`` from a terminal, and other commands on a copy."""
 
-import ast
 import asyncio
 import json
 import re
@@ -255,29 +254,12 @@ _SAID: Final = re.compile(
 _SOURCES: Final = sorted(Path(line.__file__).parent.glob("*.py"))
 
 
-def _texts(source: Path) -> list[str]:
-    """Return the strings of a module; what is put into one at run time is the word VALUE."""
-    inner, texts = set[ast.AST](), list[str]()
-    for node in ast.walk(ast.parse(source.read_text())):
-        if isinstance(node, ast.JoinedStr):
-            parts = (
-                part.value if isinstance(part, ast.Constant) else "VALUE" for part in node.values
-            )
-            texts.append("".join(map(str, parts)))
-            inner.update(node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in inner:
-            texts.append(node.value)
-    return [" ".join(text.replace("``", "'").split()) for text in texts]
-
-
 def _said() -> list[str]:
-    commands = {
-        seen[1].split(":")[0].split("  #")[0].strip()
-        for source in _SOURCES
-        for text in _texts(source)
-        for seen in _SAID.finditer(text)
-    }
-    return sorted(commands)
+    """Return the commands that strings name; what is put into one is the word VALUE."""
+    whole = (re.sub(r"\{[^{}\n]*\}", "VALUE", source.read_text()) for source in _SOURCES)
+    texts = (re.sub(r'"\s+f?"', "", text).replace("``", "'") for text in whole)
+    commands = (seen[1] for text in texts for seen in _SAID.finditer(text))
+    return sorted({said.split(":")[0].split("  #")[0].strip() for said in commands})
 
 
 def test_there_are_messages_that_name_commands() -> None:
