@@ -20,7 +20,6 @@ from tests.log.world import Process, World, chord, edit, found, items_of
 HOUR = 3_600 * SECOND_NS
 NOW = (0, False)
 SEND = EnqueueSpec("mail", "send")
-URGENT = EnqueueSpec("mail", "send", 9)
 
 
 def claimed(process: Process, count: int = 99, **wanted: Any) -> list[tuple[int, str, int]]:
@@ -29,25 +28,6 @@ def claimed(process: Process, count: int = 99, **wanted: Any) -> list[tuple[int,
         (delivery.job, delivery.queue, delivery.priority)
         for delivery in process.ask(Op.CLAIM, request)
     ]
-
-
-def test_a_job_that_waits_is_due_now_later_or_at_a_date_whatever_it_waited_for(
-    world: World,
-) -> None:
-    first, second = world.process(), world.process()
-    hour, date = first.enqueue(extras=Extras(due_ns=HOUR)), world.clock.wall_ns() + 2 * HOUR
-    tried = first.enqueue(spec=URGENT)
-    (delivery,) = first.claim()
-    first.settle(delivery, Kind.RETRIED, delay_ns=HOUR)
-    ready = first.enqueue()
-    assert edit(second, hour, due=NOW)
-    assert edit(second, tried, due=(date, True))
-    assert edit(second, ready, due=(HOUR, False))
-    assert [job for job, _, _ in claimed(first)] == [hour]
-    world.clock.advance(3_601)
-    assert [job for job, _, _ in claimed(first)] == [ready]
-    world.clock.advance(3_600)
-    assert claimed(first) == [(tried, "mail", 9)]
 
 
 def test_a_job_that_somebody_claimed_or_ended_meanwhile_is_refused_and_nothing_is_written(

@@ -64,20 +64,6 @@ def _turn(seen_ns: int, *moments: int, key: bytes | None = None) -> Turn:
     return Turn("nightly", seen_ns, moments[-1], moments, tuple(_item(key) for _ in moments))
 
 
-def test_another_rule_counts_from_now_and_other_details_change_nothing_else(world: World) -> None:
-    process = world.process()
-    process.ask(Op.ENROL, [RULE])
-    before = _schedule_state(process)
-    world.clock.advance(600)
-    process.ask(Op.ENROL, [RULE])
-    assert world.kinds() == [Kind.TICKED]
-    process.ask(Op.ENROL, [RULE._replace(details=b'{"task":"other"}')])
-    assert _schedule_state(process) == before._replace(details=b'{"task":"other"}')
-    process.ask(Op.ENROL, [RULE._replace(rule=b"every 60")])
-    assert _schedule_state(process).done_ns == world.clock.wall_ns()
-    assert _schedule_state(process).rule == b"every 60"
-
-
 def test_no_tick_is_written_ahead_of_its_time_or_twice_when_the_clock_falls(world: World) -> None:
     process = world.process()
     process.ask(Op.ENROL, [RULE])

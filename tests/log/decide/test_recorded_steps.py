@@ -46,31 +46,11 @@ def wait(process: Process, delivery: Delivery, *waits: Wait) -> None:
     process.settle(delivery, Kind.RELEASED, body=pack_waits(waits), cause=Cause.WAITS)
 
 
-def known_steps(process: Process, job: int) -> list[Stepped]:
-    process.catch_up()
-    return list(look_at_steps(process.committer.sight, job).steps)
-
-
 def soon(world: World, seconds: float = 60) -> int:
     return world.clock.wall_ns() + int(seconds * SECOND_NS)
 
 
 PAID = Wait(Form.EVENT, "paid", 1)
-
-
-def test_a_job_that_waits_burns_no_attempt_and_is_due_when_the_first_wait_is_over(
-    world: World, process: Process
-) -> None:
-    job = process.enqueue()
-    wait(process, claim(process), Wait(Form.SLEEP, "sleep", 1, soon(world, 60)), PAID)
-    view = world.job(job)
-    assert (view.state, view.attempt, view.due_ns) == (State.SCHEDULED, 0, soon(world, 60))
-    world.clock.advance(59)
-    assert not process.claim()
-    world.clock.advance(1)
-    assert claim(process).attempt == 1
-    seen = look_at_steps(process.committer.sight, job)
-    assert [it.name for it in seen.waits] == ["sleep", "paid"]
 
 
 def test_a_wait_keeps_its_start_over_retries_compaction_and_crashes() -> None:
@@ -168,22 +148,6 @@ def test_more_jobs_than_fit_into_a_frame_are_cancelled_with_their_parent(
         other.commit([])
     assert other.claim(9) == []
     assert {world.job(step.first + at).state for at in range(8)} == {State.CANCELLED}
-
-
-def test_a_signal_and_the_end_of_the_wait_decide_once_by_the_order_of_the_log(
-    world: World, process: Process
-) -> None:
-    first, second = process.enqueue(), process.enqueue()
-    for _ in range(2):
-        wait(process, claim(process), Wait(Form.EVENT, "paid", 1, soon(world)))
-    world.clock.advance(120)
-    mine, other = process.claim(2)
-    process.ask(Op.SIGNAL, NewSignal(first, "paid", b"1"))
-    assert do(process, mine, "paid", form=Form.TIMEOUT) is None
-    assert do(process, mine, "paid", form=Form.EVENT).form == Form.EVENT
-    assert do(process, other, "paid", form=Form.TIMEOUT).form == Form.TIMEOUT
-    process.ask(Op.SIGNAL, NewSignal(second, "paid", b"1"))
-    assert [step.form for step in known_steps(process, second)] == [Form.TIMEOUT]
 
 
 def children(count: int, parent: int, later: int = 0) -> tuple[Any, ...]:
