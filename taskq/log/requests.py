@@ -196,7 +196,7 @@ class EnqueueSpec:
         # A single attempt must not run twice, so its claim must be on disk before it runs.
         self.flags: int = int(flags | Flag.CHECKED | (Flag.DURABLE_CLAIM if attempts == 1 else 0))
         self.route: bytes = queue_bytes + task_bytes
-        #: key of a lane besides its priority; see ``Queues.lane``
+        #: key of a lane besides its priority; see ``LaneQueues.lane``
         self.lane_key: bytes = bytes((len(queue_bytes), len(task_bytes))) + self.route
         #: the record from after its length to its body, for an enqueue without options
         self.tail: bytes = codec.enqueue_tail(

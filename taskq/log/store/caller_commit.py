@@ -1,4 +1,4 @@
-"""Commits on the caller's own thread, while the storage thread sleeps and nobody else waits."""
+"""Commits on a caller's own thread, while the storage thread sleeps and no other caller waits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from taskq.log.commit.committer import Committer
     from taskq.log.store.mailbox import Mailbox
 
-#: Operations that are answered in their own batch: an interrupted caller leaves nobody waiting.
+#: Operations answered in their own batch: an interrupted caller leaves no other caller waiting.
 _OPS: Final = frozenset(
     map(
         int,
@@ -42,37 +42,37 @@ _OPS: Final = frozenset(
         ),
     )
 )
-#: A commit that waits longer for the disk holds up a loop; then none is made there for this
-#: multiple of that time.
+#: A commit that waits longer for the disk delays a loop. Then loops make no commits for this
+#: multiple of its time.
 _SLOW_SECONDS: Final = 0.001
 _PATIENCE: Final = 20
-#: Jobs of a loop that are committed on its own thread before it comes to its next turn.
+#: Jobs that a loop commits on its own thread before its next turn.
 _ALONE_MAX: Final = 16
 _ENQUEUE: Final = int(Op.ENQUEUE)
 _ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)
 _SETTLE: Final = int(Op.SETTLE_NOWAIT)
 _SUCCEED: Final = int(Op.SUCCEED_NOWAIT)
 _CLAIM: Final = int(Op.CLAIM)
-#: Jobs that a loop commits in one go, and bytes of them, or of other processes before them: less
-#: than a millisecond.
+#: Most jobs that a loop commits at once, and most bytes of them, or of other processes before them:
+#: less than a millisecond.
 _TURN_JOBS: Final = 256
 _TURN_BYTES: Final = 65_536
-#: Ends of jobs that concern no file and no listener.
+#: Ends of jobs without effects on files or listeners.
 _SIMPLE: Final = (SUCCESS, RETRY)
 _SIGNALS: Final = range(1, signal.NSIG)
-#: Windows has none.
+#: Windows lacks it.
 _PIPE: Final = getattr(signal, "SIGPIPE", None)
 
 
 class Reply:
-    """The answer to a plain job that its own thread commits: a future that nobody else sees.
+    """The answer to a plain job committed by its own thread: a future that no other code sees.
 
-    One of ``concurrent.futures`` costs as much as a quarter of the commit.
+    A future of ``concurrent.futures`` costs a quarter of the commit.
     """
 
     __slots__ = ("_value", "done")
 
-    #: nobody waits for it; see ``runs.answer``
+    #: no callbacks; see ``enqueue.answer``
     _callbacks: Final = ()
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Reply:
     set_exception = set_result
 
     def result(self) -> Any:
-        """Return the answer, or raise the error."""
+        """Return the answer, or raise its error."""
         assert self.done(), "a plain job is answered in its own batch"
         if isinstance(self._value, Exception):
             raise self._value
@@ -101,13 +101,13 @@ def _yes() -> bool:
 
 
 class Port(Protocol):
-    """The port of a loop."""
+    """The port of a loop, for answers."""
 
     def deliver(self, answers: list[Answer]) -> None: ...
 
 
 class Cycles(Protocol):
-    """The storage thread, as far as a caller takes its place."""
+    """Parts of the storage thread that a caller uses in its place."""
 
     committer: Committer
 
@@ -117,21 +117,21 @@ class Cycles(Protocol):
 class CallerCommit:
     """The right to commit: of the storage thread, which makes this, and of callers.
 
-    To hand a lone request to another thread, and its answer back, costs more than to commit it. So
-    one lock guards the right to commit. The storage thread has it whenever it does not sleep; a
-    caller who gets it without waiting is the storage thread for one request, or a loop for those of
-    one turn.
+    Handing a single request to another thread, and its answer back, costs more than its commit. So
+    one lock guards the right to commit. The storage thread has it whenever it does not sleep. A
+    caller that gets it without waiting acts as the storage thread for one request, and an event
+    loop for the requests of one turn.
 
     On the main thread a signal handler may raise between any two byte codes. So a caller commits
-    only where no request of another caller is on its way, and does not undo an interrupted commit:
-    it is marked as in doubt, and the storage thread drops its folds and known end, and reads again.
-    An ordinary exception of a handler would pass for the disk's: the storage thread commits if a
-    handler may raise one. It commits as well for a caller that waits at the writer lock or for a
-    new segment.
+    only if no request of another caller is pending, and does not undo an interrupted commit. The
+    commit is marked as in doubt, and the storage thread drops its folds and known end, and reads
+    the log again. An ordinary exception of a handler would look like the disk's, so the storage
+    thread commits if a handler may raise one. It also commits for a caller that would wait for the
+    writer lock or a new segment.
 
     Attributes:
-        in_doubt: a commit was interrupted, and nobody knows how far it came.
-        count: how many callers committed.
+        in_doubt: a commit was interrupted at an unknown point.
+        count: number of commits by callers.
     """
 
     def __init__(
@@ -144,28 +144,28 @@ class CallerCommit:
         self._committer = thread.committer
         self._journal = thread.committer.journal
         self._patient_until = 0.0
-        #: reentrant, as it is asked whose it is
+        #: reentrant, since its owner is checked
         self._lock: Any = threading.RLock()
-        #: for the storage thread: wait for the caller that commits; let callers, while it sleeps
+        #: for the storage thread: wait for a committing caller; allow callers to commit
         self.take: Final = self._lock.acquire
         self.leave: Final = self._lock.release
         self.take()
 
     def commit_for_thread(self, request: Request) -> bool:
-        """Commit and sync the request of a thread that blocks; False: send it.
+        """Commit and sync the request of a blocking thread; False: send it.
 
         Raises:
-            UsageError: the thread is within a commit, which would wait for itself.
+            UsageError: the thread is within a commit, and would wait for itself.
         """
         refuse_inside(self._mailbox.path)
         return request[0] in _OPS and self._commit(partial(self._try_commit, request, syncs=True))
 
     def commit_for_loop(self, request: Request) -> bool:
-        """Commit a plain job of an event loop, which waits for nothing; False: send it."""
+        """Commit a plain job of an event loop without waiting; False: send it."""
         return self._commit_in_time(partial(self._try_commit, request, syncs=False))
 
     def commit_turn(self, port: Port) -> bool:
-        """Commit what a loop left in the mailbox, if that is little; False: wake the thread."""
+        """Commit a loop's requests in the mailbox if they are few; False: wake the thread."""
         return self._commit_in_time(partial(self._try_turn, port))
 
     def _commit_in_time(self, attempt: Callable[[], bool]) -> bool:
@@ -182,10 +182,10 @@ class CallerCommit:
 
     def _commit(self, attempt: Callable[[], bool]) -> bool:
         try:
-            # Twice, as one of them may be what is interrupted.
+            # Nested, since one of both may be interrupted.
             try:
-                # A signal handler may enqueue at any step: the mark refuses it for as long as this
-                # thread may hold the lock, which it would take and give back as its own.
+                # A signal handler may enqueue at any step. The mark refuses it while this thread
+                # may hold the lock, which the handler would take and release as its own.
                 inside.add(get_ident())
                 return attempt()
             finally:
@@ -211,7 +211,7 @@ class CallerCommit:
         return is_done
 
     def _is_free(self) -> bool:
-        """Return whether nobody else's request or answer is on its way, and no step is rare."""
+        """Return whether no other request or answer is pending, and no rare step is due."""
         journal = self._journal
         return (
             not (self.in_doubt or self._mailbox.has_work or self._committer.has_company)
@@ -241,14 +241,14 @@ class CallerCommit:
         return is_done
 
     def _commit_first(self, count: int) -> bool:
-        """Commit as many requests: other threads may have sent more since they were looked at."""
+        """Commit this number of requests: other threads may have sent more since the check."""
         mailbox = self._mailbox
         taken = [mailbox.next(BATCH_BYTES_MAX) for _ in range(count)]
         requests = [request for request in taken if request is not None]
         return self._thread.commit_here(requests, BatchNeeds.of(requests), syncs=False)
 
     def _takes_turn(self, port: Port) -> bool:
-        """Return whether all requests are few small ones of this port, and no step is rare."""
+        """Return whether all requests are few small ones of this port, and no rare step is due."""
         mailbox, committer, journal = self._mailbox, self._committer, self._journal
         return (
             not (self.in_doubt or mailbox.closing or mailbox.chores or mailbox.orders)
@@ -263,7 +263,7 @@ class CallerCommit:
         """Return whether the requests take less than a millisecond, and read no file."""
         jobs = size = 0
         claims = bool(self._committer.waiters.claims)
-        # A copy, made in one step: other threads go on sending.
+        # A copy, made in one step, since other threads go on sending.
         for op, owner, _, operand in list(self._mailbox.requests):
             if owner is not port:
                 return False
@@ -281,14 +281,14 @@ class CallerCommit:
         if claims:
             recent = self._committer.operations.context.recent.records
             waiting = _TURN_JOBS if agenda is None else agenda.table.live - len(agenda.running)
-            # Others would have to be read from their segment, which may be on the disk alone.
+            # Other records would be read from their segment, perhaps from the disk.
             if waiting > len(recent):
                 return False
             jobs += waiting
         return jobs <= _TURN_JOBS and size <= _TURN_BYTES
 
     def _refuse(self, port: Port, left: list[tuple[Request, list[Any]]]) -> OutcomeUnknown:
-        """Answer all that an interrupted commit of a loop may have answered."""
+        """Answer every request that an interrupted commit of a loop may have answered."""
         unknown = self._unknown()
         requests = [request for request, futures in left if not futures]
         requests += self._committer.waiters.claim_requests()
@@ -298,7 +298,7 @@ class CallerCommit:
         return unknown
 
     def _try_lock(self) -> bool:
-        """Take the writer lock if it is free, and the log goes on in the segment that is open."""
+        """Take the writer lock if it is free, and the log continues in the open segment."""
         journal, writer = self._journal, self._journal.writer
         try:
             if not writer.try_acquire():
@@ -306,10 +306,10 @@ class CallerCommit:
             hint = writer.acquire()
             here = journal.segment, journal.generation, 0
             is_known = hint and (hint.segment, hint.generation, hint.failed) == here
-            # What others wrote is read first.
+            # Records of other processes are read first.
             if hint and is_known and hint.offset - journal.offset <= _TURN_BYTES:
                 return True
-        except (LogError, OSError):  # the storage thread knows what to do
+        except (LogError, OSError):  # the storage thread handles it
             pass
         writer.release()
         return False
@@ -330,23 +330,23 @@ class CallerCommit:
 class LoneCaller:
     """Decides for one event loop which plain jobs are committed on its own thread.
 
-    The storage thread commits jobs that come together, in one frame, and jobs of a loop that has
-    more to do. A caller that enqueues again and again does not keep the loop from its next turn.
+    The storage thread commits jobs that come together, in one frame, and jobs of a busy loop. A
+    caller that enqueues repeatedly does not keep the loop from its next turn.
 
     Attributes:
-        is_crowded: several callers get their answers just now, and may each enqueue again.
+        is_crowded: several callers are getting answers now, and may each enqueue again.
     """
 
     def __init__(self, mailbox: Mailbox, loop: AbstractEventLoop) -> None:
         self.is_crowded = False
         self._mailbox = mailbox
         self._loop = loop
-        #: the loop's other handles that are ready; only asyncio's own loops have them
+        #: other ready handles of the loop; only asyncio's own loops have them
         self._ready: Sized = getattr(loop, "_ready", " ")
         self._committed = 0
 
     def try_commit(self, item: Item, future: Future[Any]) -> bool:
-        """Commit a job if it is alone, and its answer waits for no disk; False: send it."""
+        """Commit a job if it is alone, and its answer need not wait for a sync; False: send it."""
         here = self._mailbox.here
         if here is None or self._ready or self.is_crowded:
             return False
@@ -375,16 +375,17 @@ def _set_result(future: Future[Any], value: object) -> None:
 
 
 class Handlers:
-    """The program's signal handlers, as they were when somebody last looked."""
+    """The program's signal handlers at the last check."""
 
     def __init__(self) -> None:
         self._seen: list[Any] = []
         self._are_calm = False
 
     def are_calm(self) -> bool:
-        """Return whether none raises on this thread what looks like an error."""
+        """Return whether no handler may raise an ordinary error on this thread."""
         if get_ident() != main_thread().ident:
-            # To wake the dead is no reason to die: the storage thread has this signal blocked.
+            # SIGPIPE of a write to a dead process must not end this one: the storage thread blocks
+            # it.
             return bool(_PIPE is None or getsignal(_PIPE) != signal.SIG_DFL)
         # ``signal.getsignal`` makes enums of its answers: 64 take as long as a commit.
         handlers = list(map(getsignal, _SIGNALS))
@@ -396,7 +397,7 @@ class Handlers:
 
 
 def _may_raise(handler: Any) -> bool:
-    """Return whether a handler may raise an ordinary exception; asyncio's raise none."""
+    """Return whether a handler may raise an ordinary exception; asyncio's handlers do not."""
     if not callable(handler) or handler is signal.default_int_handler:
         return False
     return not str(getattr(handler, "func", handler).__module__).startswith("asyncio.")

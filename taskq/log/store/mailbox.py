@@ -1,4 +1,4 @@
-"""The queue between callers and the storage thread: requests, and what wakes either side."""
+"""The queue between callers and the storage thread, with functions to wake either side."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)
 
 
 class Mailbox:
-    """Take what callers leave for the storage thread of a log; any thread may send.
+    """Requests and chores for a log's storage thread; any thread may send.
 
     Attributes:
         requests: not yet taken by the thread; ``next`` takes one. The operand of an ENQUEUE_RUN is
-            a line here, which its port goes on filling; see ``runs``.
-        orders: compactions that somebody asked for.
-        chores: calls for the thread to make between two batches.
+            a line here, which its port keeps filling; see ``enqueue.take``.
+        orders: requested compactions.
+        chores: calls for the thread between two batches.
         waiting_for_room: called by ``emptied``.
-        asleep: whether the thread must be poked to look.
-        turns: how often the thread has looked.
+        asleep: whether the thread must be poked.
+        turns: number of the thread's checks of the mailbox.
         poke: wakes the thread; does nothing before the log is open.
         here: commits on callers' threads, while the log is open.
-        serves_loops: whether calls that are awaited wait for no disk.
-        rests: whether the thread looks by itself again in a few milliseconds.
+        serves_loops: whether awaited calls need not wait for the disk.
+        rests: whether the thread checks the mailbox in a few milliseconds by itself.
         usable: False once closed, and in a forked child.
-        closing: set once; the thread answers what it has and ends.
+        closing: set once; the thread answers pending requests and ends.
     """
 
     def __init__(self, path: str) -> None:
@@ -52,13 +52,13 @@ class Mailbox:
         self.usable = True
         self.closing: bool = False
         self._ended = False
-        #: of the two threads that may empty it, one takes of a line at a time
+        #: two threads may empty it: one takes from a line at a time
         self._taking = threading.RLock()
         self.waiting_for_room: deque[Callable[[], object]] = deque()
 
     @property
     def has_work(self) -> bool:
-        """Return whether the thread must not go to sleep."""
+        """Return whether the thread must not sleep."""
         return bool(
             self.requests or self.closing or self.chores or self.orders or self.waiting_for_room
         )
@@ -71,17 +71,17 @@ class Mailbox:
         self.wake_up()
 
     def between_batches(self, chore: Callable[[], object]) -> None:
-        """Run ``chore`` on the storage thread, while it holds no lock."""
+        """Run ``chore`` on the storage thread, while that holds no lock."""
         self.chores.append(chore)
         self.wake_up()
 
     def when_room(self, wake: Callable[[], object]) -> None:
-        """Call ``wake`` once the requests have been taken."""
+        """Call ``wake`` once requests have been taken."""
         self.waiting_for_room.append(wake)
         self.wake_up()
 
     def wake_up(self) -> None:
-        """Make the thread look; once it has ended nobody does, so it is answered here."""
+        """Wake the thread; if it has ended, answer the requests here."""
         self.asleep = False
         if self._ended:
             self.asleep = True
@@ -102,7 +102,7 @@ class Mailbox:
         with self._taking:
             run = take(line, room)
         if line:
-            # More than there is room for, or that came at this very moment: it stays the oldest.
+            # Jobs beyond the room, or new ones: the line stays the oldest request.
             self.requests.appendleft(request)
         return (op, port, run, run) if run.futures else None
 
@@ -113,8 +113,8 @@ class Mailbox:
     def end(self) -> None:
         self._ended = True
         self.here = None
-        # A sender looks at ``asleep`` after it has sent: if it saw the log open, and sends only
-        # now, it has to call ``wake_up``, and answers itself.
+        # A sender checks ``asleep`` after it has sent. If it sends only now, it must call
+        # ``wake_up``, which answers the request.
         self.asleep = True
         self.refuse_rest()
 
@@ -134,7 +134,7 @@ class Mailbox:
                 run_chore(self.waiting_for_room.popleft())
 
     def leave_to_parent(self) -> None:
-        """In a forked child: the thread that reads this belongs to the parent."""
+        """Detach the mailbox in a forked child: its reading thread belongs to the parent."""
         self.poke, self.here = _nobody_there, None
         self.closing = True
 
@@ -143,8 +143,8 @@ def _nobody_there() -> None: ...
 
 
 def run_chore(chore: Callable[[], object]) -> None:
-    """Call it; what it raises is logged."""
+    """Call a chore, and log its error."""
     try:
         chore()
-    except Exception:  # noqa: BLE001 - the thread outlives it
+    except Exception:  # noqa: BLE001 - the thread goes on
         _log.exception("a chore on the storage thread raised")

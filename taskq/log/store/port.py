@@ -1,4 +1,4 @@
-"""Both ends of the mailbox: a port takes requests from one event loop, or from threads."""
+"""Ports to the mailbox, for one event loop each, or for threads; and their answers."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ if TYPE_CHECKING:
     from taskq.log.store.mailbox import Mailbox
 
 _DRAIN_BYTES = 512
-#: Jobs that one note of an act is about, and characters of what changes.
+#: Most jobs in one note of an act, and most characters of its text.
 _NOTED_MAX: Final = 1_000
 _WHAT_MAX: Final = 500
-#: The person or program whose acts are written into the log; "" for a program's own.
+#: Person or program whose acts are noted in the log; "" for none.
 actor: Final[ContextVar[str]] = ContextVar("taskq.actor", default="")
 
 
 class Bell:
-    """A pipe that wakes an event loop, without giving up the GIL. Made there; rung from anywhere.
+    """A pipe that wakes an event loop without releasing the GIL; any thread may ring it.
 
-    ``loop.call_soon_threadsafe`` sends through a socket, and ``send`` gives the GIL up. The woken
-    loop takes it at once, and the storage thread gets it back only when the loop has run everything
-    that was ready: with 64 producers it spent a fifth of its time there, before it could even begin
-    to sync.
+    It is made on the loop's thread. ``loop.call_soon_threadsafe`` sends through a socket, and
+    ``send`` releases the GIL. The woken loop takes it at once, and the storage thread gets it back
+    only after all ready handles of the loop. With 64 producers it spent a fifth of its time there,
+    before its sync.
 
     Raises:
-        NotImplementedError: this kind of loop reads no pipes.
+        NotImplementedError: this kind of loop cannot read pipes.
     """
 
     def __init__(self, loop: AbstractEventLoop, on_ring: Callable[[], None]) -> None:
@@ -68,17 +68,17 @@ class Bell:
             raise
 
     def ring(self) -> None:
-        """Wake the loop; a full pipe rings already, and a closed one wakes nobody."""
+        """Wake the loop; a full pipe wakes it already, and a closed pipe does nothing."""
         with contextlib.suppress(OSError):
             system.poke(self._write)
 
     def leave(self, loop: AbstractEventLoop) -> None:
-        """Let the loop, which goes on, forget the pipe, and give it back; on the loop's thread."""
+        """Remove the pipe from a running loop, and close it; on the loop's thread."""
         loop.remove_reader(self._read)
         self.close()
 
     def close(self) -> None:
-        """Give the pipe back. The loop is closed, or lets go of it as it closes."""
+        """Close the pipe. The loop is closed, or drops the pipe when it closes."""
         for descriptor in (self._read, self._write):
             with contextlib.suppress(OSError):
                 os.close(descriptor)
@@ -108,8 +108,8 @@ def stats(
 
 
 def backlog(sight: LogView) -> tuple[views.Waiting, int | None]:
-    """Return how many jobs wait, and the wall time at which the next scheduled one is due."""
-    from taskq.core.why import waiting_in  # noqa: PLC0415 - few ask
+    """Return counts of waiting jobs, and the wall time at which the next scheduled one is due."""
+    from taskq.core.why import waiting_in  # noqa: PLC0415 - rarely needed
 
     agenda = sight.facets.need_agenda()
     agenda.see(sight.journal.clock.wall_ns())
@@ -117,7 +117,7 @@ def backlog(sight: LogView) -> tuple[views.Waiting, int | None]:
 
 
 def waiting_jobs(sight: LogView) -> tuple[dict[tuple[str, str], views.Waiting], set[str]]:
-    from taskq.core.why import waiting_jobs as count_waiting  # noqa: PLC0415 - few ask
+    from taskq.core.why import waiting_jobs as count_waiting  # noqa: PLC0415 - rarely needed
 
     agenda = sight.facets.need_agenda()
     return count_waiting(agenda), {stats.queue for stats in agenda.queues.stats()}
@@ -130,24 +130,24 @@ T_co = TypeVar("T_co", covariant=True)
 _log: Final = Reporter("taskq")
 _ENQUEUE: Final = int(Op.ENQUEUE)
 _ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)
-#: A loop that has had this number of answers is here to stay, and gets a bell; one made for a
-#: single call (``async_to_sync``) is spared the pipe.
+#: A loop with this number of answers gets a bell; a short-lived one (``async_to_sync``) needs no
+#: pipe.
 _SETTLED_IN: Final = 16
-#: Reads this process's folds, without the lock.
+#: Reads this process's folds, without the writer lock.
 Look: typing.TypeAlias = "Callable[[LogView], T]"
 
 
 class Sent(Protocol[T_co]):
-    """The answer to a request, still to come: a future of the kind that the port makes."""
+    """The future answer to a request, of the kind that the port makes."""
 
 
-#: The futures of one kind of port.
+#: Futures of one kind of port.
 F = TypeVar("F", bound=Sent[Any])
 
 if TYPE_CHECKING:
 
     class _request(Generic[P, T]):  # noqa: N801 - a decorator
-        """A method of both kinds of port, which returns a future of the port's own kind."""
+        """A method of both kinds of port, which returns a future of the port's kind."""
 
         def __init__(self, method: Callable[Concatenate[Any, P], Sent[T]]) -> None: ...
 
@@ -169,10 +169,11 @@ else:
 
 
 class _Port(Generic[F]):
-    """Methods that both kinds of port share; ``make`` makes the futures they return.
+    """Methods of both kinds of port; ``make`` makes their futures.
 
     Attributes:
-        late: how many answers brought deliveries to somebody who had given up; they went back.
+        late: number of answers with deliveries for cancelled callers; the deliveries were given
+            back.
     """
 
     def __init__(self, mailbox: Mailbox, make: Callable[[], F]) -> None:
@@ -203,19 +204,19 @@ class _Port(Generic[F]):
             self._summon()
 
     def _act(self, op: int, operand: object, what: str, jobs: list[int] | None = None) -> F:
-        """Send an act, and before it the note of who asks for it, if that is known."""
+        """Send an act, after a note with its author, if known."""
         for note in _notes(what, jobs or []):
             self._send_note(note)
         return self._send(op, operand)
 
     def note(self, what: str, jobs: list[int]) -> list[F]:
-        """Write into the log who asked for something, if that is known; each answer is None."""
+        """Note an act in the log with its author, if known; each answer is None."""
         return [self._send(Op.ACT, note) for note in _notes(what, jobs)]
 
     def _send_note(self, note: requests.Act) -> None:
         if not self._mailbox.usable:
             raise self._mailbox.closed()
-        # What the disk refuses it refuses to the act that follows, too, which has an answer.
+        # If the disk refuses the note, it refuses the act as well, whose caller gets the error.
         self._requests.append((Op.ACT, self, Pending(), note))
 
     @property
@@ -240,13 +241,13 @@ class _Port(Generic[F]):
     def forget(
         self, asked: _Future[list[requests.Delivery]] | Pending[list[requests.Delivery]]
     ) -> None:
-        """Nobody waits for that answer any more: what it brings, or has brought, is given back."""
+        """Cancel a claim whose caller is gone: its deliveries are given back."""
         if not asked.cancel() and asked.exception() is None:
             self._late(asked.result())
 
     @_request
     def settle(self, items: list[Settlement]) -> Sent[list[errors.TaskqError | None]]:
-        """End deliveries: for each None, or the error that it met."""
+        """End deliveries; return for each None, or its error."""
         op = Op.SETTLE_PARENTS if all(item.children for item in items) else Op.SETTLE
         return self._send(op, items)
 
@@ -255,23 +256,23 @@ class _Port(Generic[F]):
         deliveries: list[requests.Delivery],
         on_error: Callable[[Settlement, errors.TaskqError], None],
     ) -> None:
-        """End deliveries that succeeded and left nothing, as ``settle_soon`` does."""
+        """End successful deliveries without result or children, like ``settle_soon``."""
         self._send_soon(Op.SUCCEED_NOWAIT, deliveries, on_error)
 
     def settle_soon(
         self, items: list[Settlement], on_error: Callable[[Settlement, errors.TaskqError], None]
     ) -> None:
-        """End deliveries without waiting for it; what the disk refuses is tried again."""
+        """End deliveries without waiting; requests that the disk refuses are retried."""
         self._send_soon(Op.SETTLE_NOWAIT, items, on_error)
 
     @_request
     def cancel(self, lsn: int) -> Sent[requests.Cancel]:
-        """Withdraw a waiting job, or ask for the end of a running one: a ``Cancel``."""
+        """Cancel a waiting job, or ask for the end of a running one; return a ``Cancel``."""
         return self._act(Op.CANCEL, lsn, "cancel", [lsn])
 
     @_request
     def transact(self, bundle: requests.Bundle) -> Sent[requests.Done]:
-        """Carry all of it out, or nothing: a ``Done``, or the error that one part met."""
+        """Apply a whole transaction, or nothing; return a ``Done``, or raise a part's error."""
         return self._send(Op.TRANSACT, bundle)
 
     @_request
@@ -280,17 +281,17 @@ class _Port(Generic[F]):
 
     @_request
     def step(self, new: NewStep) -> Sent[Stepped | None]:
-        """Write a step of a job that runs: what it is worth; None: no signal has come."""
+        """Write a step of a running job and return it; None if its signal has not come."""
         return self._send(Op.STEP if new.form in DONE else Op.ASK, new)
 
     @_request
     def begin_waits(self, delivery: requests.Delivery, waits: bytes) -> Sent[None]:
-        """Write that a job begins to wait for these, packed, while it runs."""
+        """Write that a running job begins these packed waits."""
         return self._send(Op.WAIT, (delivery, waits))
 
     @_request
     def admit(self, size: int) -> Sent[None]:
-        """Return once the log is written and has room for ``size`` bytes of new jobs."""
+        """Return once the log can be written and has room for ``size`` bytes of new jobs."""
         return self._send(Op.ROOM, size)
 
     @_request
@@ -325,18 +326,18 @@ class _Port(Generic[F]):
     def look(
         self, look: Look[T], *, needs_agenda: bool = True, needs_keys: bool = False
     ) -> Sent[T]:
-        """Return what a function of this process's folds gives: it reads only, without the lock."""
+        """Return the result of a function of this process's folds, which reads without the lock."""
         needs = needs_agenda * Trait.AGENDA | needs_keys * Trait.KEYS
         return self._send(Op.LOOK, (look, needs))
 
     @_request
     def age_ns(self, job: int) -> Sent[int]:
-        """Return nanoseconds since a job was enqueued; 0 if the log does not know it any more."""
+        """Return nanoseconds since a job's enqueue; 0 if the log no longer knows the job."""
         return self._send(Op.LOOK, (lambda sight: age_ns(sight.journal, job), False))
 
     @_request
     def backlog(self) -> Sent[tuple[views.Waiting, int | None]]:
-        """Return how many jobs wait, and the wall time at which the next scheduled one is due."""
+        """Return counts of waiting jobs, and the wall time when the next scheduled one is due."""
         return self._send(Op.LOOK, (backlog, Trait.AGENDA))
 
     @_request
@@ -367,7 +368,7 @@ class _Port(Generic[F]):
 
     @_request
     def edit(self, wish: requests.Edit) -> Sent[bool | None]:
-        """Let a job wait otherwise: whether that is new, None if it changed since it was found."""
+        """Edit a waiting job; return whether it changed, None if the job is not as it was found."""
         return self._act(Op.EDIT, wish, "edit", [wish.item.job])
 
     @_request
@@ -381,26 +382,26 @@ class _Port(Generic[F]):
 
     @_request
     def control(self, change: controls.Change) -> Sent[bool]:
-        """Change a control; False if it is so already, or is not as the change expects."""
+        """Change a control; False if it has that value, or is not as the change expects."""
         changes = ", ".join(f"{name}={value}" for name, value in change.changes.items())
         return self._act(Op.CONTROL, change, f"change {change.name} {changes}"[:_WHAT_MAX])
 
     @_request
     def alerts(self) -> Sent[tuple[float, tuple[float, ...], dict[str, dict[str, object]]]]:
-        """Return the log's time, how long ago each dead letter died, and alerts by name."""
+        """Return the log's time, the age of each dead letter's death, and alerts by name."""
         return self._send(Op.LOOK, (_alerts, Trait.AGENDA))
 
     @_request
     def set_alert(
         self, name: str, before: Mapping[str, object], after: Mapping[str, object]
     ) -> Sent[bool]:
-        """Change an alert if its state is still the one before; empty for no alert."""
+        """Change an alert if its state is still ``before``; empty for no alert."""
         changes = {**dict.fromkeys(before), **after}
         return self._send(Op.CONTROL, controls.Change(controls.ALERT + name, changes, before))
 
     @_request
     def slots_wished(self, owner: int) -> Sent[int | None]:
-        """Return how many slots a process is to have; None: as it was started."""
+        """Return the slots that operators set for a process; None if they set none."""
         return self._send(Op.LOOK, (lambda sight: _slots_of(sight, owner), Trait.AGENDA))
 
     @_request
@@ -409,7 +410,7 @@ class _Port(Generic[F]):
 
     @_request
     def extent(self, beyond: int | None = None) -> Sent[Extent]:
-        """Return how far the log may be read, once that is beyond an lsn; None: all of now."""
+        """Return the readable end of the log, once it is beyond an lsn; None: the present end."""
         return self._send(Op.FOLLOW, beyond)
 
     @_request
@@ -430,7 +431,7 @@ class _Port(Generic[F]):
                 _call(*value)
             elif future.done():
                 self._late(value)
-            elif type(value) is int:  # the lsn of a new job: by far the most
+            elif type(value) is int:  # the lsn of a new job: the most frequent answer
                 answer(future, value)
             elif isinstance(value, Exception):
                 future.set_exception(value)
@@ -438,7 +439,7 @@ class _Port(Generic[F]):
                 future.set_result(value)
 
     def _late(self, value: object) -> None:
-        """An answer for somebody who gave up: deliveries must not be lost with it."""
+        """Give back the deliveries of an answer whose caller is gone."""
         if self._mailbox.usable and _are_deliveries(value):
             self.late += 1
             given_back = [Settlement(RELEASE, delivery, None, 0, Cause.DRAIN) for delivery in value]
@@ -462,7 +463,7 @@ def _take_all(source: list[requests.Delivery], taken: list[requests.Delivery]) -
 
 
 def keeps_callbacks(future: _Future[Any]) -> bool:
-    """Return whether ``answer`` finds the callback of a new future, and its context."""
+    """Return whether ``answer`` can read a new future's callback and its context."""
     context = copy_context()
     future.add_done_callback(_wake, context=context)
     kept = getattr(future, "_callbacks", None)
@@ -477,20 +478,20 @@ class LoopPort(_Port[_Future[Any]]):
     """
 
     def __init__(self, mailbox: Mailbox, loop: AbstractEventLoop) -> None:
-        # A plain future: the storage thread asks whether it is done, and another loop's may not
-        # allow that.
+        # A plain future: the storage thread reads whether it is done, which other loops' futures
+        # may not allow.
         super().__init__(mailbox, partial(_Future, loop=loop))
         self.loop = loop
         Run.steps_waiters = keeps_callbacks(_Future(loop=loop))
         home = getattr(type(loop).call_soon_threadsafe, "__module__", None)
-        #: whether its way in is no code of the program
+        #: whether its ``call_soon_threadsafe`` is no code of the program
         self._is_known = home == "asyncio.base_events" or type(loop).__module__ == "uvloop"
-        #: plain jobs that the thread has not taken yet; see ``runs``
+        #: plain jobs that the thread has not taken yet; see ``enqueue.take``
         self._line: list[Any] = []
         self._lone = LoneCaller(mailbox, loop)
-        #: the loop commits what is in the mailbox before its next turn
+        #: the loop commits the mailbox's requests before its next turn
         self.is_due: bool = False
-        #: the thread that does, meanwhile
+        #: the thread that commits them, meanwhile
         self._commits = 0
         self._turns = 0
         self._bell: Bell | None = None
@@ -511,13 +512,13 @@ class LoopPort(_Port[_Future[Any]]):
             is_alone = kind is spec and mailbox.asleep and mailbox.serves_loops and not line
             if is_alone and self._lone.try_commit((spec, body, None), future):
                 return self._lone.answered(future)
-            # One step, as the interpreter has it; see ``runs.take``.
+            # One step of the interpreter; see ``enqueue.take``.
             line += (kind, body, future)
             if len(line) != LINE_WIDTH:
-                return future  # the first in the line has asked for all
+                return future  # the first job in the line has sent the request
             self._requests.append((_ENQUEUE_RUN, self, None, line))
         else:
-            # Jobs that come now must come after it: a new line is begun.
+            # Later jobs must come after this one, so a new line begins.
             self._line = []
             self._requests.append((_ENQUEUE, self, future, (spec, body, extras)))
         if mailbox.asleep:
@@ -529,7 +530,7 @@ class LoopPort(_Port[_Future[Any]]):
         if not (mailbox.rests and mailbox.serves_loops):
             mailbox.wake_up()
         elif not self.is_due:
-            # Others may settle for a loop that is closed.
+            # Another thread may settle for a closed loop.
             if getattr(self.loop, "_thread_id", None) != get_ident():
                 mailbox.wake_up()
                 return
@@ -537,7 +538,7 @@ class LoopPort(_Port[_Future[Any]]):
             self.loop.call_soon(self._commit)
 
     def _commit(self) -> None:
-        """Commit what came in the last turn, so that neither side waits for the other's thread."""
+        """Commit the requests of the last turn here, so that no thread waits for the other."""
         mailbox, self.is_due = self._mailbox, False
         if not mailbox.asleep or not self._requests:
             return
@@ -557,7 +558,7 @@ class LoopPort(_Port[_Future[Any]]):
 
     @property
     def full(self) -> bool:
-        """As of any port; each job of the line counts."""
+        """Return whether the mailbox is full; each job of the line counts."""
         return len(self._requests) + len(self._line) // LINE_WIDTH >= MAILBOX_MAX
 
     async def room(self) -> None:
@@ -571,7 +572,7 @@ class LoopPort(_Port[_Future[Any]]):
         return future
 
     def deliver(self, answers: list[requests.Answer]) -> None:
-        """Deliver a list with one wake-up of the loop; on the storage thread."""
+        """Deliver answers with one wake-up of the loop; on the storage thread."""
         self._inbox.append(answers)
         if self._commits == get_ident():
             return
@@ -588,9 +589,9 @@ class LoopPort(_Port[_Future[Any]]):
         *,
         is_errand: bool = False,
     ) -> None:
-        """Call it in the loop, or ``otherwise`` if that is closed.
+        """Call ``call`` in the loop, or ``otherwise`` if the loop is closed.
 
-        On the storage thread, or as an errand: a loop of the program's own may run any code.
+        It runs on the storage thread, or as an errand: a program's own loop may run any code.
         """
         if not (self._is_known or is_errand):
             errands.put(partial(self._call_soon, call, otherwise, is_errand=True))
@@ -602,16 +603,16 @@ class LoopPort(_Port[_Future[Any]]):
 
     @property
     def busy(self) -> bool:
-        """Return whether answers are on their way."""
+        """Return whether answers are pending."""
         return bool(self._inbox)
 
     def when_closed(self, stranded: Callable[[], list[Settlement]]) -> Callable[[], None]:
-        """Settle the remains of the loop once it is closed, on the first thread that notices.
+        """Settle the loop's remaining jobs once it is closed, on the first thread that notices.
 
         Args:
-            stranded: returns outcomes that nobody hands over any more, and releases.
+            stranded: returns outcomes that were not handed over, and releases.
 
-        Returns a function that ends that.
+        Return a function to stop.
         """
         self._stranded.append(stranded)
 
@@ -622,7 +623,7 @@ class LoopPort(_Port[_Future[Any]]):
         return undo
 
     def give_up(self) -> None:
-        """Give claims back whose answers a closed loop will not take."""
+        """Give back claims whose answers a closed loop will not take."""
         with contextlib.suppress(IndexError):
             while self._mailbox.usable:
                 items = self._stranded.pop()()
@@ -634,9 +635,9 @@ class LoopPort(_Port[_Future[Any]]):
                     self._late(value)
 
     def surrender(self) -> list[requests.Delivery]:
-        """From another thread, while the loop stands still: take the claims it has not looked at.
+        """Take the claims that a stalled loop has not handled yet, from another thread.
 
-        To the loop they came empty. Each is taken by itself: whichever thread is first has it.
+        To the loop they are empty. Each claim is taken separately: the first thread gets it.
         """
         taken: list[requests.Delivery] = []
         with contextlib.suppress(RuntimeError):  # more came in meanwhile: they are for the next try
@@ -659,7 +660,7 @@ class LoopPort(_Port[_Future[Any]]):
             try:
                 self._resolve(left)
             except BaseException:
-                # A task that was stepped here ends the program; the others get their answers still.
+                # A task stepped here raised, say SystemExit; the others still get their answers.
                 if rest := list(left):
                     self._inbox.appendleft(rest)
                 self.loop.call_soon(self._rung)
@@ -668,7 +669,7 @@ class LoopPort(_Port[_Future[Any]]):
                 lone.is_crowded = False
 
     def leave(self) -> None:
-        """The log is closed: let the loop have its last answers and forget the pipe."""
+        """Deliver the last answers after the close of the log, and drop the pipe."""
         self._call_soon(self._leave, self.close)
 
     def _leave(self) -> None:
@@ -678,7 +679,7 @@ class LoopPort(_Port[_Future[Any]]):
             bell.leave(self.loop)
 
     def close(self) -> None:
-        """The loop is closed."""
+        """Drop the pipe of a closed loop, and give its claims back."""
         bell, self._bell = self._bell, None
         if bell is not None:
             bell.close()
@@ -686,7 +687,7 @@ class LoopPort(_Port[_Future[Any]]):
 
 
 class ThreadPort(_Port[Pending[Any]]):
-    """The port of threads that have no event loop; any thread may use it."""
+    """The port of threads without an event loop; any thread may use it."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         super().__init__(mailbox, Pending)
@@ -735,7 +736,7 @@ class ThreadPort(_Port[Pending[Any]]):
         for reply in answers:
             try:
                 self._resolve([reply])
-            except futures.InvalidStateError:  # cancelled at this very moment
+            except futures.InvalidStateError:  # cancelled just now
                 self._late(reply[2])
 
 
@@ -751,7 +752,7 @@ def _ignore(item: Settlement, error: errors.TaskqError) -> None:
 def _call(on_error: Callable[[Any, Any], None], item: object, error: object) -> None:
     try:
         on_error(item, error)
-    except Exception:  # noqa: BLE001 - a callback's error stops nothing
+    except Exception:  # noqa: BLE001 - an error of a callback stops nothing
         _log.exception("a settlement's error callback raised")
 
 

@@ -1,4 +1,4 @@
-"""A log that is open in this process, as its callers see it; the work is done by its one thread."""
+"""A log open in this process, as its callers see it; its one thread does the work."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _log: Final = Reporter("taskq")
 
 
 class Store:
-    """A log that is open in this process.
+    """A log open in this process.
 
     Attributes:
-        mailbox: what ports and others leave for the storage thread.
+        mailbox: requests and chores for the storage thread.
         usable: False once closed, and in a forked child.
-        tag: what every job id of this log starts with.
+        tag: prefix of every job id of this log.
         owner: this process's owner number.
     """
 
@@ -58,13 +58,13 @@ class Store:
         self._servings: dict[object, Serving] = {}
         self._ports: dict[asyncio.AbstractEventLoop, LoopPort] = {}
         self._latest: dict[int, LoopPort] = {}
-        #: of threads that run no event loop
+        #: of threads without an event loop
         self.thread_port: ThreadPort = ThreadPort(self.mailbox)
         self._thread = threading.Thread(target=self._run, name="taskq-storage", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        # A program may have asked to die of SIGPIPE; a wake-up of the dead is no reason to.
+        # A program may set SIGPIPE to end it; waking a dead process must not do so.
         system.block_broken_pipe()
         inside.add(get_ident())
         try:
@@ -83,7 +83,7 @@ class Store:
             except BaseException:
                 storage.close_files()
                 raise
-        except BaseException as error:  # noqa: BLE001 - whoever opens the log gets it
+        except BaseException as error:  # noqa: BLE001 - the opener of the log gets it
             self._error = refusal(self.path, error) if isinstance(error, OSError) else error
             self._shut()
             return
@@ -94,14 +94,14 @@ class Store:
             port.leave()
 
     def _shut(self) -> None:
-        """Take no more; every enqueue asks, so the flag stands in two places, set together here."""
+        """Take no more requests. Every enqueue checks the flag, so it has two copies, set here."""
         self.usable = self.mailbox.usable = False
 
     def wait_open(self) -> None:
         """Block until the log is open.
 
         Raises:
-            LogError: it cannot be opened.
+            LogError: the log cannot be opened.
         """
         limit = self.config.lock_wait_seconds
         if not self._opened.wait(limit):
@@ -120,31 +120,31 @@ class Store:
 
     @property
     def identity(self) -> Identity:
-        """Return who the log is, and whose its records are."""
+        """Return the identity of the log and of its parents."""
         return self._open.journal.identity
 
     @property
     def taken_back(self) -> int:
-        """Jobs of dead processes that this one gave back or ended."""
+        """Jobs of dead processes that this process gave back or ended."""
         return self._open.committer.taken_back
 
     @property
     def takes_writes(self) -> bool:
-        """Return whether the log took a batch, and the disk had room, within the last second."""
+        """Return whether the last second had an accepted batch, and room on the disk."""
         storage = self._storage
         if storage is None or not self.usable:
             return False
         committer = storage.committer
-        # A short or refusing disk has its next look due at once.
+        # If the disk is short or refuses, its next check is due at once.
         return committer.trouble is None and self.steady_ns() < committer.room.look_at_ns
 
     @property
     def batches(self) -> int:
-        """Frames appended by this process."""
+        """Number of frames appended by this process."""
         return self._open.journal.meters.batches
 
     def steady_ns(self) -> int:
-        """Return the clock of ``ClaimRequest.wait_until_ns``."""
+        """Return the time of the clock of ``ClaimRequest.wait_until_ns``."""
         return self._open.journal.clock.steady_ns()
 
     def wall_ns(self) -> int:
@@ -154,8 +154,8 @@ class Store:
     def port(self) -> LoopPort:
         """Return the port of the running event loop.
 
-        Every enqueue asks: ``get_running_loop`` makes a system call each time before Python 3.12
-        (0.3 µs), so the loop that this thread asked from last is tried first.
+        Every enqueue calls it. Before Python 3.12 ``get_running_loop`` makes a system call (0.3
+        µs), so this thread's latest loop is tried first.
         """
         thread = get_ident()
         port = self._latest.get(thread)
@@ -177,9 +177,9 @@ class Store:
         return port
 
     def leave_closed_loops(self) -> bool:
-        """Take back what closed loops were not told any more; False while answers are on their way.
+        """Take back deliveries of closed loops; False while answers are pending.
 
-        Other threads may come here, too.
+        Any thread may call it.
         """
         settled = True
         for loop, port in list(self._ports.items()):
@@ -193,32 +193,32 @@ class Store:
     def on_death(
         self, hook: object, call: Callable[[DeadLetter, Any], object]
     ) -> Callable[[], None]:
-        """Have ``call(letter, hook)`` called in the running loop for each job that dies here.
+        """Call ``call(letter, hook)`` in the running loop for each job that dies here.
 
-        Returns what ends that.
+        Return a function to stop.
         """
         return self._open.committer.operations.deaths.listen(self.port(), hook, call)
 
     def write_deaths(self, owner: object, writer: Writer) -> None:
-        """Have the jobs that ``writer`` gives for each that dies here in the frame of its death.
+        """Let ``writer`` return jobs for each death here; they join the death's frame.
 
-        It is called on the storage thread, and takes the place of its owner's last one.
+        It is called on the storage thread, and replaces its owner's earlier writer.
         """
         self._open.committer.operations.deaths.write(owner, writer)
 
     def on_cancel(self, call: Callable[[requests.Ask, None], object]) -> Callable[[], None]:
-        """Call ``call(ask, None)`` in the running loop for each job here that is to be cancelled.
+        """Call ``call(ask, None)`` in the running loop for each cancel request for a job here.
 
-        Returns a function that ends that.
+        Return a function to stop.
         """
         leave = self._open.committer.operations.asks.listen(self.port(), call)
         self.mailbox.wake_up()
         return leave
 
     def on_steering(self, call: Callable[[None, None], object]) -> Callable[[], None]:
-        """Call ``call(None, None)`` in the running loop when controls or schedules have changed.
+        """Call ``call(None, None)`` in the running loop after changes of controls or schedules.
 
-        Ticks do not count. Returns a function that ends that.
+        Ticks do not count. Return a function to stop.
         """
         asks = self._open.committer.operations.asks
         leave = asks.listen_for_steering(self.port(), call)
@@ -234,24 +234,24 @@ class Store:
             return self._progress
 
     def between_batches(self, chore: Callable[[], object]) -> None:
-        """Run ``chore`` on the storage thread, while it holds no lock."""
+        """Run ``chore`` on the storage thread, while that holds no lock."""
         self.mailbox.between_batches(chore)
 
     @property
     def pulse(self) -> tuple[int, bool]:
-        """Return how many turns the storage thread has done, and whether it is to do another."""
+        """Return the number of the storage thread's turns, and whether another is due."""
         mailbox = self.mailbox
         return mailbox.turns, not mailbox.asleep or mailbox.has_work
 
     @property
     def thread_id(self) -> int | None:
-        """Return the storage thread's identity."""
+        """Return the identifier of the storage thread."""
         return self._thread.ident
 
     def publish_stall(self, text: str, seconds: float = 0, *, is_engine: bool = False) -> None:
-        """Let others know what stands still in this process, and since when; "": nothing does.
+        """Publish a standstill of this process, with its duration; "" for none.
 
-        On another thread than the storage thread: it writes a file.
+        Do not call it on the storage thread, since it writes a file.
         """
         since_ns = time.time_ns() - int(seconds * SECOND_NS)
         stall = Stall(text, since_ns, is_engine) if text else None
@@ -259,12 +259,12 @@ class Store:
 
     def live_workers(self) -> tuple[OwnerView, ...]:
         """Return the live processes that claim jobs of this log; reads their files."""
-        from taskq.log.read.diagnosis import live_workers  # noqa: PLC0415 - most start with none
+        from taskq.log.read.diagnosis import live_workers  # noqa: PLC0415 - rarely needed at start
 
         return live_workers(self.path)
 
     def serve(self, worker: object, serving: Serving | None) -> None:
-        """Let others know what a worker of this process claims; None when it claims no more."""
+        """Publish the claims of a worker of this process; None when it stops claiming."""
         before = self._servings.get(worker)
         if before is serving or (before and serving and before == serving):
             return
@@ -276,13 +276,13 @@ class Store:
         self.between_batches(lambda: publish(directory, self.owner, [*self._servings.values()]))
 
     def close(self) -> None:
-        """Answer everything, sync, and leave. Legal twice; the last of several openers closes."""
+        """Answer everything, sync, and leave; the last opener closes. May be called twice."""
         refuse_inside(self.path)
         with _registry_guard:
             if not self.mailbox.closing:
                 self.openers -= 1
                 if self.openers > 0:
-                    # The leaving caller may have closed the loop that it used.
+                    # The leaving caller may have closed its loop.
                     self.leave_closed_loops()
                     return
                 self.mailbox.closing = True
@@ -298,14 +298,14 @@ class Store:
         drain()
 
     def forget_in_child(self) -> None:
-        """In a forked child: this log, its thread and its pipes belong to the parent."""
+        """Detach the log in a forked child: its thread and its pipes belong to the parent."""
         self._storage = None
         self._shut()
         self.mailbox.leave_to_parent()
 
 
 _registry: dict[tuple[int, int], Store] = {}
-#: reentrant: a signal handler may come while its thread has it
+#: reentrant: a signal handler may run while its thread holds it
 _registry_guard = threading.RLock()
 
 
@@ -317,7 +317,7 @@ def open_store(path: str, config: config.LogConfig) -> Store:
         LogError: it cannot be opened.
     """
     fill_standard()
-    # The directory may be named by a link; what is inside may be none.
+    # The directory may be a link, but nothing inside it.
     directory = system.resolved(path)
     status = enter(directory, config.mode)
     key = (status.st_dev, status.st_ino)
@@ -351,7 +351,7 @@ def _close_all() -> None:
 
 
 def _forget_all() -> None:
-    global _registry_guard  # noqa: PLW0603 - the parent may have held it when it forked
+    global _registry_guard  # noqa: PLW0603 - the parent may have held it at the fork
     _registry_guard = threading.RLock()
     for store in _registry.values():
         store.forget_in_child()

@@ -1,4 +1,4 @@
-"""The storage thread's work: one per open log and process. It alone touches the disk."""
+"""The storage thread's work: one per open log and process. Only it touches the disk."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from taskq.log.store.caller_commit import CallerCommit
 from taskq.log.store.mailbox import Mailbox, run_chore
 from taskq.log.upkeep.upkeep import Upkeep
 
-#: How soon settlements that the disk refused are tried again, and what waits for the next frame.
+#: Delay before refused settlements, and work left for the next frame, are retried.
 _HELD_SECONDS: Final = 0.5
-#: Requests that outlive a wait for the lock: nobody waits for their answer with a time in mind.
+#: Requests that outlast a wait for the lock: their callers have no time limit.
 PATIENT: Final = ops_that(Trait.PATIENT)
 _KEPT_MAX: Final = 64
 
 
 def seconds_until_due(committer: Committer) -> float:
-    """Return seconds until something of the log falls due; infinite when nothing will."""
+    """Return seconds until work of the log falls due; infinite without any."""
     clock, waiters = committer.journal.clock, committer.waiters
     limits = [float("inf")]
     if committer.undecided.held:
         limits.append(_HELD_SECONDS)
     listens = waiters.outcomes or waiters.growth or committer.operations.asks
     if listens or waiters.claims:
-        # A sleeper looks by itself, too, should a wake-up ever be lost.
+        # A sleeper also checks by itself, in case a wake-up is lost.
         limits.append(LOOK_AROUND_NS / SECOND_NS)
     if is_behind(committer):
-        # A pause, should the disk refuse it again and again.
+        # A pause, in case the disk keeps refusing.
         limits.append(0.0 if waiters.claims else _HELD_SECONDS)
     if waiters.claims:
         agenda = committer.facets.agenda
@@ -60,12 +60,12 @@ def seconds_until_due(committer: Committer) -> float:
             for claim in waiters.claims
             if claim[0].wait_until_ns is not None
         ]
-    # Due work is tried at once, but not again and again on a full disk.
+    # Due work is tried at once, but on a full disk only after pauses.
     return min(limits) if committer.room.refused is None else max(min(limits), _HELD_SECONDS)
 
 
 def seconds_until_moment(agenda: Agenda, now_ns: int) -> float:
-    """Return seconds until a claim may get more jobs than now; infinite when none will."""
+    """Return seconds until a claim may get more jobs; infinite if it never will."""
     moments = (
         agenda.next_due_ns(), agenda.next_expiry_ns(), agenda.leases.next_ns(),
         agenda.next_rate_ns(),
@@ -75,16 +75,16 @@ def seconds_until_moment(agenda: Agenda, now_ns: int) -> float:
 
 
 def is_behind(committer: Committer) -> bool:
-    """Return whether jobs are to be released or cancelled: the last frame had no room."""
+    """Return whether held jobs or children are left to release or cancel in the next frame."""
     agenda = committer.facets.agenda
     return agenda is not None and bool(agenda.flows.todo or agenda.steps.orphans)
 
 
 def may_wait(committer: Committer, requests: list[Request], needs: BatchNeeds) -> bool:
-    """Return whether a batch of ``PATIENT`` requests may wait a moment for company.
+    """Return whether a batch of ``PATIENT`` requests may wait a moment for other requests.
 
-    With few producers every other batch would hold nothing but the settlements of the jobs
-    that the one before has handed out, while the next enqueues are a moment away.
+    With few producers every second batch would only have the settlements of jobs from the batch
+    before, while the next enqueues are a moment away.
     """
     if committer.waiters.outcomes:
         return False
@@ -95,40 +95,38 @@ def may_wait(committer: Committer, requests: list[Request], needs: BatchNeeds) -
 
 
 _log: Final = Reporter("taskq")
-#: With this number of others it pays to share fsyncs; fewer seldom meet at the disk.
+#: Number of other processes from which sharing fsyncs pays off; fewer rarely sync together.
 _CROWD: Final = 3
-#: How often watchers that gave up are looked for: with thousands, not at every sleep.
+#: Interval at which cancelled watchers are removed: with thousands, not before every sleep.
 _FORGET_SECONDS: Final = 1.0
-#: Seconds between two steps of upkeep while there is work for it, and between two looks for work.
+#: Seconds between two steps of upkeep during its work, and between two checks for work.
 _UPKEEP_SECONDS: Final = 0.004
 _RESTING_SECONDS: Final = 0.05
-#: How long a batch may wait for a fold that is being built, or as long as the one before it took.
+#: Longest wait of a batch for a fold that is being built; or the duration of the batch before.
 _BUILD_SECONDS: Final = 0.004
-#: Seconds until settlements without a waiting caller are synced, unless another sync took them
-#: along.
+#: Seconds until settlements without a waiting caller are synced, unless another sync covers them.
 _QUIET_SYNC_SECONDS: Final = 0.005
 #: Seconds of rest after which a log gets a sync point.
 _REST_SECONDS: Final = 1.0
-#: How long such settlements wait for company before they get a frame of their own.
+#: Longest wait of such settlements for other requests before they get a frame of their own.
 _KEEP_SECONDS: Final = 0.001
-#: How long what a loop left in the mailbox waits for it to come to its next turn.
+#: Longest wait of a loop's requests in the mailbox for the loop's next turn.
 _LOOK_SECONDS: Final = 0.004
-#: How soon answers that a loop has not taken yet are looked at again: it may be closed by then.
+#: Interval of checks of answers that a loop has not taken: it may be closed by then.
 _UNTOLD_SECONDS: Final = 1.0
 
 
 class StorageThread:
-    """Run the storage thread. Made on it, so that everything here belongs to it alone.
+    """Run the storage thread. Made on that thread, which alone uses it.
 
-    It takes the mailbox as one batch, commits it, wakes other processes that wait for it, syncs if
-    answers wait for that, and hands out all answers in one wake-up per event loop. Between batches
-    it sleeps until poked, woken by another process, or until something falls due.
+    It takes the mailbox as one batch, commits it, wakes waiting processes, syncs if answers need
+    it, and delivers all answers in one wake-up per event loop. Between batches it sleeps until it
+    is poked, another process wakes it, or work falls due.
 
     Args:
-        mailbox: what callers leave here, and how they wake the thread.
-        leave_closed_loops: takes back what loops that were closed were not told any more; False
-            while answers are on their way to others.
-        shut: called at the end, so that nobody sends any more.
+        mailbox: requests and chores of callers, and the way to wake the thread.
+        leave_closed_loops: takes back deliveries of closed loops; False while answers are pending.
+        shut: called at the end, to refuse further requests.
 
     Raises:
         LogError: the log cannot be opened.
@@ -162,10 +160,11 @@ class StorageThread:
         }[config.durability]
         self._kept: list[Request] = []
         self.upkeep: Upkeep | None = None
-        #: when they are looked at again, unless another segment begins before
+        #: time of the next look for upkeep, and the segment of the last one: a new segment needs a
+        #: look, too
         self._upkeep_at, self._kept_segment = 0.0, 0
         self._is_busy = self._has_told = self._owes_sync = False
-        #: where the log ended when it was last looked at, since when, and whether that was seen to
+        #: end of the log at the last check, its time, and whether a sync point was left there
         self._end, self._end_since, self._is_settled = (0, 0), 0.0, False
 
     def open(self) -> None:
@@ -193,10 +192,10 @@ class StorageThread:
             _log.warning("%s: %s", self.path, note)
 
     def run(self) -> None:
-        """Work until the store closes and its mailbox is empty, and leave nobody waiting."""
+        """Work until the store closes and its mailbox is empty; leave no caller waiting."""
         try:
             self._work()
-        except BaseException:  # noqa: BLE001 - a bug closes the log, it does not freeze it
+        except BaseException:  # noqa: BLE001 - a bug closes the log instead of freezing it
             _log.exception("%s: the storage thread failed: the log is closed here", self.path)
         self._finish()
 
@@ -224,14 +223,14 @@ class StorageThread:
                 self._idle()
 
     def _after_batch(self, began: float) -> None:
-        """Build folds and do upkeep if that is due, else sleep a moment.
+        """Build folds and do due upkeep, else sleep a moment.
 
-        The next batch often comes before it pays to look for work. This thread stays awake while
+        The next batch often comes before a look for work pays off. This thread stays awake while
         another process may append records for it, since this sleep is not announced.
         """
         now, facets = time.monotonic(), self.committer.facets
         if facets.unfinished:
-            # For as long as the batch took: so building gets ahead of a busy process.
+            # For as long as the batch took, so that building keeps ahead of a busy process.
             self._build(max(now - began, _BUILD_SECONDS))
         if now >= self._upkeep_at or self.journal.segment != self._kept_segment:
             self._keep_up(now)
@@ -254,7 +253,7 @@ class StorageThread:
         while goes_on and time.monotonic() < until:
             goes_on = facets.build()
         if not goes_on:
-            self._cycle([], BatchNeeds())  # requests that waited for it
+            self._cycle([], BatchNeeds())  # requests that waited for the fold
         return True
 
     def _keep_up(self, now: float) -> bool:
@@ -287,7 +286,7 @@ class StorageThread:
                 continue
             try:
                 needs.add(request)
-            except Exception as error:  # noqa: BLE001 - its operand is none: it harms only itself
+            except Exception as error:  # noqa: BLE001 - an invalid operand affects only itself
                 self.committer.answers.now += refusals([request], failure(error))
                 continue
             requests.append(request)
@@ -298,23 +297,23 @@ class StorageThread:
         return requests, needs
 
     def commit_here(self, requests: list[Request], needs: BatchNeeds, *, syncs: bool) -> bool:
-        """Commit requests on a caller's thread; return whether this one is to look what is due.
+        """Commit requests on a caller's thread; return whether to wake this thread for due work.
 
         ``syncs``: whether the caller may wait for the disk.
         """
         committer, since = self.committer, self._unsynced_since
         self._cycle(requests, needs, syncs=syncs)
-        # A batch that is put off, or refused for the disk, gives it back nowhere else.
+        # A batch that was postponed, or refused by the disk, has not released the lock.
         self.journal.writer.release()
         if self._owes_sync or is_behind(committer):
             return True
         due = self._until_sync()
-        if self._mailbox.rests:  # it looks by itself in time, unless something is due earlier
+        if self._mailbox.rests:  # it checks by itself in time, unless work is due earlier
             agenda = committer.facets.agenda
             if agenda is not None and committer.waiters.claims:
                 due = min(due, seconds_until_moment(agenda, self.journal.clock.wall_ns()))
             return due < _RESTING_SECONDS and time.monotonic() + due < self._wakes_at
-        # This thread does not sleep by the first timer that a commit starts.
+        # This thread's sleep did not include the first timer that a commit starts.
         is_late = due <= 0 or self._unsynced_since > since or self._is_settled
         return is_late or committer.has_company
 
@@ -340,18 +339,18 @@ class StorageThread:
                 if committer.holds_claims:
                     self._deliver(committer.answers.take_now())
                     return
-        except Exception as error:  # noqa: BLE001 - nor tell them what is not on disk
+        except Exception as error:  # noqa: BLE001 - a bug must not confirm unsynced records
             _log.exception("%s: a batch could not be completed", self.path)
             if committer.unsynced:
                 committer.answers.refuse_later(failure(error))
         self._hand_out()
 
     def _wake_others(self, interest: int) -> None:
-        """Wake other processes that wait for appended records; these stand even if that fails."""
+        """Wake other processes that wait for appended records, which stay even if waking fails."""
         assert self.peers is not None
         try:
             self.peers.wake(interest)
-        except Exception:  # noqa: BLE001 - nor may it close the log: they look by themselves
+        except Exception:  # noqa: BLE001 - the log goes on: other processes check by themselves
             _log.exception("%s: the others could not be woken", self.path)
         self.writer.is_alone = not self.peers.others
 
@@ -359,7 +358,7 @@ class StorageThread:
         committer = self.committer
         if committer.must_sync():
             if committer.answers.now:
-                # They do not wait for the disk: claimed jobs run while it syncs.
+                # They need no sync: claimed jobs run during it.
                 self._deliver(committer.answers.take_now())
         elif self._until_sync() > 0:
             return
@@ -369,7 +368,7 @@ class StorageThread:
         committer.sync()
 
     def _until_sync(self) -> float:
-        """Return seconds until a sync is due that nobody waits for; infinite when none is."""
+        """Return seconds until a sync without a waiting caller is due; infinite for none."""
         if self._sync_seconds == float("inf"):
             return self._sync_seconds
         growth = self.committer.waiters.growth
@@ -381,14 +380,14 @@ class StorageThread:
         return self._unsynced_since + growth.sync_seconds(self._sync_seconds) - now
 
     def _until_rest(self, now: float) -> float:
-        """Seconds until the log has rested long enough for a sync point; infinite if it got one."""
+        """Return seconds until a resting log gets a sync point; infinite if it has one."""
         end = self.journal.segment, self.journal.offset
         if end != self._end:
             self._end, self._end_since, self._is_settled = end, now, False
         return float("inf") if self._is_settled else self._end_since + _REST_SECONDS - now
 
     def _rest(self) -> None:
-        """Leave a sync point; once, even if it fails."""
+        """Leave a sync point, with one try."""
         journal = self.journal
         try:
             self.committer.rest()
@@ -422,7 +421,7 @@ class StorageThread:
     # -- sleeping ---------------------------------------------------------------------------------
 
     def _idle(self) -> None:
-        """Do what is due, else sleep until something is; the mailbox is empty."""
+        """Do due work, or else sleep until work is due; the mailbox is empty."""
         mailbox, committer = self._mailbox, self.committer
         now = time.monotonic()
         if committer.waiters.outcomes and now >= self._forget_at:
@@ -437,10 +436,10 @@ class StorageThread:
             self._sleep_announced(timeout)
 
     def _sleep_announced(self, timeout: float | None) -> None:
-        """Sleep so that other processes wake this thread; then do what is due.
+        """Sleep so that other processes can wake this thread; then do due work.
 
-        The order matters, or a wake-up is missed: another process appends, and then looks for
-        sleepers; this thread announces its sleep, and then looks for appended records.
+        The order prevents a missed wake-up: another process appends, and then looks for sleepers;
+        this thread announces its sleep, and then looks for appended records.
         """
         peers, interest = self.peers, self._interest()
         assert peers is not None
@@ -452,22 +451,22 @@ class StorageThread:
             self._has_told = False
             self._do_due()
             if self._has_told:
-                # The callers just answered begin at once, not after this thread gives up the GIL.
+                # Callers with new answers run at once, not after this thread releases the GIL.
                 self._sleep(interest, _KEEP_SECONDS)
-        # Last, since it takes as long as a claim; until then others may ring for nothing.
+        # Last, as it takes as long as a claim; until then other processes may ring in vain.
         if interest:
             peers.announce(0)
 
     def _sleep(self, interest: int, timeout: float | None, seconds_max: float = 0.0) -> None:
         """Sleep for ``timeout``, or until there is work; callers may commit meanwhile.
 
-        As long as they do, for up to ``seconds_max``: this thread would take the right to from one
-        of them after each moment, and the next request would have to come here.
+        While callers commit, the sleep goes on for up to ``seconds_max``. If this thread took the
+        right to commit back after each moment, the next request would have to be sent to it.
         """
         mailbox, here, peers = self._mailbox, self.here, self.peers
         assert here is not None
         assert peers is not None
-        # A sender appends, and then looks whether this thread is asleep: none is missed.
+        # A sender appends, and then checks whether this thread is asleep, so no request is missed.
         mailbox.rests = seconds_max > 0
         mailbox.asleep = True
         if mailbox.has_work:
@@ -493,9 +492,9 @@ class StorageThread:
             here.in_doubt = False
 
     def _has_news(self) -> bool:
-        """Return whether the log holds records that waiters here have not seen.
+        """Return whether the log has records that waiters here have not seen.
 
-        False if the disk refuses to say, or nobody would ever rest.
+        False if the disk refuses to say, or the thread would never sleep.
         """
         try:
             return self.committer.has_news()
@@ -503,7 +502,7 @@ class StorageThread:
             return False
 
     def _timeout(self) -> float | None:
-        """Return seconds until something falls due; None when nothing will."""
+        """Return seconds until work falls due; None without any."""
         rest = self._until_rest(time.monotonic())
         limits = [self._until_sync(), rest, seconds_until_due(self.committer)]
         if not self._leave_closed_loops():
@@ -537,7 +536,7 @@ class StorageThread:
     # -- the end ----------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        """Everything in the mailbox was answered: sync what is left, and refuse the rest."""
+        """Sync the last records, and refuse new requests; all earlier requests were answered."""
         mailbox, committer = self._mailbox, self.committer
         self._shut()
         if self.upkeep is not None:
@@ -561,7 +560,7 @@ class StorageThread:
     def abandon(self) -> None:
         """Refuse all waiting callers as the log closes, while this thread waits for the lock.
 
-        On the closer's thread. Should the lock come after all, only settlements are still written.
+        It runs on the closer's thread. If the lock still comes, only settlements are written.
         """
         closed = LogClosed(f"{self.path}: closed while the writer lock was not to be had")
         waiters, undecided = self.committer.waiters, self.committer.undecided
@@ -578,7 +577,7 @@ class StorageThread:
 
     def _answer_late(self, waited_seconds: float) -> None:
         if self.peers is None:
-            return  # still opening: the opener minds the time itself
+            return  # still opening: the opener checks the time itself
         error = self.writer.locked_error(waited_seconds)
         undecided = self.committer.undecided
         requests = [*undecided.take_in_flight(), *undecided.take_held()]
@@ -596,7 +595,7 @@ class StorageThread:
 
 
 def _is_patient(request: Request, now_ns: int) -> bool:
-    """Return whether it outlives a long wait for the lock, as a claim with time left does."""
+    """Return whether a request outlasts a long wait for the lock, like a claim with time left."""
     op, _, _, operand = request
     if op != Op.CLAIM:
         return op in PATIENT
