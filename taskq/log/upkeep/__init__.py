@@ -1,5 +1,5 @@
-"""Keeping the log in order while it is used, a millisecond at a time.
+"""Keep the log in order while it is in use, one millisecond at a time.
 
-Begin with ``upkeep``, the part of the one process that does it: compaction, snapshots, retention.
-``repair`` and ``health`` are for people. May import commit and what stands below it.
+Begin with ``upkeep``, the work of one process: compaction, snapshots, retention. ``backup`` and
+``health`` are for people. May import commit and folders below it.
 """

@@ -41,19 +41,19 @@ from taskq.log.segments.identity import (
 from taskq.log.segments.segments import SegmentGone, encode_segment, write_segment
 from taskq.text import hidden
 
-#: Tries when compaction takes segments that were to be copied.
+#: Most tries while compaction removes segments to copy.
 _TRIES: Final = 8
 _PIECE_BYTES: Final = 1024 * 1024
 _TEMPORARY: Final = ".tmp"
-#: Suffix of a whole file that waits for the others.
+#: Suffix of a whole file before all files of the backup are whole.
 NEW: Final = ".new"
-#: Marks a backup whose files get their names.
+#: List of the files of a complete backup, before they get their names.
 _LIST: Final = "backup.json"
 _LOCK: Final = "backup.lock"
-#: Other files of a log, by folder: positions of readers.
+#: Other files of a log by folder: positions of readers.
 _FOLDERS: Final = {"readers": re.compile(r".+\.place")}
 _SEGMENT_FILE: Final = re.compile(r"[0-9]{20}\.(log|idx)")
-#: Files that a directory may hold before it becomes a backup.
+#: Files that a directory may have before it becomes a backup.
 _OURS: Final = frozenset(
     {_LOCK, "log", *_FOLDERS}
     | {name + rest for name in (FILE, _LIST) for rest in ("", _TEMPORARY, NEW, NEW + _TEMPORARY)}
@@ -63,48 +63,48 @@ _OURS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupReport:
-    """Content of a backup or a restored log, and what of it was copied just now."""
+    """Content of a backup or a restored log, and the copied part of it."""
 
     log_id: str
-    #: all records below this one
+    #: all records below this lsn
     next_lsn: int
     segments: int
-    #: those among them that were copied, the rest was there
+    #: segments that were copied; others were there already
     copied: int
     copied_bytes: int
 
 
 class End(NamedTuple):
-    """Part of a log that a backup holds."""
+    """Part of a log that a backup has."""
 
     segments: tuple[int, ...]
-    #: bytes of the last one
+    #: bytes of the last segment
     offset: int
     next_lsn: int
 
 
 class _Vanished(Exception):
-    """A file that was to be copied is gone: the log has moved on."""
+    """A file to copy is gone: the log has moved on."""
 
 
 def back_up(path: str, target: str) -> BackupReport:
-    """Copy the log of a directory while others work with it.
+    """Copy the log of a directory while processes work with it.
 
-    All jobs acknowledged before the call are in it.
+    The copy includes all jobs acknowledged before the call.
 
-    A backup is a directory like a log's, which read commands open and nobody writes to. It holds
-    the log as it stood at one frame. Segments but the last never change: those that a backup has
-    already are not copied again. What compaction takes meanwhile was written again behind the frame
-    that was the end when the backup began: then it begins anew.
+    A backup is a directory like a log's, which read commands open and no process writes to. It has
+    the log up to one frame. All segments except the last never change, so a backup copies each of
+    them once. If compaction removes a segment meanwhile, it was rewritten after the frame at which
+    the backup began, so the backup begins anew.
 
-    Nothing of an older backup is touched before all of the new one is there, whole and on disk,
-    under names that end in ``.new``. Then ``backup.json`` lists what it holds, and the files get
-    their names. Whoever finds that list, the next backup or a restore, first does the rest. So a
-    backup that is cut short at any step is the older one, or the new one.
+    Files of an older backup stay unchanged until all new files are whole and on disk, under names
+    that end in ``.new``. Then ``backup.json`` lists them, and they get their final names. The next
+    backup or restore that finds the list finishes this first. So a backup that is interrupted at
+    any step is the older one, or the new one.
 
     Args:
         path: the log's directory.
-        target: the backup's, which is made, or brought up to date if it is one of this log.
+        target: the backup's directory, which is made, or brought up to date if it is of this log.
 
     Raises:
         LogError: the log lacks segments or failed, or the target is something else.
@@ -129,20 +129,20 @@ def _refuse_nested(source: str, target: str) -> None:
 
 
 def restore(path: str, target: str, copier: type[Copier] | None = None) -> BackupReport:
-    """Make a new log of a backup, which names the lost log as its parent.
+    """Make a new log from a backup, with the lost log as its parent.
 
-    Jobs of the backup keep their ids; jobs from now on have ids of their own.
+    Jobs of the backup keep their ids; later jobs have ids of the new log.
 
     Args:
-        path: the backup's directory, or a log's that no process has open.
-        target: the log's, which must be empty or not there.
-        copier: copies it, unless all of it reads.
+        path: the backup's directory, or the directory of a log that no process has open.
+        target: the new log's directory, which must be empty or missing.
+        copier: class that copies it; the default needs an undamaged backup.
 
     Returns:
         BackupReport: with the id of the new log.
 
     Raises:
-        LogError: there is no backup, or something is in the target.
+        LogError: there is no backup, or the target is not empty.
     """
     disk = LocalDisk()
     source, target = map(system.resolved, (path, target))
@@ -160,7 +160,7 @@ def restore(path: str, target: str, copier: type[Copier] | None = None) -> Backu
         bare = identity.read_only - {REPLICA, BACKUP}
         write_identity(disk, target, identity._replace(read_only=bare, lock=None))
         disk.sync_directory(target)
-        with _written(disk, target) as journal:  # as every copy it is another log from now on
+        with _written(disk, target) as journal:  # like every copy it becomes another log
             return replace(report, log_id=str(journal.identity.log_id))
     except OSError as error:
         raise errors.refusal(target, error) from error
@@ -179,24 +179,24 @@ def _written(disk: ports.Disk, path: str) -> Iterator[Journal]:
 
 
 def fork(path: str, at: int) -> Identity:
-    """Let a log go on as another, whose records from an lsn on are no longer the former's.
+    """Turn a log into another log, whose records from an lsn on are its own.
 
-    It is for a directory whose file system was set back to an earlier state: no file of it shows
-    that, but whoever has a copy of the log finds other records there. Records before ``at`` stay
-    the former log's, the parent's. Those from ``at`` on are written again, with their numbers, as
-    the new log's; so the ids of jobs among them change.
+    It is for a directory whose file system was set back to an earlier state. No file shows that,
+    but the owner of a copy finds other records there. Records before ``at`` stay the former log's,
+    the parent's. Records from ``at`` on are rewritten with their numbers as the new log's, so the
+    ids of their jobs change.
 
-    Processes that have the log open, this one included, lose it with LogGone, and write nothing
-    more. A process that is killed meanwhile leaves the former log, or else a fork that the next
-    process finishes that opens the log for writing.
+    Processes that have the log open, including this one, get LogGone and write nothing more. A
+    process that is killed meanwhile leaves the former log, or a fork that the next opener for
+    writing finishes.
 
     Args:
         path: the log's directory.
         at: an lsn between two frames of the log, such as ``Border.next_lsn`` of the last common
-            one.
+            frame.
 
     Raises:
-        LogError: the log does not reach from before ``at`` to there, or the disk refused.
+        LogError: the log does not have the records around ``at``, or the disk refused.
     """
     try:
         with _written(LocalDisk(), system.resolved(path)) as journal:
@@ -238,7 +238,7 @@ def fork_journal(journal: Journal, at: int) -> Identity:
 
 
 def _cut_at(journal: Journal, segment: int, at: int) -> tuple[int, codec.Link]:
-    """Return where a segment's records from an lsn on begin, and the link to what is before."""
+    """Return the offset of a segment's records from an lsn on, and the link to the frame before."""
     last, offset = 0, codec.SEGMENT_HEADER.size
     for _, item in _items(journal, segment):
         if item.first_lsn >= at:
@@ -289,7 +289,7 @@ def _put_in_place(disk: ports.Disk, target: str) -> None:
 
 
 def _complete(disk: ports.Disk, path: str) -> None:
-    """Do the rest of a backup that was cut short while its files got their names."""
+    """Finish a backup that was interrupted while its files got their names."""
     if not disk.status(f"{path}/{_LIST}"):
         return
     try:
@@ -318,7 +318,7 @@ class Copier:
         self._source = source
         self._target = target
         self._copied = self._bytes = 0
-        #: files of the copy, and the new ones
+        #: files of the copy, and its new files
         self._files: list[str] = []
         self._new: list[str] = []
 
@@ -339,9 +339,9 @@ class Copier:
         )
 
     def _once(self) -> End:
-        # Before the end is looked for: a reader that came further would be beyond it.
+        # Before the end is read: a reader that moved on later would be beyond it.
         self._folder("readers", self._names("readers"))
-        # A reader lists the segments again, past its end, when compaction takes some meanwhile.
+        # A reader lists the segments again, past its end, if compaction removes some meanwhile.
         first = self._first()
         with LogReader.open(self._source) as reader:
             end = self._end(reader)
@@ -371,10 +371,10 @@ class Copier:
         return End(segments, stands.offset, journal.next_lsn)
 
     def _sealed(self, lsn: int) -> None:
-        """Copy a segment that nobody changes any more, with its index, unless it is there."""
+        """Copy a finished segment with its index, unless the copy has them."""
         name = f"log/{lsn:020d}"
         self._copied += self._copy_unless_there(f"{name}.log")
-        # It is made again where it is missing, so it may be.
+        # A missing index is built again, so it need not be copied.
         if self._disk.status(f"{self._source}/{name}.idx"):
             self._copy_unless_there(f"{name}.idx")
 
@@ -422,7 +422,7 @@ class Copier:
         if self._is_there(name, name):
             self._files.append(name)
             return False
-        if self._is_there(name, name + NEW):  # an earlier backup was cut short after it
+        if self._is_there(name, name + NEW):  # left by an earlier, interrupted backup
             self._files.append(name)
             self._new.append(name)
             return False
@@ -430,7 +430,7 @@ class Copier:
         return True
 
     def _is_there(self, name: str, copy: str) -> bool:
-        """Return whether the file was copied whole, and was not written again since."""
+        """Return whether the file was copied whole, and not rewritten since."""
         ours, theirs = f"{self._target}/{copy}", f"{self._source}/{name}"
         there, wanted = self._disk.status(ours), self._disk.status(theirs)
         if there is None or wanted is None or there[2] != wanted[2]:
@@ -441,7 +441,7 @@ class Copier:
         """Copy a file, or its first bytes, to a new file that is whole and on disk.
 
         Raises:
-            _Vanished: it is not there any more.
+            _Vanished: it no longer exists.
         """
         disk, place = self._disk, f"{self._target}/{name}{NEW}"
         try:
@@ -474,7 +474,7 @@ class Copier:
 _OF_JOBS: Final = kinds.OF_JOBS - kinds.CARRYING
 _WITH_REASON: Final = kinds.kinds_that(lambda row: row.body is Body.REASON)
 _WITH_RESULT: Final = kinds.kinds_that(lambda row: row.body is Body.RESULT)
-#: A record that every fold passes over, in place of a record of an earlier job.
+#: A record that every fold skips, in place of a record of an earlier job.
 _LEFT_OUT: Final = codec.PREFIX.pack(codec.PREFIX.size, 255, 0, 0, 0)
 
 
@@ -489,16 +489,16 @@ class Excerpt(NamedTuple):
 def excerpt(
     journal: Journal, since_ns: int, *, bodies: bool, hides: bool = False
 ) -> Iterator[Excerpt]:
-    """Yield the frames from a moment on, as segments that verify clean for every reader.
+    """Yield the frames from a moment on, as segments that every reader can verify.
 
-    Lsns, epochs and times are those of the log, and so are job ids. Records of jobs from
-    before the moment are left out: they have no beginning there.
+    Lsns, epochs, times and job ids are the log's. Records of jobs from before the moment are left
+    out, since the excerpt lacks their beginnings.
 
     Args:
         journal: the log, open for reading.
         since_ns: frames before it are left out.
-        bodies: whether payloads and results are in it. Reasons of failures are, in any case.
-        hides: leave what names call secret out of headers and reasons.
+        bodies: whether payloads and results are included; reasons of failures always are.
+        hides: remove values with secret names from headers and reasons.
     """
     known: set[int] = set()
     link = codec.NO_LINK
@@ -578,7 +578,7 @@ def _bare(record: bytes, kind: int, lsn: int) -> bytes:
     return record
 
 
-#: Processes that have the log open and are named.
+#: Most processes named in the error about an open log.
 _NAMED_MAX: Final = 5
 
 
@@ -587,8 +587,8 @@ class RepairReport:
     """Damage of a log, and the losses of a repair.
 
     Attributes:
-        damage: as ``verify`` finds it; parts of size 0 are gaps between segments.
-        lost_jobs: ids of jobs that are gone, as far as other records name them.
+        damage: as found by ``verify``; parts of size 0 are gaps between segments.
+        lost_jobs: ids of lost jobs, as far as other records name them.
         lost_records: records that cannot be saved.
     """
 
@@ -619,13 +619,13 @@ def survey_damage(journal: Journal) -> RepairReport:
 
 
 def repair_directory(path: str, target: str | None = None) -> RepairReport:
-    """Copy what reads of a damaged log into a new directory; without one only look at the damage.
+    """Copy the readable part of a damaged log into a new directory; without one only survey it.
 
     Nothing is written if there is no damage. The copy is a new log, so the ids of its jobs differ
     from the ids of lost ones.
 
     Raises:
-        LogError: a process has the log open, or something is in the target.
+        LogError: a process has the log open, or the target is not empty.
     """
     directory = system.resolved(path)
     if target is not None:
@@ -664,9 +664,9 @@ class _Mender(Copier):
 def write_repaired(
     journal: Journal, disk: ports.Disk, directory: str, ending: str = ""
 ) -> list[int]:
-    """Write what reads of each segment to a file of its name in a directory; returns which.
+    """Write the readable part of each segment to a file of its name; return the segments.
 
-    Each names the end of the one before it as that stands there.
+    Each file links to the end of the one before it in that directory.
     """
     written: list[int] = []
     link = codec.NO_LINK
@@ -674,7 +674,7 @@ def write_repaired(
         path = f"{directory}/{frames.segment_name(segment)}{ending}"
         header = _segment_header(journal, segment)._replace(link=link)
         _, end = write_segment(disk, path, header, _readable(journal, segment, header))
-        if end == codec.NO_LINK:  # nothing of it reads
+        if end == codec.NO_LINK:  # no frame is readable
             disk.remove(path)
         else:
             written.append(segment)
@@ -698,7 +698,7 @@ def _readable(
         for frame, first_lsn, records in _runs(journal, base, item):
             if first_lsn < since:
                 continue
-            # If the frame's header is lost, its time lies between its neighbours' times.
+            # If the frame's header is lost, its time is between its neighbours' times.
             is_known = frame.body_crc != 0
             yield (
                 frame._replace(
@@ -736,14 +736,14 @@ def _items(journal: Journal, segment: int) -> Iterator[tuple[int, frames.Frame |
 def _salvaged(
     journal: Journal, base: int, gap: frames.Gap
 ) -> Iterator[tuple[codec.FrameHeader, int, bytes]]:
-    """Yield (damaged frame's header, lsn, record) of each record that is whole by its own CRC."""
+    """Yield (damaged frame's header, lsn, record) of each record with a valid CRC of its own."""
     readable = journal.files.damaged_frame(base, gap)
     if readable is None:
         return
     header, body, _ = readable
     end = gap.next_lsn
     if end == gap.first_lsn:
-        # Nothing after it in its segment shows its end.
+        # No frame after it in its segment shows its end.
         segment = journal.files.segment_at(base)
         end = next((lsn for lsn in journal.files.lsns if lsn > segment), codec.LSN_MAX)
     for lsn, _, record in salvage(body, gap.first_lsn):
@@ -754,7 +754,7 @@ def _salvaged(
 def _runs(
     journal: Journal, base: int, gap: frames.Gap
 ) -> Iterator[tuple[codec.FrameHeader, int, list[bytes]]]:
-    """Yield the same, those together whose numbers follow one another: a frame can hold them."""
+    """Yield the same, with runs of adjacent numbers together: a frame can have such a run."""
     records: list[bytes] = []
     first = 0
     last: codec.FrameHeader | None = None

@@ -1,4 +1,4 @@
-"""Taking the oldest segment out of the log: what is needed of it is written again, then it goes."""
+"""Remove the oldest segment from the log, after rewriting its needed records."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class InnerRequest(Pending[Any]):
         self.request: Request = (int(op), port, self, operand)
 
     def wait(self) -> Iterator[InnerRequest | None]:
-        """Be sent, and wait for the answer.
+        """Yield the request to be sent, and wait for its answer.
 
         Raises:
-            TaskqError: it could not be done.
+            TaskqError: the request failed.
         """
         yield self
         while not self.done():
@@ -44,7 +44,7 @@ class InnerRequest(Pending[Any]):
 
 
 class InnerPort:
-    """The port that inner requests come from."""
+    """The port of upkeep's own requests."""
 
     def make(self, op: Op, operand: object) -> InnerRequest:
         return InnerRequest(op, self, operand)
@@ -57,25 +57,24 @@ class InnerPort:
                 inner.set_result(value)
 
 
-#: Jobs or bytes that one batch carries, so that the lock is held for some milliseconds.
+#: Most jobs and bytes that one batch carries, so that the lock is held for milliseconds.
 _ITEMS_MAX: Final = 256
 _ITEMS_BYTES_MAX: Final = 128 * 1024
-#: Rows of a table that are looked at in one step.
+#: Rows of a table that are scanned in one step.
 _ROWS: Final = 2_048
-#: Jobs that change while they are written again are few; other work comes first after that.
+#: Few jobs change while they are rewritten. After this number of passes other work comes first.
 _PASSES_MAX: Final = 8
-#: About what a job takes of which only the key is needed.
+#: Approximate bytes of a job of which only the key is needed.
 _KEY_BYTES: Final = 256
 
 
 class Compaction:
-    """A segment on its way out.
+    """Removal of a segment.
 
-    Steps that take a millisecond each, so that the storage thread can do them between batches. What
-    has to be decided under the writer lock is asked for like any other request (``carries`` does
-    it), so that a batch of it is as bounded as any. A process that dies anywhere in between leaves
-    a log that means the same: a job that was written again twice is one job, and the segment goes
-    only once a record on disk says that nothing in it is needed.
+    Its steps take a millisecond each, so the storage thread can run them between batches. Decisions
+    under the writer lock are ordinary requests (``decide.carry``), so their batches are bounded,
+    too. A process that dies in between leaves an equivalent log: a job rewritten twice is one job,
+    and the segment is removed only after a record on disk allows it.
     """
 
     def __init__(
@@ -94,18 +93,18 @@ class Compaction:
         self._low = self._files.base(segment)
         self._high = self._low + (1 << OFFSET_BITS)
         self._size, self._next = extent(self._journal, segment)
-        #: bytes of records that are needed still, as of the last pass
+        #: bytes of needed records, as of the last pass
         self.needed_bytes: int = 0
         self._needed = 0
         self.carried: int = 0
 
     def steps(self, needed_bytes_max: int | None) -> Steps:
-        """Carry, and say that the segment may go; ``drop_steps`` removes it.
+        """Carry needed records, and write that the segment may go; ``drop_steps`` removes it.
 
         Nothing is done if over ``needed_bytes_max`` bytes of it are needed.
 
         Raises:
-            LogDamaged: the segment holds bytes that do not read back; it is a person's decision.
+            LogDamaged: the segment has unreadable bytes, which a person must decide about.
             TaskqError: the log could not be written.
         """
         self._refuse_beside_loss()
@@ -135,12 +134,12 @@ class Compaction:
             raise errors.LogError(f"{self._journal.path}: the end of the log is not known here yet")
 
     def pays(self, needed_bytes_max: int | None) -> bool:
-        """Return whether to write again what is needed, after it was measured.
+        """Return whether rewriting the needed records pays off, after they were measured.
 
-        It does if that is little of the segment; or else if it is little of the whole log: dense
-        segments go round once, and with them what lies between them. A log that is needed for the
-        most part would only be copied for ever. A disk without
-        room for it is another reason against it.
+        It does if they are a small part of the segment. It also does if they are a small part of
+        the whole log: dense segments are rewritten once, which frees the segments between them. A
+        log that is mostly needed would only be copied for ever. A disk without room for the records
+        also prevents it.
         """
         if not self._committer.room.holds(self.needed_bytes):
             return False
@@ -152,11 +151,11 @@ class Compaction:
         return jobs * mean_bytes < self._files.total_size() / 2
 
     def measure_steps(self) -> Iterator[None]:
-        """Find out ``needed_bytes``, and write nothing."""
+        """Measure ``needed_bytes``, without writing."""
         yield from self._measure((yield from self._look()))
 
     def _look(self) -> Generator[None, None, Needed]:
-        # Jobs of the segment that are not folded yet would be lost.
+        # Unfolded jobs of the segment would be lost.
         self._journal.refresh()
         self._committer.facets.catch_up()
         needed = Needed()
@@ -167,7 +166,7 @@ class Compaction:
 
     def _finish(self) -> Steps:
         tallied: agenda.Agenda | None = None
-        while tallied is not self._agenda:  # lanes have other numbers once it was folded anew
+        while tallied is not self._agenda:  # a new fold numbers its lanes differently
             tallied = self._agenda
             for start in range(0, max(len(tallied.lanes), 1), TALLIES_MAX):
                 inner = self._port.make(Op.TALLY, range(start, start + TALLIES_MAX))
@@ -186,7 +185,7 @@ class Compaction:
         return self._committer.facets.need_dedup()
 
     def _find(self, needed: Needed) -> Iterator[None]:
-        """Unsettled jobs, dead letters and held keys whose record stands in the segment."""
+        """Find unsettled jobs, dead letters and held keys with records in the segment."""
         low, high = self._low, self._high
         for is_dead in (False, True):
             job = 0
@@ -198,7 +197,7 @@ class Compaction:
                     if low <= location < high:
                         needed.add(job, location - low, 0 if is_dead else meta)
                 yield
-                # Younger jobs came into being in younger segments.
+                # Younger jobs began in younger segments.
                 if len(rows) < _ROWS or job >= self._next:
                     break
                 job += 1
@@ -262,7 +261,7 @@ class Compaction:
             yield item
 
     def _carry(self, needed: Needed) -> Generator[InnerRequest | None, None, int]:
-        """Write all of them again; returns how many had changed meanwhile."""
+        """Rewrite all needed records; return the number of jobs that changed meanwhile."""
         missed = size = 0
         items: list[Rewrite | Again] = []
         for frame in self._frames():
@@ -357,7 +356,7 @@ class Compaction:
         kept = self._retained.kept_item(job, location, born, enqueued_ns)
         if kept is not None:
             return kept
-        # Nothing but its key is needed: the payload is not.
+        # Only its key is needed, not its payload.
         until = self._dedup.until_ns(key_hash_of(born), job)
         if until <= self._journal.time_ns or until == dedup.UNTIL_SETTLED:
             return None

@@ -21,38 +21,38 @@ from taskq.log.read.reader import FAILED, LogReader
 from taskq.log.segments.identity import FILE, check_writable
 
 _STOPPED: Final = "stopped"
-#: A clock before this was never set.
+#: A clock before this moment was never set.
 _YEAR_2024_NS: Final = 1_704_067_200 * model.SECOND_NS
 
 
-#: Whether all is well, and a sentence on it.
+#: (whether the check passed, a sentence about it)
 Look: TypeAlias = tuple[bool, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A thing that was looked at."""
+    """Result of a check."""
 
     name: str
     ok: bool
-    #: the finding, and a remedy if it is not well
+    #: the finding, with a remedy if the check failed
     detail: str
-    #: whether it counts for liveness too: only then would a restart help, or do harm
+    #: whether it counts for liveness: if not, a restart would not help
     vital: bool = False
 
 
 def check_health(
     path: Path, config: LogConfig | None = None, *, with_jobs: bool = True
 ) -> list[Check]:
-    """Look at a log's directory and at the processes that have it open; takes milliseconds.
+    """Check a log's directory and the processes that have it open; takes milliseconds.
 
-    Before a start (``taskq check``), and while there should be a worker (``taskq health``).
+    It serves before a start (``taskq check``), and while a worker should run (``taskq health``).
 
     Args:
         path: the directory.
-        config: its ``min_free``, if that was set; None for the default.
-        with_jobs: whether to look at the jobs that wait, too. What was written since the newest
-            snapshot has to be read for that: a quarter of a second after 8 MiB.
+        config: options with its ``min_free``, if set; None for the default.
+        with_jobs: whether to check waiting jobs, too. That reads all records since the newest
+            snapshot: a quarter of a second for 8 MiB.
     """
     disk = LocalDisk()
     log = _look_at(path, with_jobs=with_jobs)
@@ -65,7 +65,7 @@ def check_health(
         for owner in owners.owner_views(path / "owners", {})
         if owner.alive
     }
-    # A stopped worker works on nothing, even if others have the log open.
+    # A stopped worker does no work, even if other processes have the log open.
     awake = [owner for owner, state in states.items() if not state.startswith(_STOPPED)]
     stall_of = {owner.pid: owners.read_stall(path / "owners", owner.owner) for owner in awake}
     stalls = {pid: stall for pid, stall in stall_of.items() if stall is not None}
@@ -83,7 +83,7 @@ def check_health(
 
 
 class _Log(NamedTuple):
-    """The log as one reading found it; ``time_ns`` is of its last frame, 0 if it does not read."""
+    """Result of one read of the log; ``time_ns`` is of its last frame, 0 if it is unreadable."""
 
     readable: Check
     copy_of: str = ""
@@ -96,7 +96,7 @@ def _look_at(path: Path, *, with_jobs: bool) -> _Log:
         with LogReader.open(str(path)) as reader:
             journal, again, copy_of = reader.journal, reader.resend_command, reader.copy_of
             if journal.lost:
-                # No restart brings it back, so liveness is unaffected.
+                # No restart brings the records back, so liveness is unaffected.
                 losses = "; ".join(loss.explain(journal.path, again) for loss in journal.lost)
                 return _Log(Check("log", False, losses), copy_of)
             which = f"{reader.lineage}{',' if reader.parents else ''}"
@@ -119,7 +119,7 @@ def _process(
     awake: list[views.OwnerView],
     stalls: dict[int, owners.Stall],
 ) -> Look:
-    """Look for any process: a worker that drains claims nothing, and is well all the same."""
+    """Check for any process: a draining worker claims nothing, and is healthy."""
     stuck = [(pid, stall) for pid, stall in stalls.items() if stall.is_engine]
     if stuck:
         return False, _stalled(stuck)
@@ -155,7 +155,7 @@ def _worker(owners: Iterable[views.OwnerView], stalls: dict[int, owners.Stall]) 
 
 
 def _access(path: Path) -> str:
-    """Report the readers of the log; never a failure, as a container has no other users."""
+    """Report the users who can read the log; never a failure, as a container has only one user."""
     try:
         detail = f"nobody but {access.whose(str(path))} can use its files"
     except OSError as error:
@@ -170,7 +170,7 @@ def _room(disk: ports.Disk, path: Path, config: LogConfig) -> Look:
             limit = min(MIN_FREE_BYTES, disk.total_bytes(str(path)) // TINY_DISK_PARTS)
         files = files_left(disk, str(path)) if limit else ""
     except OSError as error:
-        # Who cannot be asked refuses nothing.
+        # A failed check refuses nothing.
         return True, f"the disk does not report it ({error.strerror})"
     detail = f"{free:,} bytes are free, {limit:,} must stay so"
     is_short = free < limit or bool(files)
@@ -184,11 +184,11 @@ def _room(disk: ports.Disk, path: Path, config: LogConfig) -> Look:
 
 
 def check_start(path: Path, config: LogConfig) -> list[Check]:
-    """Look whether a process could begin to work with the log in a directory, or make one there.
+    """Check whether a process could begin to work with the log in a directory, or make one.
 
     Args:
-        path: the directory, which need not be there.
-        config: what is set for the log.
+        path: the directory, which may be missing.
+        config: options of the log.
     """
     disk = LocalDisk()
     if not (path / FILE).is_file():
@@ -222,7 +222,7 @@ def _makeable(path: Path) -> Look:
 
 
 def _writable(disk: ports.Disk, path: Path) -> Look:
-    """Look whether this user may write where processes write, and the log is no hub's copy."""
+    """Check whether this user may write the log's files, and the log is no hub's copy."""
     try:
         check_writable(disk, str(path))
     except errors.LogError as error:

@@ -1,4 +1,4 @@
-"""Retention: which finished jobs stay, where jobs ended, and which segment may go next."""
+"""Retention: which finished jobs stay, which segments have ended jobs, and which may go next."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from taskq.log.upkeep import compaction
 
 _log: Final = Reporter("taskq")
-#: How large a log may become for the sake of a hub, or a quarter of the disk, unless told.
+#: Size, or a quarter of the disk, up to which a log may grow for an absent hub by default.
 _HUB_LAG_BYTES: Final = 2**30
 
 
@@ -37,19 +37,19 @@ NEARLY_FULL: Final = "the disk is nearly full"
 
 
 class Due(NamedTuple):
-    """A segment that may go."""
+    """A segment that may be removed."""
 
     segment: int
-    #: in words, for people
+    #: reason in words, for people
     reason: str
-    #: whether finished jobs of any age go with it
+    #: whether its finished jobs of any age are removed, too
     drops_finished: bool
-    #: more of it must not be needed, or nothing would be gained; None: however much it is
+    #: most needed bytes with which the removal pays off; None: any number
     needed_bytes_max: int | None
 
 
 class Pinned(NamedTuple):
-    """A segment that would be due, but for a named reader that has not read it."""
+    """A segment that would be due, but a named reader has not read it."""
 
     segment: int
     reader: str
@@ -64,15 +64,15 @@ def due(
     goal: int,
     gone: int = 0,
 ) -> Due | Pinned | None:
-    """Return the oldest segment, if the policy lets it go; None if no segment is due.
+    """Return the oldest segment if the policy allows its removal; None if no segment is due.
 
-    For its age it goes up to the ``goal``, the last one with something that is past its time.
-    ``gone`` of the oldest segments are taken for removed already.
+    For its age a segment goes up to the ``goal``, the last segment with expired jobs. The ``gone``
+    oldest segments count as removed.
     """
     files = journal.files
     files.refresh()
     lsns = files.lsns[gone:]
-    if len(lsns) < 2:  # noqa: PLR2004 - the last one is written to
+    if len(lsns) < 2:  # noqa: PLR2004 - the last one still grows
         return None
     total = sum(map(files.size, lsns))
     oldest = _over_limit(journal, lsns, total, is_pressed)
@@ -110,7 +110,7 @@ def _over_limit(journal: Journal, lsns: list[int], total: int, is_pressed: bool)
 def last_due(
     journal: Journal, now_ns: int, *, is_pressed: bool, keep_seconds: float | None
 ) -> Due | None:
-    """Return the segment that is written to, if it may be sealed for jobs that ended in it."""
+    """Return the growing segment, if it may be sealed for jobs that ended in it."""
     files = journal.files
     files.refresh()
     last = journal.segment
@@ -123,7 +123,7 @@ def last_due(
 
 
 def _is_past(journal: Journal, following: int, seconds: float | None, now_ns: int) -> bool:
-    # Its header has the time of the last frame before it.
+    # The next segment's header has the time of this segment's last frame.
     header = journal.files.header(following) if seconds is not None else None
     return (
         header is not None and header.created_ns + int((seconds or 0) * model.SECOND_NS) <= now_ns
@@ -137,7 +137,7 @@ def _pinned(journal: Journal, candidate: Due, following: int, total: int) -> Pin
             continue
         lag_max = journal.config.reader_lag_bytes
         if lag_max is None and name == HUB_READER:
-            # A hub that is never reached again must not fill the disk.
+            # An unreachable hub must not fill the disk.
             lag_max = min(_HUB_LAG_BYTES, journal.disk.total_bytes(journal.path) // 4)
         if lag_max is None or total <= lag_max:
             return Pinned(candidate.segment, name)
@@ -149,19 +149,19 @@ def _pinned(journal: Journal, candidate: Due, following: int, total: int) -> Pin
     return None
 
 
-# How long dead letters stay, and how many: the oldest deaths go first.
+# Limits of age and number of dead letters: the oldest deaths go first.
 #
-# A queue with a limit of its own is counted by itself, all the others together. What is found goes
-# through ordinary batches, so a letter that somebody requeues meanwhile is left alone.
+# A queue with a limit of its own has its own count, all other queues share one. Removals go through
+# ordinary batches, so a letter requeued meanwhile is left alone.
 
-#: Letters that are looked at in one step: about a millisecond's worth.
+#: Letters scanned in one step: about a millisecond of work.
 _SCANNED: Final = 2_000
-#: Jobs over a limit of their number that go in one pass.
+#: Most jobs over a limit of number that one pass removes.
 _EXCESS_MAX: Final = 2_000
 
 
 class DeadPolicy:
-    """The limits of a log and of its queues."""
+    """Limits of a log and of its queues."""
 
     def __init__(self, config: LogConfig) -> None:
         self._keep_seconds = config.keep_dead_seconds
@@ -173,17 +173,17 @@ class DeadPolicy:
         }
 
     def __bool__(self) -> bool:
-        """Return whether any letter may ever be too old or one too many."""
+        """Return whether there is any limit of age or number."""
         return bool(self._queues) or not (self._keep_seconds is None and self._max is None)
 
     def keep_seconds(self, queue: str) -> float | None:
-        """Return how long letters of the queue stay; None for ever."""
+        """Return the retention of the queue's letters; None for ever."""
         policy = self._queues.get(queue)
         own = None if policy is None else policy.keep_dead_seconds
         return self._keep_seconds if own is None else own
 
     def group(self, queue: str) -> str:
-        """Return the queue itself if it is counted alone, else ""."""
+        """Return the queue itself if it has its own count, else ""."""
         policy = self._queues.get(queue)
         return "" if policy is None or policy.dead_max is None else queue
 
@@ -194,9 +194,9 @@ class DeadPolicy:
 def overdue_dead(
     facets: Facets, now_ns: int, policy: DeadPolicy
 ) -> Generator[list[int], None, bool]:
-    """Yield dead letters that are too old or too many, a part a step; most steps find none.
+    """Yield dead letters that are too old or too many, a part per step; most steps have none.
 
-    Returns True when there are too many still: another pass finds more.
+    Return True if there are still too many: another pass finds more.
     """
     agenda = facets.agenda
     if agenda is None or not policy:
@@ -205,7 +205,7 @@ def overdue_dead(
     start = 0
     while start >= 0:
         agenda = facets.agenda
-        if agenda is None:  # thrown away meanwhile: the next look sees to it
+        if agenda is None:  # dropped meanwhile: a later check handles it
             return False
         old, start = _scan(agenda, start, now_ns, policy, rest)
         yield old
@@ -214,7 +214,7 @@ def overdue_dead(
 
 
 def purge_steps(committer: committer.Committer, port: compaction.InnerPort) -> compaction.Steps:
-    """Forget the dead letters that are too old or too many, slice by slice."""
+    """Purge the dead letters that are too old or too many, in slices."""
     policy = DeadPolicy(committer.config)
     again = bool(policy)
     while again:
@@ -232,7 +232,7 @@ def purge_steps(committer: committer.Committer, port: compaction.InnerPort) -> c
 
 
 class _Excess:
-    """The oldest deaths of each group that has more letters than it may."""
+    """The oldest deaths of each group over its limit."""
 
     def __init__(self, agenda: agenda.Agenda, policy: DeadPolicy) -> None:
         counts: dict[str, int] = {}
@@ -251,7 +251,7 @@ class _Excess:
         return bool(self._over)
 
     def gone(self, group: str) -> None:
-        """Count one of the group that goes because of its age."""
+        """Count a letter of the group that is removed for its age."""
         if group in self._over:
             self._over[group] -= 1
 
@@ -271,7 +271,7 @@ class _Excess:
 def _scan(
     agenda: agenda.Agenda, start: int, now_ns: int, policy: DeadPolicy, rest: _Excess
 ) -> tuple[list[int], int]:
-    """Return the letters from ``start`` on that are too old, and where to go on; -1 at the end."""
+    """Return the too old letters from ``start`` on, and the next start; -1 at the end."""
     now = now_ns // model.SECOND_NS
     lanes: dict[int, tuple[float | None, str]] = {}
     old: list[int] = []
@@ -293,27 +293,27 @@ def _scan(
 
 _LETTER: Final = kinds.after(model.State.RUNNING, kinds.DEATH)
 _BODY_FLAGS: Final = int(records.Flag.ZLIB | records.Flag.ZSTD)
-#: Records of a frame that are looked at in one step.
+#: Records of a frame that are read in one step.
 _RECORDS: Final = 1_024
 
 
-#: Shift of a number that holds an offset above a job and a bit.
+#: Shift of an offset above a job and a bit, in one number.
 _JOB_BITS: Final = 64
 _JOB_MASK: Final = (1 << 63) - 1
 
 
 class Needed:
-    """Jobs whose record stands in the segment, in the order of their offsets once sorted.
+    """Jobs with a needed record in the segment, in the order of offsets once sorted.
 
     Attributes:
         dues: of scheduled jobs: (moment, whether that is wall time).
-        expiries: of jobs that expire at a moment that shifts: that moment in shifted time.
+        expiries: relative expiries of jobs, in shifted time.
         waits, expires: whether there may be any such jobs.
         steps: (offset, job, whether it has ended) of steps and signals in the segment.
     """
 
     def __init__(self) -> None:
-        #: offset, job and whether it is settled, in one number: a million of them take 44 MB
+        #: offset, job and whether it is settled, in one number: a million take 44 MB
         self._keys: list[int] = []
         self.dues: dict[int, tuple[int, bool]] = {}
         self.expiries: dict[int, int] = {}
@@ -337,7 +337,7 @@ class Needed:
         return {key >> 1 & _JOB_MASK for key in self._keys}
 
     def between(self, first: int, end: int) -> Iterator[tuple[int, int, bool]]:
-        """Yield (job, offset, whether it was alive) of those at these offsets, each once."""
+        """Yield (job, offset, whether it was alive) of jobs at these offsets, each once."""
         keys, before = self._keys, -1
         last = bisect_left(keys, end << _JOB_BITS)
         for number in range(bisect_left(keys, first << _JOB_BITS), last):
@@ -349,7 +349,7 @@ class Needed:
 
 
 def extent(journal: Journal, segment: int) -> tuple[int, int]:
-    """Return (bytes, lsn after its records) of a segment, as far as it is known here."""
+    """Return (bytes, lsn after its records) of a segment, as far as known here."""
     following = min((lsn for lsn in journal.files.lsns if lsn > segment), default=0)
     if following:
         return journal.files.size(segment), following
@@ -357,13 +357,13 @@ def extent(journal: Journal, segment: int) -> tuple[int, int]:
 
 
 class Retained:
-    """Decides which finished jobs stay.
+    """Decision which finished jobs stay.
 
     Args:
         committer: of this process.
-        keep_seconds: how long they stay after their end, where neither their queue nor the job
-            says otherwise; None for ever.
-        drops_finished: none of them stays.
+        keep_seconds: retention after the end, unless the queue or the job has its own; None for
+            ever.
+        drops_finished: no finished job stays.
         now_ns: wall time.
     """
 
@@ -388,7 +388,7 @@ class Retained:
         self._kept: dict[int, Record] = {}
 
     def find(self, segment: int, needed: Needed) -> Iterator[None]:
-        """Add the finished jobs that stay, by where their record stands in the segment."""
+        """Add the finished jobs that stay, by the offset of their record in the segment."""
         self._kept = {}
         files = self._journal.files
         size, following = extent(self._journal, segment)
@@ -414,7 +414,7 @@ class Retained:
         yield from self._find_acts(births, following, needed)
 
     def _find_acts(self, births: _Births, following: int, needed: Needed) -> Iterator[None]:
-        """Add the acts upon jobs that stay, or were written again later."""
+        """Add acts on jobs that stay, or that were rewritten later."""
         agenda, known = self._committer.facets.need_agenda(), dict[int, bool]()
         for offset, job in births.acts:
             if job and job not in known:
@@ -429,7 +429,7 @@ class Retained:
                 needed.steps.append((offset, job, True))
 
     def _find_steps(self, births: _Births, following: int, needed: Needed) -> Iterator[None]:
-        """Add the steps of finished jobs that stay, or that were written again later."""
+        """Add steps of finished jobs that stay, or that were rewritten later."""
         for number, (job, offsets) in enumerate(births.steps.items()):
             if not number % 64:
                 yield
@@ -472,7 +472,7 @@ class Retained:
     ) -> None:
         job = codec.JOB.unpack_from(record)[6]
         offset = births.ended(job)
-        # A dead letter is known to the agenda, until it is one no more.
+        # The agenda knows a dead letter until it is purged or requeued.
         if not offset or record[codec.KIND_AT] in kinds.DEATHS:
             return
         if job in births.keeps:
@@ -489,7 +489,7 @@ class Retained:
         carried = decode_carried(record)
         if carried.state is model.State.ABSENT or carried.state is model.State.DEAD:
             return
-        births.ended(carried.job)  # where it stood before, if that is here
+        births.ended(carried.job)  # its earlier record, if that is in this segment
         births.carried[carried.job] = base + at
         self._note_keep(births, carried.job, carried.born)
         if carried.state in model.LIVE_STATES:
@@ -502,7 +502,7 @@ class Retained:
             births.kept[carried.job] = (base + at, end)
 
     def _note_keep(self, births: _Births, job: int, born: bytes) -> None:
-        """Remember a job that is kept for another time than the rest."""
+        """Note a job with a retention of its own."""
         keep_ns = self.own_keep_ns(born)
         if keep_ns:
             births.keeps[job] = keep_ns
@@ -522,7 +522,7 @@ class Retained:
         return keep_ns
 
     def _is_taken_in(self, born: bytes) -> bool:
-        """Return whether a job may still want the result: it waits or runs, or is a dead letter."""
+        """Return whether a job may still need the result: it waits, runs, or is a dead letter."""
         agenda = self._committer.facets.need_agenda()
         return any(
             agenda.table.find(job) is not None or agenda.dead.find(job) is not None
@@ -542,7 +542,7 @@ class Retained:
         return job in self._kept
 
     def look_again(self, job: int, born: bytes, following: int) -> None:
-        """Keep a job of the segment before ``following`` that has ended since ``find``, too."""
+        """Also keep a job of the segment before ``following`` that has ended since ``find``."""
         own_ns = self.own_keep_ns(born)
         if own_ns or not self._drops_finished:
             end = _end(self._journal, job, following)
@@ -569,7 +569,7 @@ class Retained:
         )
 
     def attempts(self, job: int) -> tuple[bytes, bytes]:
-        """Return the job's attempts so far, packed, and the log lines of the last one."""
+        """Return the job's packed attempts so far, and the log lines of the last one."""
         view = job_view(self._journal, job, self._now_ns)
         return encode_attempts(view.attempts if view is not None else ())
 
@@ -592,14 +592,14 @@ class Retained:
 
 
 class _Births:
-    """Jobs that came into being in a segment, and which of them ended there.
+    """Jobs that began in a segment, and their ends there.
 
     Attributes:
-        carried: jobs that were written again here, and where.
-        keeps: nanoseconds, of jobs that are kept for another time than the rest.
-        kept: jobs that ended here and stay: where they stand, and their end.
-        steps: jobs -> where steps of theirs stand here.
-        acts: (where it stands, its job) of acts.
+        carried: jobs rewritten here, with their offsets.
+        keeps: retention of jobs with their own, in nanoseconds.
+        kept: jobs that ended here and stay, with their offsets and ends.
+        steps: job -> offsets of its steps here.
+        acts: (offset, job) of acts.
     """
 
     def __init__(self, first_lsn: int, next_lsn: int) -> None:
@@ -615,7 +615,7 @@ class _Births:
         self._offsets[job - self._first] = offset
 
     def ended(self, job: int) -> int:
-        """Return the job's offset, 0 if it was not born here; it is not ``open`` any more."""
+        """Mark the job as ended; return its offset, 0 if it did not begin here."""
         offset = self.carried.pop(job, 0)
         number = job - self._first
         if 0 <= number < len(self._offsets):
@@ -632,9 +632,9 @@ class _Births:
 
 
 def _end(journal: Journal, job: int, following: int = codec.LSN_MAX) -> Record | None:
-    """Return the record that ended a job; None if it lives, or was purged.
+    """Return the record that ended a job; None if the job lives, or was purged.
 
-    None also if all records of the job were written again at ``following`` or later.
+    Also None if all records of the job were rewritten at ``following`` or later.
     """
     story = read_job(journal, job)
     return None if story is None or story.snapshot_lsn >= following else story.end
@@ -648,18 +648,17 @@ def _nanoseconds(seconds: float | None) -> int:
     return 0 if seconds is None else max(int(seconds * model.SECOND_NS), 1)
 
 
-#: Frames that are read in one step.
+#: Frames read in one step.
 _FRAMES: Final = 32
 
 
 class _Seen:
-    """Part of a segment that has been read.
+    """The read part of a segment.
 
     Attributes:
-        offset, next_lsn: where to read on.
-        ended_ns: when the first job ended that is kept as long as the log says; 0 if none did.
-        over_ns: when the first of those may go that were written again and are kept for a time of
-            their own; 0 if there are none.
+        offset, next_lsn: where the next read begins.
+        ended_ns: first end of a job with the log's retention; 0 for none.
+        over_ns: first end of a retention among rewritten jobs with their own; 0 for none.
     """
 
     def __init__(self, segment: int) -> None:
@@ -684,7 +683,7 @@ class _Seen:
 
 
 class Endings:
-    """The first ends in each segment, as far as they were asked for."""
+    """The first ends in each segment, as far as requested."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -694,7 +693,7 @@ class Endings:
         """Read on, to the first end in a segment.
 
         ``own_keep_ns`` returns the retention of an ENQUEUED record's job, 0 for the log's
-        own.
+        retention.
 
         Raises:
             SegmentGone: another process compacted it.
@@ -714,7 +713,7 @@ class Endings:
                 yield
 
     def any(self, segment: int, now_ns: int) -> bool:
-        """Return whether something in a segment, all of which is past the log's time, is to go."""
+        """Return whether a segment past the log's retention has jobs to remove."""
         seen = self._seen[segment]
         return seen.ended_ns > 0 or 0 < seen.over_ns <= now_ns
 

@@ -1,4 +1,4 @@
-"""When snapshots are written, and how: in small steps between batches, by one process at a time."""
+"""Write snapshots in small steps between batches, one process at a time."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from taskq.log.machine import ports, threads
 from taskq.log.state import snapshot
 
 _log: Final = threads.Reporter("taskq")
-#: Log that is written before a snapshot is worth its cost, and before one is at close.
+#: Bytes of new log before a snapshot pays off, and before one at close does.
 LOG_BYTES_MIN: Final = 8 * 1024 * 1024
 CLOSE_BYTES_MIN: Final = 4 * 1024 * 1024
-#: A snapshot is written for bytes of log of at least half of its own size.
+#: A snapshot is written after new log of at least half of its own size.
 STATE_PARTS: Final = 2
-#: How many of each facet are kept: the newest may turn out damaged.
+#: Snapshots kept per facet: the newest may turn out damaged.
 KEPT: Final = 2
 #: Bytes of log between a failed snapshot and the next try.
 _PATIENCE_BYTES: Final = 1024 * 1024
-#: The disk gets to work on a large file before its end.
+#: Bytes after which a large file is synced before its end.
 _SYNC_BYTES: Final = 4 * 1024 * 1024
 _LOCK_FILE: Final = "lock"
 _TEMPORARY: Final = ".tmp"
@@ -32,14 +32,12 @@ _FORMS: Final[tuple[snapshot.Form[Any], ...]] = (snapshot.AGENDA, snapshot.DEDUP
 class Snapshots:
     """The snapshots that one process writes.
 
-    ``due`` costs nothing to ask after each batch. The steps must all be taken between batches, and
-    may end at any of them.
+    ``due`` costs nothing after each batch. All steps run between batches, and may end at any step.
 
-    A copy of the facet is made in one step, without the lock, while nobody changes it; a million
-    waiting jobs take some 20 ms. All else is steps of a millisecond, waits for the disk left out.
-    The file gets its name last: when it is whole on disk, when all of the log before its position
-    is on disk too, and when nobody has moved frames of the log meanwhile. So one that has its name
-    is true.
+    One step copies the facet, without the lock, while it does not change; a million waiting jobs
+    take some 20 ms. All other steps take a millisecond, without waits for the disk. The file gets
+    its name last: after the file and the log before its position are on disk, if no frames were
+    moved meanwhile. So a file with its final name is valid.
     """
 
     def __init__(self, committer: Committer) -> None:
@@ -85,7 +83,7 @@ class Snapshots:
         return [form for form in _FORMS if facets.stands(form.kind.name) is not None]
 
     def _since(self, form: snapshot.Form[Any]) -> tuple[int, int]:
-        """Return (bytes of log after the newest snapshot that fits, its own size)."""
+        """Return (bytes of log after the newest snapshot that fits, the snapshot's size)."""
         newest = self._newest(form)
         if newest is None:
             return self._log_bytes(0), 0
@@ -109,20 +107,20 @@ class Snapshots:
         total = journal.offset
         for lsn in files.lsns:
             if segment <= lsn < journal.segment:
-                with contextlib.suppress(LogError):  # it went just now
+                with contextlib.suppress(LogError):  # it was removed just now
                     total += files.sealed_size(lsn)
         return total
 
     def steps(self) -> Generator[None, None, None]:
-        """Write what is due. Raises nothing: what goes wrong is logged, and tried again later."""
+        """Write due snapshots. Raises nothing: errors are logged, and retried later."""
         yield from self._write_all(lambda: self._look()[0])
 
     def close_steps(self) -> Generator[None, None, None]:
-        """Write what makes the next opening faster by much; the last work of a process."""
+        """Write snapshots that make the next opening much faster, as a process's last work."""
         yield from self._write_all(self._due_at_close)
 
     def write_steps(self) -> Generator[None, None, None]:
-        """Write a snapshot of every facet that is built, however little log there is."""
+        """Write a snapshot of every built facet, even after little new log."""
         yield from self._write_all(self._built)
 
     def _due_at_close(self) -> list[snapshot.Form[Any]]:
@@ -154,10 +152,10 @@ class Snapshots:
                     yield from self._write(form)
 
     def _write(self, form: snapshot.Form[Any]) -> Generator[None, None, None]:
-        """Yield one snapshot, from the copy to the removal of older ones.
+        """Write one snapshot in steps, from the copy to the removal of older ones.
 
         Raises:
-            OSError: the disk refused; nothing is left of it.
+            OSError: the disk refused; the file was removed.
         """
         captured = self._capture(form)
         if captured is None:
@@ -178,12 +176,12 @@ class Snapshots:
             raise
         yield
         disk.sync_directory(self._directory)
-        # The size of this one decides when the next is due.
+        # The size of this snapshot decides when the next is due.
         self._segment = -1
         yield from self._tidy(form)
 
     def _capture(self, form: snapshot.Form[Any]) -> snapshot.Captured | None:
-        """Copy the facet as it stands; None if it is of no use, or there is no room for it."""
+        """Copy the facet; None if the copy is useless, or the disk has no room for it."""
         journal, facets = self._journal, self._committer.facets
         cursor = facets.stands(form.kind.name)
         if cursor is None or facets.generation != journal.generation:
@@ -219,13 +217,13 @@ class Snapshots:
         yield
 
     def _is_true(self, header: snapshot.Header, generation: int) -> bool:
-        """Return whether the log before the position is on disk, and stands where it stood."""
+        """Return whether the log before the position is on disk, and unchanged."""
         journal = self._journal
         if journal.durable_lsn < header.next_lsn:
             self._committer.sync()
         if journal.durable_lsn < header.next_lsn:
             return False
-        # The order counts: a recovery announces before it moves frames, and again afterwards.
+        # In this order: a recovery announces itself before it moves frames, and again afterwards.
         hint = journal.writer.peek()
         return (
             hint is not None
@@ -235,7 +233,7 @@ class Snapshots:
         )
 
     def _tidy(self, form: snapshot.Form[Any]) -> Generator[None, None, None]:
-        """Remove older and useless snapshots of the facet, and files that a crash left."""
+        """Remove older and useless snapshots of the facet, and files left by a crash."""
         disk = self._journal.disk
         kept = 0
         for name in snapshot.snapshot_names(disk, self._journal.path, form.kind.name):
@@ -247,7 +245,7 @@ class Snapshots:
             except snapshot.Newer:
                 continue
             except (snapshot.Unusable, OSError):
-                pass  # it is of no use
+                pass  # it is useless
             disk.remove(f"{self._directory}/{name}")
             yield
         for name in disk.names(self._directory):

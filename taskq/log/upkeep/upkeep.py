@@ -1,4 +1,4 @@
-"""Keeping the log in order while it is used: indexes, snapshots, compaction."""
+"""Keep the log in order while it is in use: indexes, snapshots, compaction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from taskq.log.upkeep import compaction, retention, snapshots
 
 
 class Report:
-    """Work that a compaction has done so far."""
+    """Work done so far by a compaction."""
 
     def __init__(self, *, dry_run: bool = False, by_hand: bool = False) -> None:
         self.dry_run: bool = dry_run
@@ -45,28 +45,27 @@ class Report:
 
 
 _log: Final = Reporter("taskq")
-#: How often a process looks whether there is anything to do, besides after each new segment.
+#: Interval of a process's checks for work, besides one after each new segment.
 LOOK_NS: Final = 10 * model.SECOND_NS
 #: Pause of upkeep after trouble (disk full, log locked).
 TROUBLE_NS: Final = 30 * model.SECOND_NS
-#: While the disk is nearly full it looks this often.
+#: Interval of checks while the disk is nearly full.
 _PRESSED_NS: Final = model.SECOND_NS
-#: Between two looks whether another process is done, for a caller that waits for it.
+#: Interval of checks whether another process is done, for a waiting caller.
 _TURN_NS: Final = model.SECOND_NS // 20
-#: Work between two batches: nanoseconds, or the number of the smallest steps.
+#: Limits of the work between two batches: nanoseconds, and number of the smallest steps.
 _STEP_NS: Final = model.SECOND_NS // 1_000
 STEPS_MAX: Final = 64
-#: On a disk that is nearly full such a part of the log goes at once.
+#: Part of the log that is removed at once on a nearly full disk.
 _SPARE_PARTS: Final = 8
 
 
 class Upkeep:
-    """Look after the log, for one process.
+    """Upkeep of the log, by one process.
 
-    All of it is done in steps of about a millisecond on the storage thread, between batches and
-    while there is nothing else to do; nothing of it is needed for correctness, and it may end at
-    any step. What has to be written goes through ordinary batches. One process of those that share
-    a directory does it at a time.
+    It runs in steps of about a millisecond on the storage thread, between batches and while the
+    thread is idle. No step is needed for correctness, and it may end at any step. Records are
+    written in ordinary batches. Processes that share a directory do it one at a time.
     """
 
     def __init__(self, committer: committer.Committer) -> None:
@@ -74,21 +73,20 @@ class Upkeep:
         self._journal = committer.journal
         self._port = compaction.InnerPort()
         self._steps: compaction.Steps | None = None
-        #: descriptor of ``upkeep.lock``, which the process at work holds
+        #: descriptor of ``upkeep.lock``, which the working process holds
         self._lock = -1
         self._look_at_ns = self._pause_until_ns = 0
         self._snapshots = snapshots.Snapshots(committer)
         self._endings = retention.Endings(committer.journal)
         self._history: history.History | None = None
-        #: the log's end at the last look
+        #: end of the log at the last check
         self._stood = (0, 0)
         self._orders: deque[Order] = deque()
         self._looked_ns = self._looked_segment = 0
-        #: it does not pay to try again to make the log smaller before it is so large, or so few
-        #: jobs are left
+        #: size of the log, or number of jobs left, at which another try to shrink the log pays off
         self._patience_bytes, self._patience_jobs = 0, 0
         self._complained: set[object] = set()
-        #: another program has the oldest segment open, on a system where it stays meanwhile
+        #: another program has the oldest segment open, on a system where open files stay
         self._is_held = False
 
     def order(self, order: Order) -> None:
@@ -96,7 +94,7 @@ class Upkeep:
         self._orders.append(order)
 
     def close(self) -> None:
-        """Let another process do it; leave a snapshot if that makes the next opening faster."""
+        """Leave the work to other processes; write a snapshot if it makes the next open faster."""
         self._stop(LOOK_NS)
         closed = errors.LogClosed(f"{self._journal.path}: the log was closed")
         for order in self._orders:
@@ -119,7 +117,7 @@ class Upkeep:
         return max(at_ns - self._journal.clock.steady_ns(), 0) / model.SECOND_NS
 
     def step(self) -> list[Request]:
-        """Work for a millisecond; return the requests for the next batch, mostly none.
+        """Work for a millisecond; return the requests for the next batch, usually none.
 
         Raises nothing: trouble is logged, reported to the caller of an order, and retried later.
         """
@@ -130,7 +128,7 @@ class Upkeep:
                 return []
             clock = self._journal.clock
             until_ns = clock.steady_ns() + _STEP_NS
-            for _ in range(STEPS_MAX):  # many are much shorter than a millisecond
+            for _ in range(STEPS_MAX):  # many steps are much shorter than a millisecond
                 inner = next(self._steps)
                 if inner is not None:
                     return [inner.request]
@@ -152,23 +150,23 @@ class Upkeep:
         self._lock = disk.open(f"{self._journal.path}/upkeep.lock", create=True)
         if disk.try_lock(self._lock):
             return True
-        disk.close(self._lock)  # before a pause that may be the last of these steps
+        disk.close(self._lock)  # before a pause that may end these steps
         self._lock = -1
         return False
 
     def _stop(self, pause_ns: int) -> None:
-        """End the steps, if any are left, and look again after the pause."""
+        """End any remaining steps, and check again after the pause."""
         steps, self._steps = self._steps, None
         if steps is not None:
             steps.close()
         self._pause_until_ns = 0
         if self._lock >= 0:
-            self._journal.disk.close(self._lock)  # and with it the lock goes
+            self._journal.disk.close(self._lock)  # this also releases the lock
             self._lock = -1
         self._look_at_ns = self._journal.clock.steady_ns() + pause_ns
 
     def _trouble(self, error: Exception) -> None:
-        if isinstance(error, SegmentGone):  # a lookup met a segment that went just now
+        if isinstance(error, SegmentGone):  # a lookup found a segment that was removed just now
             self._stop(LOOK_NS)
             return
         if isinstance(error, errors.LogDamaged):
@@ -186,7 +184,7 @@ class Upkeep:
         )
 
     def _next_look_ns(self) -> int:
-        """Return the steady time of the next look, which is soon on a disk that is nearly full."""
+        """Return the steady time of the next check, which is soon on a nearly full disk."""
         if not self._committer.room.is_sought:
             return self._look_at_ns
         return min(self._look_at_ns, self._looked_ns + _PRESSED_NS)
@@ -212,7 +210,7 @@ class Upkeep:
         except GeneratorExit:
             answer = errors.LogClosed(f"{self._journal.path}: the log was closed")
             raise
-        except Exception as error:  # noqa: BLE001 - whoever asked gets it
+        except Exception as error:  # noqa: BLE001 - the caller of the order gets it
             answer = answers.failure(error)
         finally:
             self._committer.answers.now.append((order.port, order.future, answer))
@@ -240,14 +238,14 @@ class Upkeep:
         if not self._take_turn():
             return
         sweep_gone(self._journal.disk, f"{self._journal.path}/log")
-        if not self._committer.room.is_sought:  # else what frees room comes first
+        if not self._committer.room.is_sought:  # else work that frees room comes first
             yield from self._tend(self._journal.indexes.upkeep_steps())
             yield from self._tend(self._snapshots.steps())
         yield from self._tidy(None, Report())
         yield from self._fold_at_rest()
 
     def _fold_at_rest(self) -> compaction.Steps:
-        """Fold the history while nobody writes; else that is done before a segment goes."""
+        """Fold the history while the log rests; otherwise a segment's removal folds it first."""
         journal = self._journal
         lsns, stand = journal.files.lsns, (journal.segment, journal.offset)
         before, self._stood = self._stood, stand
@@ -259,7 +257,7 @@ class Upkeep:
             yield None
 
     def _fold_history(self, through: int) -> Iterator[None]:
-        """Fold the sealed segments up to this one into the counts that outlive them."""
+        """Fold the sealed segments up to this one into counts that outlive them."""
         if self._history is None:
             self._history = history.History(self._journal)
         try:
@@ -267,20 +265,20 @@ class Upkeep:
         except OSError:  # a later fold tries again
             raise
         except Exception as error:  # noqa: BLE001 - counts are worth less than the room
-            # No record holds a segment back: the next fold goes on after what is gone.
+            # Counts never hold a segment back: the next fold continues after removed segments.
             self._history = None
             if not isinstance(error, SegmentGone):
                 self._complain(str(error), "%s: not all is counted: %s", self._journal.path, error)
 
     def _tidy(self, keep_seconds: float | None, report: Report) -> compaction.Steps:
-        """Remove what need not be kept, ``keep_seconds`` instead of the log's own."""
+        """Remove expired jobs and letters, with ``keep_seconds`` instead of the log's own."""
         keep = self._journal.config.keep_seconds if keep_seconds is None else keep_seconds
         if not report.dry_run:
             yield from retention.purge_steps(self._committer, self._port)
         yield from self._compact(keep, report)
 
     def _tend(self, steps: Iterator[None]) -> compaction.Steps:
-        """Steps that send nothing; that the disk refuses them stops nothing else."""
+        """Take steps that send no requests; an error of the disk ends only these."""
         try:
             for _ in steps:
                 yield None
@@ -288,7 +286,7 @@ class Upkeep:
             self._complain(error.errno, "%s: upkeep goes without: %s", self._journal.path, error)
 
     def _compact(self, keep_seconds: float | None, report: Report) -> compaction.Steps:
-        """Let segments go for as long as the policy says that the oldest may."""
+        """Remove segments while the policy allows the removal of the oldest."""
         journal = self._journal
         if not report.dry_run:
             self._is_held = False
@@ -296,7 +294,7 @@ class Upkeep:
             if self._is_held:
                 return
         goal, last = (yield from self._goal(keep_seconds)), None
-        if report.by_hand or not goal:  # else what is due already, and may not go for a reason
+        if report.by_hand or not goal:  # otherwise older segments are due, but kept for a reason
             last = yield from self._last_due(keep_seconds)
         if last is not None and not report.dry_run:
             room.with_reserve(journal.disk, journal.path, lambda: journal.seal(last.segment))
@@ -308,7 +306,7 @@ class Upkeep:
 
     def _let_go(self, keep_seconds: float | None, goal: int, report: Report) -> compaction.Steps:
         journal = self._journal
-        # Records written again meanwhile are left to the next pass, or this one would never end.
+        # Records rewritten meanwhile are left to the next pass, or this one would never end.
         end, goes_on = journal.segment, False
         while True:
             candidate = retention.due(
@@ -330,7 +328,7 @@ class Upkeep:
                 return
             if candidate is None or candidate.segment >= end or not self._may_pay(candidate):
                 return
-            # Here, since without a due segment nobody needs the keys.
+            # Here, since without a due segment the keys are not needed.
             yield from self._tend(self._committer.facets.dedup_steps())
             if not report.dry_run:
                 # One write of the file counts every segment that goes for its age; on a full disk
@@ -342,7 +340,7 @@ class Upkeep:
             goes_on = True
 
     def _goal(self, keep_seconds: float | None) -> Generator[None, None, int]:
-        """Return the last segment past its time in which a job ended; 0: nothing goes for age."""
+        """Return the last segment past its time with an ended job; 0: none goes for its age."""
         journal = self._journal
         journal.files.refresh()
         now_ns = journal.clock.wall_ns()
@@ -371,11 +369,11 @@ class Upkeep:
         return candidate if is_due else None
 
     def _lacks_room(self, *, goes_on: bool = False) -> bool:
-        """Return whether jobs that have ended must go, so that the log can be written.
+        """Return whether ended jobs must be removed, so that the log can be written.
 
-        For new jobs at most half of the log goes: where that would not do, others fill the disk,
-        and what they take is no reason to forget results. ``goes_on``: some went just now, and a
-        little more saves the next look.
+        For new jobs at most half of the log goes. If that is not enough, other programs fill the
+        disk, which is no reason to drop results. ``goes_on``: segments were removed just now, and
+        removing a little more saves the next check.
         """
         room, total = self._committer.room, self._journal.files.total_size()
         spare = total // _SPARE_PARTS if goes_on else 0
@@ -406,8 +404,8 @@ class Upkeep:
             yield from work.steps(candidate.needed_bytes_max)
             went = (yield from self._drop()) > 0
         if not went and not report.dry_run:
-            # Most of it is needed still: once the log has grown by as much, or an eighth of the
-            # jobs is gone, it may be otherwise.
+            # Most of it is still needed. Another try pays off once the log has grown by a segment,
+            # or an eighth of the jobs is gone.
             self._patience_bytes = total + self._journal.segment_bytes
             self._patience_jobs = self._jobs() - self._jobs() // 8
         if went and candidate.reason == retention.NEARLY_FULL:
@@ -428,7 +426,7 @@ class Upkeep:
         )
 
     def _drop(self) -> Generator[compaction.InnerRequest | None, None, int]:
-        """Remove the segments that the log itself says may go; returns how many went."""
+        """Remove the segments that a record of the log releases; return their number."""
         went = 0
         while True:
             floor_lsn = self._committer.facets.need_agenda().floor_lsn
@@ -436,9 +434,9 @@ class Upkeep:
             lsns = self._journal.files.lsns
             if len(lsns) < 2 or lsns[1] > floor_lsn:  # noqa: PLR2004 - the last one stays
                 return went
-            # Another process may not have synced the record of it. And the one before
-            # must not come back after a loss of power that this one does not come back from: what
-            # its jobs became may stand here alone.
+            # Another process may not have synced that record. And after a power loss an earlier
+            # segment must not come back without this one, which may have the only later records of
+            # its jobs.
             self._committer.sync()
             self._journal.disk.sync_directory(f"{self._journal.path}/log")
             inner = self._port.make(Op.DROP, lsns[0])
