@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import socket
 import time
 
 # The same function as in hashlib, without loading OpenSSL (4 MiB).
@@ -157,7 +156,7 @@ def _boot_minute() -> bytes:
     It counts sleep and changes when the clock is set, so ``has_living_owners`` is used as well.
     """
     minute = (SystemClock.wall_ns() - SystemClock.steady_ns()) // _MINUTE_NS
-    return f"{minute}{socket.gethostname()}".encode()
+    return f"{minute}{system.host_name()}".encode()
 
 
 class PatientDisk(LocalDisk):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
@@ -214,7 +213,7 @@ def ask_to_stop(directory: Path, view: views.OwnerView) -> bool:
     """
     path = directory / f"{view.owner:016x}.lock"
     target = next((serving.stops for serving in view.serves if serving.stops), 0)
-    is_here = view.host == socket.gethostname() and system.has_open(view.pid, path)
+    is_here = view.host == system.host_name() and system.has_open(view.pid, path)
     is_meant = target == view.pid or (target > 1 and system.is_parent(target, view.pid))
     return is_here and is_meant and system.ask_to_stop(target)
 

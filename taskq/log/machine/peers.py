@@ -18,7 +18,6 @@ import errno
 import json
 import os
 import re
-import socket
 import struct
 import sys
 import threading
@@ -52,7 +51,7 @@ _DESCRIPTION_BYTES_MAX: Final = 4_096
 SERVES, PROGRESS, STALL, NEW = ".serves", ".progress", ".stall", "-new"
 _TOLD: Final = (SERVES, PROGRESS, STALL)
 _SUFFIXES: Final = (".lock", ".pipe", *_TOLD, *(suffix + NEW for suffix in _TOLD))
-_OWNER_NAME: Final = re.compile("[0-9a-f]{16}")
+_OWNER_NAME: Final = "[0-9a-f]{16}"
 
 
 def _program() -> str:
@@ -86,7 +85,7 @@ class LocalPeers:
         self.description: bytes = json.dumps(
             {
                 "pid": os.getpid(),
-                "host": socket.gethostname(),
+                "host": system.host_name(),
                 "name": name or _program(),
                 "started_ns": _now_ns(),
                 "version": f"{sys.modules['taskq'].__version__}, Python {sys.version.split()[0]}",
@@ -271,7 +270,7 @@ def _remove(path: Path) -> None:
 
 def known_owners(directory: Path, suffix: str = ".lock") -> list[int]:
     names = (path.stem for path in directory.glob(f"*{suffix}"))
-    return [int(name, 16) for name in names if _OWNER_NAME.fullmatch(name)]
+    return [int(name, 16) for name in names if re.fullmatch(_OWNER_NAME, name)]
 
 
 def owner_alive(directory: Path, owner: int) -> bool:
@@ -294,7 +293,7 @@ def owner_alive(directory: Path, owner: int) -> bool:
 
 def has_neighbours(directory: Path) -> bool:
     """Return whether a living owner's process runs on this machine."""
-    host = socket.gethostname()
+    host = system.host_name()
     for owner in known_owners(directory):
         if owner_alive(directory, owner):
             with contextlib.suppress(ValueError, AttributeError):

@@ -550,6 +550,10 @@ def block_broken_pipe() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
 
 
+def host_name() -> str:
+    return os.uname().nodename
+
+
 def lives(pid: int) -> bool:
     """Return whether the process exists."""
     if pid <= 0:  # 0 and below are groups

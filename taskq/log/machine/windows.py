@@ -453,6 +453,12 @@ def block_broken_pipe() -> None:
     """Do nothing: Windows has no SIGPIPE."""
 
 
+def host_name() -> str:
+    import socket  # noqa: PLC0415 - a program without an event loop has not loaded it
+
+    return socket.gethostname()
+
+
 def lives(pid: int) -> bool:
     """Return whether the process exists; ``os.kill`` would end it."""
     handle = _open_process(_SYNCHRONIZE, False, pid)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import typing
-from asyncio import AbstractEventLoop
-from asyncio import Future as _Future
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
@@ -33,6 +31,9 @@ from taskq.log.state.job_history import job_not_found
 from taskq.log.store.caller_commit import LoneCaller, Reply
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+    from asyncio import Future as _Future
+
     from taskq.log.decide.steps import Fork, NewSignal, NewStep
     from taskq.log.state.facets import LogView
     from taskq.log.store.mailbox import Mailbox
@@ -471,18 +472,21 @@ def keeps_callbacks(future: _Future[Any]) -> bool:
     return kept == [(_wake, context)]
 
 
-class LoopPort(_Port[_Future[Any]]):
+class LoopPort(_Port["_Future[Any]"]):
     """The port of one event loop; only that loop's thread uses it.
 
     Answers come back in one wake-up per batch: the storage thread hands a port the whole list.
     """
 
     def __init__(self, mailbox: Mailbox, loop: AbstractEventLoop) -> None:
+        # A program of threads alone never loads asyncio.
+        from asyncio import Future  # noqa: PLC0415
+
         # A plain future: the storage thread reads whether it is done, which other loops' futures
         # may not allow.
-        super().__init__(mailbox, partial(_Future, loop=loop))
+        super().__init__(mailbox, partial(Future, loop=loop))
         self.loop = loop
-        Run.steps_waiters = keeps_callbacks(_Future(loop=loop))
+        Run.steps_waiters = keeps_callbacks(Future(loop=loop))
         home = getattr(type(loop).call_soon_threadsafe, "__module__", None)
         #: whether its ``call_soon_threadsafe`` is no code of the program
         self._is_known = home == "asyncio.base_events" or type(loop).__module__ == "uvloop"
@@ -505,7 +509,7 @@ class LoopPort(_Port[_Future[Any]]):
         mailbox = self._mailbox
         if not mailbox.usable:
             raise mailbox.closed()
-        future: _Future[int | requests.Duplicate] = _Future(loop=self.loop)
+        future: _Future[int | requests.Duplicate] = self._future()
         kind = spec if extras is None and spec.flags < PACKED_MIN else paired(spec, extras)
         if kind is not None:
             line = self._line

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -27,6 +27,8 @@ from taskq.log.store.port import LoopPort, ThreadPort
 from taskq.log.store.thread import StorageThread
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
     from taskq.log.decide.listeners import DeadLetter, Writer
     from taskq.log.segments.identity import Identity
 
@@ -56,7 +58,7 @@ class Store:
         self._storage: StorageThread | None = None
         self._progress: ProgressBoard | None = None
         self._servings: dict[object, Serving] = {}
-        self._ports: dict[asyncio.AbstractEventLoop, LoopPort] = {}
+        self._ports: dict[AbstractEventLoop, LoopPort] = {}
         self._latest: dict[int, LoopPort] = {}
         #: of threads without an event loop
         self.thread_port: ThreadPort = ThreadPort(self.mailbox)
@@ -161,14 +163,18 @@ class Store:
         port = self._latest.get(thread)
         if port is not None and getattr(port.loop, "_thread_id", None) == thread:
             return port
+        if "asyncio" not in sys.modules:
+            raise no_loop()
+        from asyncio import get_running_loop  # noqa: PLC0415 - a program of threads alone has none
+
         try:
-            loop = asyncio.get_running_loop()
+            loop = get_running_loop()
         except RuntimeError:
             raise no_loop() from None
         port = self._latest[thread] = self._port_of(loop)
         return port
 
-    def _port_of(self, loop: asyncio.AbstractEventLoop) -> LoopPort:
+    def _port_of(self, loop: AbstractEventLoop) -> LoopPort:
         port = self._ports.get(loop)
         if port is None:
             self._latest.clear()
