@@ -119,6 +119,19 @@ def test_an_app_is_declared_with_these_modules_and_no_other_package() -> None:
     assert loaded("from taskq import TaskQ") == (pinned(APP), set())
 
 
+def test_a_program_of_threads_enqueues_without_event_loop_and_upkeep(tmp_path: Path) -> None:
+    program = (
+        "from taskq import TaskQ\n"
+        f"app = TaskQ({str(tmp_path / 'data')!r})\n"
+        "def send(to: str) -> None: ...\n"
+        "app.task(send, name='send').enqueue_sync('Ada')"
+    )
+    ours, others = loaded(program)
+    assert "taskq.log.store.store" in ours
+    assert not any(name.startswith("taskq.log.upkeep.") for name in ours)
+    assert not others & (SLOW - {"concurrent", "logging"})
+
+
 def test_help_loads_these_modules_and_click() -> None:
     run = "import runpy; sys.argv[1:] = ['--help']; runpy.run_module('taskq', run_name='__main__')"
     ours, others = loaded(run)

@@ -7,7 +7,7 @@ import functools
 import os
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from taskq.core.errors import LogClosed, TaskqError
 from taskq.core.folds.agenda import Agenda
@@ -26,7 +26,9 @@ from taskq.log.machine.threads import Reporter
 from taskq.log.requests import Answer, Op, Order, Request, Trait, ops_that
 from taskq.log.store.caller_commit import CallerCommit
 from taskq.log.store.mailbox import Mailbox, run_chore
-from taskq.log.upkeep.upkeep import Upkeep
+
+if TYPE_CHECKING:
+    from taskq.log.upkeep.upkeep import Upkeep
 
 #: Delay before refused settlements, and work left for the next frame, are retried.
 _HELD_SECONDS: Final = 0.5
@@ -101,6 +103,8 @@ _CROWD: Final = 3
 _FORGET_SECONDS: Final = 1.0
 #: Seconds between two steps of upkeep during its work, and between two checks for work.
 _UPKEEP_SECONDS: Final = 0.004
+#: Seconds from the opening to the first look: the first jobs wait less.
+_BEGIN_SECONDS: Final = 0.1
 _RESTING_SECONDS: Final = 0.05
 #: Longest wait of a batch for a fold that is being built; or the duration of the batch before.
 _BUILD_SECONDS: Final = 0.004
@@ -182,7 +186,7 @@ class StorageThread:
                 self.journal, self.peers, config, self.peers.description
             )
             self.committer.builds_in_steps = True
-            self.upkeep = Upkeep(self.committer)
+            self._upkeep_at = time.monotonic() + _BEGIN_SECONDS
             self.here = self._mailbox.here = CallerCommit(self, self._mailbox)
             self._mailbox.serves_loops = config.durability is not Durability.FSYNC
         finally:
@@ -257,9 +261,9 @@ class StorageThread:
         return True
 
     def _keep_up(self, now: float) -> bool:
-        upkeep = self.upkeep
-        if upkeep is None or self.journal.gone:
+        if self.journal.gone or (self.upkeep is None and self._until_upkeep(now) > 0):
             return False
+        upkeep = self._made_upkeep()
         self._kept_segment = self.journal.segment
         for request in upkeep.step():
             self._mailbox.requests.appendleft(request)
@@ -271,8 +275,21 @@ class StorageThread:
 
     def _order(self, order: Order) -> None:
         self._upkeep_at = 0.0
+        self._made_upkeep().order(order)
+
+    def _made_upkeep(self) -> Upkeep:
+        if self.upkeep is None:
+            from taskq.log.upkeep.upkeep import Upkeep  # noqa: PLC0415 - see ``_BEGIN_SECONDS``
+
+            self.upkeep = Upkeep(self.committer)
+        return self.upkeep
+
+    def _until_upkeep(self, now: float) -> float:
         if self.upkeep is not None:
-            self.upkeep.order(order)
+            return self.upkeep.seconds_until_look()
+        if self.committer.facets.agenda is None or self.journal.gone:
+            return float("inf")
+        return max(self._upkeep_at - now, 0.0)
 
     # -- one batch --------------------------------------------------------------------------------
 
@@ -503,12 +520,11 @@ class StorageThread:
 
     def _timeout(self) -> float | None:
         """Return seconds until work falls due; None without any."""
-        rest = self._until_rest(time.monotonic())
-        limits = [self._until_sync(), rest, seconds_until_due(self.committer)]
+        now = time.monotonic()
+        limits = [self._until_sync(), self._until_rest(now), self._until_upkeep(now)]
+        limits.append(seconds_until_due(self.committer))
         if not self._leave_closed_loops():
             limits.append(_UNTOLD_SECONDS)
-        if self.upkeep is not None:
-            limits.append(self.upkeep.seconds_until_look())
         shortest = min(limits)
         return None if shortest == float("inf") else shortest
 
@@ -539,8 +555,8 @@ class StorageThread:
         """Sync the last records, and refuse new requests; all earlier requests were answered."""
         mailbox, committer = self._mailbox, self.committer
         self._shut()
-        if self.upkeep is not None:
-            run_chore(self.upkeep.close)
+        if self.upkeep is not None or committer.facets.agenda is not None:
+            run_chore(self._made_upkeep().close)
         self._rest()
         closed = LogClosed(f"{self.path}: the log was closed")
         waiters = committer.waiters

@@ -25,7 +25,7 @@ from tests.processes.harness import Pause, eventually, put
 #: Calls of the thread between one batch and its sleep.
 STEPS = [
     "_take", "_cycle", "_hand_out", "_build", "_keep_up", "_after_batch", "_idle", "_timeout",
-    "_until_rest", "_interest", "committer.commit", "upkeep.step",
+    "_until_rest", "_interest", "committer.commit", "_until_upkeep",
     "peers.announce", "_has_news", "journal.has_grown", "peers.sleep",
 ]  # fmt: skip
 SECONDS = 10
