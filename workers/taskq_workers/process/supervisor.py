@@ -149,6 +149,7 @@ _log: Final = logging.getLogger("taskq.worker")
 _SIGNALLED: Final = 128
 _CANCEL_AT: Final = 2
 _GARBAGE_THRESHOLD: Final = 10_000
+_LOADING_THRESHOLD: Final = 100_000
 _EXIT_AT: Final = 3
 #: Longest wait of the storage threads of several logs for each other before the process stops.
 _TOGETHER_SECONDS: Final = 5.0
@@ -200,9 +201,7 @@ class Supervisor:
 
     def run(self) -> None:
         """Return once the worker has stopped, its log is closed, and its tasks have ended."""
-        # A batch makes thousands of short-lived objects, which the default threshold of 700 would
-        # scan a dozen times: a tenth of the time of a busy worker.
-        gc.set_threshold(_GARBAGE_THRESHOLD)
+        gc.set_threshold(_LOADING_THRESHOLD)
         loop = self._loop = asyncio.new_event_loop()
         loop.set_default_executor(self._executor)
         try:
@@ -277,6 +276,9 @@ class Supervisor:
         # 20 ms, find almost nothing, and delay the first jobs.
         if self.freezes:
             gc.freeze()
+        # A batch makes thousands of short-lived objects, which the default threshold of 700 would
+        # scan a dozen times: a tenth of the time of a busy worker.
+        gc.set_threshold(_GARBAGE_THRESHOLD)
         self._notifier.ready(f"{self._worker.concurrency} jobs at a time")
 
     def _take_signals(self) -> None:
