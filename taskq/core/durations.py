@@ -21,7 +21,7 @@ _UNITS_NS: Final = {
     "h": 3_600 * SECOND_NS,
     "d": 86_400 * SECOND_NS,
 }
-_TEXT: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)\s*", re.ASCII)
+_TEXT: Final = r"(?a)\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)\s*"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _FORMS: Final = 'give seconds, a timedelta, or text such as "250ms", "30s", "5m", "2h", "1d"'
@@ -106,7 +106,7 @@ def spoken(span_ns: int) -> str:
 
 
 def _text_ns(text: str, what: str) -> int:
-    match = _TEXT.fullmatch(text)
+    match = re.fullmatch(_TEXT, text)
     if match is None:
         raise UsageError(f"{what} is {_shown(text)}: {_FORMS}")
     # Decimal keeps "0.1s" exact, unlike a float of nanoseconds; its import takes 3 ms.

@@ -6,8 +6,8 @@ import errno
 import re
 from typing import Any, Final, Literal
 
-_DRIVE: Final = re.compile(r"[A-Za-z]:\\|\\\\")
-_PLAIN: Final = re.compile(r"[\w\\/:.@~+=-]+")
+_DRIVE: Final = r"[A-Za-z]:\\|\\\\"
+_PLAIN: Final = r"[\w\\/:.@~+=-]+"
 
 
 def command(directory: str, *words: str) -> str:
@@ -22,11 +22,11 @@ def command(directory: str, *words: str) -> str:
 
 def as_typed(*words: str) -> str:
     """Return words as one line for the system's shell; Windows knows only double quotes."""
-    if not any(map(_DRIVE.match, words)):
+    if not any(re.match(_DRIVE, word) for word in words):
         import shlex  # noqa: PLC0415 - only errors need it
 
         return shlex.join(words)
-    return " ".join(word if _PLAIN.fullmatch(word) else f'"{word}"' for word in words)
+    return " ".join(word if re.fullmatch(_PLAIN, word) else f'"{word}"' for word in words)
 
 
 def worker_command(directory: str) -> str:
@@ -90,7 +90,7 @@ def remedy(error: OSError, path: str = "") -> str:
 
 def refusal(path: str, error: OSError) -> LogError:
     place = str(error.filename or path)
-    if _DRIVE.match(place):  # paths within a log are made with "/" everywhere
+    if re.match(_DRIVE, place):  # paths within a log are made with "/" everywhere
         place = place.replace("/", "\\")
     return LogError(f"{place}: {error.strerror or error}. {remedy(error, path)}")
 

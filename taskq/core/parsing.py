@@ -98,7 +98,7 @@ _UNITS: Final = {
     **{f"{letter}b": 1000 ** (power + 1) for power, letter in enumerate("kmgt")},
     **{f"{letter}ib": 1024 ** (power + 1) for power, letter in enumerate("kmgt")},
 }
-_TEXT: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]{0,3})\s*", re.ASCII | re.IGNORECASE)
+_TEXT: Final = r"(?ai)\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]{0,3})\s*"
 #: Largest size of a file or of memory.
 _BYTES_MAX: Final = 2**63 - 1
 
@@ -115,7 +115,7 @@ def size_bytes(value: Size, what: str = "size") -> int:
     if isinstance(given, SupportsIndex) and not isinstance(given, bool):
         size = whole(given, what)
     elif isinstance(value, str):
-        match = _TEXT.fullmatch(value)
+        match = re.fullmatch(_TEXT, value)
         if match is not None and match[2].lower() in _UNITS:
             size = round(float(match[1]) * _UNITS[match[2].lower()])
     if not 0 < size <= _BYTES_MAX:

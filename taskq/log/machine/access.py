@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,7 +101,7 @@ def enter(path: str, mode: Mode | None) -> os.stat_result:
         raise errors.LogError(
             f"{path} belongs to {_user(status.st_uid)} (mode {stat.S_IMODE(status.st_mode):o}), "
             f"who can read and change all of it: give the log a directory of its own, or make this "
-            f"one yours: chown -R {geteuid()} {shlex.quote(path)}"
+            f"one yours: chown -R {geteuid()} {errors.as_typed(path)}"
         )
     refuse_links(path)
     return status
@@ -181,7 +180,7 @@ def denied(path: str, error: OSError | None = None) -> str:
     mine = f"{path} cannot be used{reason}: {seen} belongs to {_user(status.st_uid)} "
     mine += f"(mode {stat.S_IMODE(status.st_mode):o}), this process is {_user(geteuid())}; "
     if system.HAS_MODES and status.st_uid == geteuid():
-        return f"{mine}give it the right: chmod -R u+rwX {shlex.quote(str(seen))}"
+        return f"{mine}give it the right: chmod -R u+rwX {errors.as_typed(str(seen))}"
     return f'{mine}run it as that user, or share the log with a group (mode="group")'
 
 
@@ -209,10 +208,10 @@ def _exposures(path: str, status: os.stat_result) -> Iterator[str]:
     if status.st_uid not in (geteuid(), _ROOT) and geteuid() != _ROOT and not shared:
         yield (
             f"{path} belongs to {_user(status.st_uid)}, who can read and change all of it: "
-            f"chown -R {geteuid()} {shlex.quote(path)}"
+            f"chown -R {geteuid()} {errors.as_typed(path)}"
         )
     strangers = _OTHERS if shared or system.is_alone(status) else _OTHERS | _GROUP
-    remedy = f"chmod -R {'o=' if shared else 'go='} {shlex.quote(path)}"
+    remedy = f"chmod -R {'o=' if shared else 'go='} {errors.as_typed(path)}"
     if mode & strangers & _WRITE_ALL:
         who = "every user" if mode & _OTHERS & _WRITE_ALL else f"group {_group(status)}"
         yield f"{path} is writable by {who} (mode {stat.S_IMODE(mode):o}): {remedy}"
@@ -234,7 +233,7 @@ def _mode_of(path: str) -> int:
 def _other_mode(path: str, mode: Mode, status: os.stat_result) -> str:
     held = f"{path} holds a log of mode {stat.S_IMODE(status.st_mode):o}"
     sign = "+" if mode == "group" else "-"
-    quoted = shlex.quote(path)
+    quoted = errors.as_typed(path)
     directories = f"find {quoted} -type d -exec chmod g{sign}s {{}} +"
     if mode == "group":
         return (

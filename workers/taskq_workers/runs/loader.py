@@ -210,7 +210,7 @@ _FOLDERS_MAX: Final = 200
 _FILES_MAX: Final = 1_000
 _FILE_BYTES_MAX: Final = 1_000_000
 _NAMED_MAX: Final = 4
-_IMPORT: Final = re.compile(r"^from taskq import .*\btask\b(?: as (\w+))?", re.MULTILINE)
+_IMPORT: Final = r"(?m)^from taskq import .*\btask\b(?: as (\w+))?"
 #: Folders without modules of the project.
 _NOT_OURS: Final = frozenset({"__pycache__", "node_modules", "site-packages", "tests", "test"})
 
@@ -284,7 +284,7 @@ def _defines_tasks(file: Path) -> bool:
         text = file.read_text("utf-8") if file.stat().st_size <= _FILE_BYTES_MAX else ""
     except (OSError, ValueError):
         return False
-    bare = _IMPORT.search(text)
+    bare = re.search(_IMPORT, text)
     names = r"[\w.]+\.task" + (f"|{bare[1] or 'task'}" if bare else "")
     decorated = rf"^@({names})\b.*?^(?:async )?def \w"
     return re.search(decorated, text, re.MULTILINE | re.DOTALL) is not None
