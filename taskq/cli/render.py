@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import getpass
-import io
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -25,14 +25,14 @@ _READABLE_WIDTH: Final = 16
 _SHRUNK_WIDTH: Final = 6
 #: Least characters of a cut heading over numbers.
 _HEADING_WIDTH: Final = 4
-_STATE_STYLES: Final = {
-    "scheduled": "yellow",
-    "ready": "cyan",
-    "running": "blue",
-    "succeeded": "green",
-    "dead": "red",
-    "expired": "magenta",
-    "cancelled": "dim",
+_STATE_STYLES: Final[dict[str, dict[str, Any]]] = {
+    "scheduled": {"fg": "yellow"},
+    "ready": {"fg": "cyan"},
+    "running": {"fg": "blue"},
+    "succeeded": {"fg": "green"},
+    "dead": {"fg": "red"},
+    "expired": {"fg": "magenta"},
+    "cancelled": {"dim": True},
 }
 
 
@@ -204,32 +204,43 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     terminal, columns with ``~`` in the heading may be cut (only the heading, for numbers), and
     columns with ``?`` may be dropped: most ``?`` first, then from the right.
     """
-    from rich.console import Console  # noqa: PLC0415 - takes longer to import than most runs
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
     titles = [column.strip(">~?") for column in columns]
     cells = [[printable(cell.replace("\n", " ")) for cell in row] for row in rows]
     inside = [cell_width(*column) for column in zip(*cells, strict=True)] or [0] * len(titles)
     widths = [max(cell_width(title), width) for title, width in zip(titles, inside, strict=True)]
-    piped = not on_terminal()
-    shown = list(range(len(columns))) if piped else _fit(columns, widths, inside, Console().width)
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
-    for i in shown:
-        side: Literal["left", "right"] = "right" if columns[i].startswith(">") else "left"
-        table.add_column(
-            titles[i], justify=side, width=widths[i], no_wrap=True, overflow="ellipsis"
-        )
-    for row in cells:
-        table.add_row(*(Text(row[i], style=_STATE_STYLES.get(row[i], "")) for i in shown))
-    total = _total(widths[i] for i in shown)
-    if not piped:
-        Console(width=total).print(table)
-        return
-    text = io.StringIO()
-    Console(file=text, width=total, color_system=None).print(table)
-    for line in text.getvalue().splitlines():
+    shown = list(range(len(columns)))
+    if on_terminal():
+        shown = _fit(columns, widths, inside, terminal_width())
+    is_plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    for row in (titles, *cells):
+        line = ""
+        for i in shown:
+            text = _cell(row[i], widths[i], is_number=columns[i].startswith(">"))
+            style = {"bold": True} if row is titles else _STATE_STYLES.get(row[i])
+            # click leaves styles out of pipes.
+            line += text if is_plain or not style else click.style(text, **style)
+            line += " " * _GAP
         click.echo(line.rstrip())
+
+
+def terminal_width() -> int:
+    return shutil.get_terminal_size().columns
+
+
+def _cell(text: str, width: int, *, is_number: bool) -> str:
+    if cell_width(text) > width:
+        text = cut(text, width)
+    spaces = " " * (width - cell_width(text))
+    return spaces + text if is_number else text + spaces
+
+
+def cut(text: str, width: int) -> str:
+    """Return a longer text cut to this number of columns, with an ellipsis."""
+    if text.isascii():
+        return f"{text[: width - 1]}…"
+    from rich.cells import set_cell_size  # noqa: PLC0415 - takes longer to import than most runs
+
+    return f"{set_cell_size(text, width - 1)}…"
 
 
 def _fit(columns: Sequence[str], widths: list[int], inside: Sequence[int], limit: int) -> list[int]:
@@ -264,6 +275,8 @@ def _total(widths: Iterable[int]) -> int:
 
 
 def cell_width(*texts: str) -> int:
+    if all(map(str.isascii, texts)):
+        return max(map(len, texts), default=0)
     from rich.cells import cell_len  # noqa: PLC0415 - as above
 
     return max(map(cell_len, texts), default=0)
@@ -272,11 +285,8 @@ def cell_width(*texts: str) -> int:
 def cut_line(text: str) -> str:
     if not on_terminal():
         return text
-    from rich.cells import set_cell_size  # noqa: PLC0415 - as above
-    from rich.console import Console  # noqa: PLC0415
-
-    width = Console().width
-    return text if cell_width(text) <= width else f"{set_cell_size(text, width - 1).rstrip()}…"
+    width = terminal_width()
+    return text if cell_width(text) <= width else f"{cut(text, width)[:-1].rstrip()}…"
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
