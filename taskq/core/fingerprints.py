@@ -7,7 +7,6 @@ shorthand classes, word borders, anchors or case folding.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from typing import Final
 
@@ -88,8 +87,6 @@ RULES: Final[tuple[Rule, ...]] = (
 )
 #: The class of an exception and its module: digits in them are no numbers.
 CLASS: Final = r"(?:[A-Za-z_][0-9A-Za-z_]*\.){0,20}[A-Z][0-9A-Za-z_]*(?:: |(?![^\n]))"
-_CLASS: Final = re.compile(CLASS)
-_COMPILED: Final = tuple((re.compile(rule.pattern), rule.replacement) for rule in RULES)
 #: Characters skipped before the first line.
 BLANK: Final = " \t\r\n\f\x0b"
 #: Outcomes of attempts that failed, or whose worker died.
@@ -103,16 +100,18 @@ def pattern_of(reason: str) -> str:
     long ids and numbers become placeholders. The exception's class and its message's words stay.
     """
     line = reason.strip(BLANK).partition("\n")[0][:READ_CHARACTERS_MAX]
-    named = _CLASS.match(line)
+    named = re.match(CLASS, line)
     head = named.group() if named else ""
     rest = line[len(head) :]
-    for pattern, replacement in _COMPILED:
-        rest = pattern.sub(replacement, rest)
+    for rule in RULES:
+        rest = re.sub(rule.pattern, rule.replacement, rest)
     return f"{head}{rest}"[:PATTERN_CHARACTERS_MAX].strip(" ") or NO_REASON
 
 
 def fingerprint(task: str | None, pattern: str) -> str:
     """Return a short name for one kind of failure: a task and a normalised reason."""
+    import hashlib  # noqa: PLC0415 - it loads OpenSSL, and a log may have no failures
+
     text = f"{task or ''}\n{pattern}"
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:FINGERPRINT_DIGITS]
 
@@ -127,7 +126,7 @@ def failure_of(task: str, outcome: str, reason: str) -> tuple[str, str, str]:
             return "", "", ""
         reason = LOST_REASON if outcome == "lost" else NO_REASON
     line = reason.strip(BLANK).partition("\n")[0]
-    named = _CLASS.match(line)
+    named = re.match(CLASS, line)
     error = named.group() if named else ""
     return error.rstrip(": "), line[len(error) :], fingerprint(task, pattern_of(reason))
 

@@ -14,8 +14,6 @@ from taskq.core.fingerprints import failure_of
 from taskq.core.model import LIVE_STATES, PAYLOAD_BYTES_MAX, WAITING_STATES
 from taskq.core.values import NamedTuple
 from taskq.core.why import Why
-from taskq.reading.stream import ReaderView, look_at_readers
-from taskq.schedules import NEXT_COUNT, ScheduleView, views_of
 
 if TYPE_CHECKING:
     from taskq.core.why import Reason
@@ -23,6 +21,8 @@ if TYPE_CHECKING:
     from taskq.log.read.diagnosis import Standing
     from taskq.log.read.reader import LogReader
     from taskq.log.read.timeline import JobEvent, StepView
+    from taskq.reading.stream import ReaderView
+    from taskq.schedules import ScheduleView
 
 _RUNNING: Final = set(LIVE_STATES - WAITING_STATES)
 #: Most running jobs shown with progress; most limits of tasks and concurrency keys.
@@ -169,6 +169,8 @@ class LogStatus:
     @property
     def readers(self) -> list[ReaderView]:
         """Named readers, with their lag; none for a moment of the past."""
+        from taskq.reading.stream import look_at_readers  # noqa: PLC0415 - it loads asyncio
+
         return [] if self.reader.journal.is_past else look_at_readers(self.reader.path)
 
     @property
@@ -179,10 +181,13 @@ class LogStatus:
     @property
     def schedules(self) -> list[ScheduleView]:
         """Schedules by name, with the next ticks of each."""
-        return self.next_ticks(NEXT_COUNT)
+        return self.next_ticks()
 
-    def next_ticks(self, count: int) -> list[ScheduleView]:
-        """Return the schedules by name, each with its next ``count`` ticks."""
+    def next_ticks(self, count: int | None = None) -> list[ScheduleView]:
+        """Return the schedules by name, each with its next ``count`` ticks, 3 if None."""
+        from taskq.schedules import NEXT_COUNT, views_of  # noqa: PLC0415 - few ask
+
+        count = NEXT_COUNT if count is None else count
         return views_of(self.reader.schedules(), self.reader.now_ns, count)
 
     def as_dict(self) -> dict[str, Any]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from taskq.core.errors import LogError, LogGone, ReaderFellBehind
 from taskq.log.format import codec, frames
@@ -13,6 +12,9 @@ from taskq.log.journal import journal, lock
 from taskq.log.machine.threads import on_thread
 from taskq.log.read.positions import created_ns, follows
 from taskq.log.segments.segments import Extent, SegmentFiles
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 
@@ -37,6 +39,8 @@ class Lasting(Generic[T]):
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the outcome of a cancelled call's work if there is any, else of ``work``."""
+        import asyncio  # noqa: PLC0415 - the caller runs in a loop of it
+
         if self._task is None:
             self._task = asyncio.create_task(work())
             self._task.add_done_callback(_look_at)
