@@ -23,7 +23,6 @@ from taskq.log.machine.threads import Reporter
 from taskq.log.segments.segments import SegmentGone
 from taskq.log.state.fold import Watch, fold_damaged, fold_frame, fold_steps
 from taskq.log.state.job_history import find_end, is_job, job_view
-from taskq.log.state.snapshot import AGENDA, DEDUP, load_newest
 
 if TYPE_CHECKING:
     from taskq.log.journal.journal import Journal
@@ -106,6 +105,9 @@ class Facets:
 
     def _opened(self, name: str) -> tuple[Agenda | Dedup, frames.Cursor]:
         """Return the newest snapshot that fits, or an empty fold at the start of the log."""
+        # An enqueue without a key needs none.
+        from taskq.log.state.snapshot import AGENDA, DEDUP, load_newest  # noqa: PLC0415
+
         journal = self._journal
         if name == "dedup":
             keys = load_newest(journal, DEDUP) if self.trusts_snapshots else None
