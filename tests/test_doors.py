@@ -23,14 +23,9 @@ OUTSIDE: Final = {
 PRIVATE: Final = ("taskq.core", "taskq.log", "taskq.cli.")
 #: Modules that only commands may use, besides ``taskq`` itself.
 ROOMS: Final = (
-    "taskq.app",
-    "taskq.calls",
-    "taskq.connection",
-    "taskq.flows",
-    "taskq.reading",
-    "taskq.schedules",
-    "taskq.shards",
-)
+    "taskq.app", "taskq.calls", "taskq.connection", "taskq.flows", "taskq.reading",
+    "taskq.schedules", "taskq.shards",
+)  # fmt: skip
 #: The doors, with the largest number of names of each.
 NAMES_MAX: Final = {"taskq.engine": 62, "taskq.hooks": 31, "taskq.cli": 21}
 #: Variable names of an app or its log.

@@ -313,11 +313,9 @@ def test_whatever_is_imported_first_can_be(tmp_path: Path) -> None:
     assert not done.returncode, done.stderr
 
 
-@pytest.mark.parametrize(
-    "words",
-    [("sql", "SELECT 1", "-d", "data"), ("export", "data", "-o", "jobs.parquet")],
-    ids=lambda words: words[0],
-)
+@pytest.mark.parametrize("words", [
+    ("sql", "SELECT 1", "-d", "data"), ("export", "data", "-o", "jobs.parquet"),
+], ids=lambda words: words[0])  # fmt: skip
 def test_commands_without_a_use_load_no_pandas(tmp_path: Path, words: tuple[str, ...]) -> None:
     program = f"""
 import runpy, sys

@@ -35,10 +35,9 @@ from tests.programs import run_taskq
 _LOG_ID: Final = "12345678-1234-5678-1234-567812345678"
 
 
-@pytest.mark.parametrize(
-    "token",
-    ["", "x", "tq1.edge-7." + "A" * 43, "tq1.edge-9." + "A" * 43, "tq1...." + "A" * 43, "é" * 20],
-)
+@pytest.mark.parametrize("token", [
+    "", "x", "tq1.edge-7." + "A" * 43, "tq1.edge-9." + "A" * 43, "tq1...." + "A" * 43, "é" * 20,
+])  # fmt: skip
 async def test_every_invalid_token_gets_the_same_answer(place: Place, token: str) -> None:
     Registry(place.hub).enroll("edge-7")
     before = place.tree()
@@ -125,10 +124,9 @@ def _turn_a_bit(segment: Path) -> None:
     segment.write_bytes(data)
 
 
-@pytest.mark.parametrize(
-    ("harm", "what"),
-    [(_turn_a_bit, "a frame is not as it was"), (Path.unlink, "a segment before it is missing")],
-)
+@pytest.mark.parametrize(("harm", "what"), [
+    (_turn_a_bit, "a frame is not as it was"), (Path.unlink, "a segment before it is missing"),
+])  # fmt: skip
 async def test_damage_of_a_log_is_reported_and_the_rest_goes_after_a_repair(
     place: Place, harm: Callable[[Path], None], what: str
 ) -> None:

@@ -70,10 +70,9 @@ def fake_java(home: Path) -> Path:
     return program
 
 
-@pytest.mark.parametrize(
-    ("home", "path", "package", "chosen"),
-    [(1, 1, 1, "home"), (0, 1, 1, "shim"), (0, 0, 1, "shim"), (0, 1, 0, "path")],
-)
+@pytest.mark.parametrize(("home", "path", "package", "chosen"), [
+    (1, 1, 1, "home"), (0, 1, 1, "shim"), (0, 0, 1, "shim"), (0, 1, 0, "path"),
+])  # fmt: skip
 def test_java_of_the_user_goes_before_that_of_the_package_and_that_of_the_path(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

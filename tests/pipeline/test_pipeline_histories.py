@@ -278,10 +278,8 @@ def test_a_batch_that_was_begun_is_finished_from_the_lake_alone(
         step(tmp_path, tmp_path / "lake", UNLIMITED)
     step(tmp_path, tmp_path / "undisturbed", UNLIMITED)
     is_begun = (table, before) not in {
-        ("_positions", True),
-        ("_positions", False),
-        ("records", True),
-    }
+        ("_positions", True), ("_positions", False), ("records", True),
+    }  # fmt: skip
     if is_begun:
         change(tmp_path, made)
         with kit.no_spark(), Lake.open(tmp_path / "lake").writer() as writer:

@@ -84,11 +84,9 @@ def names_here(folder: Path) -> dict[str, Any]:
     (folder / "empty").mkdir()
     names = {"schema": lambda *field: StructType([StructField(*field)]), "Lake": Lake, "pa": pa}
     names |= {
-        "StringType": StringType,
-        "read_options": read_options,
-        "source": kit.source,
+        "StringType": StringType, "read_options": read_options, "source": kit.source,
         "read_batch": kit.read_batch,
-    }
+    }  # fmt: skip
     return globals() | names
 
 

@@ -211,10 +211,9 @@ def test_chaos_leaves_a_log_that_keeps_every_answer(
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    ("seed", "rounds"),
-    [(1, 4), *(pytest.param(seed, 60, marks=pytest.mark.slow) for seed in range(2, 6))],
-)
+@pytest.mark.parametrize(("seed", "rounds"), [
+    (1, 4), *(pytest.param(seed, 60, marks=pytest.mark.slow) for seed in range(2, 6)),
+])  # fmt: skip
 def test_kills_amid_upkeep_lose_nothing(tmp_path: Path, seed: int, rounds: int) -> None:
     chaos = Chaos(tmp_path, Durability.OS, seed, 3 * SEGMENT_BYTES_MIN)
     chaos.run(rounds)

@@ -39,10 +39,9 @@ def view(path: Path, job: JobHandle[Any]) -> JobView:
     return result
 
 
-@pytest.mark.parametrize(
-    "attempts",
-    [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("attempts", [
+    2, pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_job_killing_each_worker_ends_as_a_dead_letter(tmp_path: Path, attempts: int) -> None:
     job = enqueue(tmp_path, "jobs.kills_its_worker", attempts=attempts)
     for number in range(1, attempts + 1):

@@ -57,15 +57,11 @@ def test_the_shard_of_a_key_never_changes(tmp_path: Path) -> None:
     homes = [
         shards.index_of(call)
         for call in (
-            free.options(key="k").call("a"),
-            free.options(key="k", queue="other").call("a"),
-            limited.call("a"),
-            limited.options(queue="other").call("a"),
-            limited.call("b"),
-            all_of_it.call("a"),
-            all_of_it.options(key="k").call("b"),
+            free.options(key="k").call("a"), free.options(key="k", queue="other").call("a"),
+            limited.call("a"), limited.options(queue="other").call("a"), limited.call("b"),
+            all_of_it.call("a"), all_of_it.options(key="k").call("b"),
         )
-    ]
+    ]  # fmt: skip
     assert homes == [497, 582, 875, 875, 206, 159, 159]
 
 

@@ -30,19 +30,9 @@ pytestmark = [
     pytest.mark.timeout(480),
 ]
 PAGES: Final = (
-    "/",
-    "/jobs",
-    "/tasks",
-    "/history",
-    "/history?span=month&task=mail.send",
-    "/audit",
-    "/workers",
-    "/failures",
-    "/schedules",
-    "/limits",
-    "/log",
-    "/?at=1",
-)
+    "/", "/jobs", "/tasks", "/history", "/history?span=month&task=mail.send", "/audit", "/workers",
+    "/failures", "/schedules", "/limits", "/log", "/?at=1",
+)  # fmt: skip
 
 #: A page is shown anew the more seldom the longer its server takes: on a busy machine after 30 s.
 WAIT_MS: Final = 100_000

@@ -275,18 +275,16 @@ async def test_a_flow_is_drawn(tmp_path: Path) -> None:
                 assert (await shown(client, job)).count("<path") == 2
 
 
-@pytest.mark.parametrize(
-    "back",
-    ["//evil.example", "https://evil.example", "/\\evil.example", "", "x", "/\n/evil", "/\t"],
-)
+@pytest.mark.parametrize("back", [
+    "//evil.example", "https://evil.example", "/\\evil.example", "", "x", "/\n/evil", "/\t",
+])  # fmt: skip
 def test_a_form_leads_back_to_no_other_page(back: str) -> None:
     assert (_inside(back), _inside("/jobs?q=a//b")) == ("/", "/jobs?q=a//b")
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/jobs/none", "/jobs/1-1", "/jobs?limit=0", "/jobs?q=state:x", "/jobs?before=x", "/jobs?x=1"],
-)
+@pytest.mark.parametrize("path", [
+    "/jobs/none", "/jobs/1-1", "/jobs?limit=0", "/jobs?q=state:x", "/jobs?before=x", "/jobs?x=1",
+])  # fmt: skip
 async def test_a_wrong_address_shows_an_error_page(data: Path, path: str) -> None:
     async with browser(data) as client:
         answer = await client.get(path)
@@ -354,12 +352,8 @@ async def test_every_page_answers_in_every_state_of_the_log(tmp_path: Path, coun
                 if "get" in does and (jobs or "{" not in each)
             ]
             pages: tuple[str, ...] = (
-                *PAGES,
-                "/go",
-                "/enqueue",
-                "/jobs?q=queue:mail",
-                "/many?act=purge&q=mail",
-            )
+                *PAGES, "/go", "/enqueue", "/jobs?q=queue:mail", "/many?act=purge&q=mail",
+            )  # fmt: skip
             app = TaskQ(path, durability="os")
             for working in (contextlib.nullcontext(), app.worker(queues=["elsewhere"])):
                 async with app, working:
