@@ -35,12 +35,9 @@ def run_python(*words: object, **options: Any) -> subprocess.CompletedProcess[st
 
 
 def run_forked(
-    *words: object,
-    cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
-    check: bool = False,
-    seconds: float = SECONDS,
-) -> subprocess.CompletedProcess[str]:
+    *words: object, cwd: Path | None = None, env: Mapping[str, str] | None = None,
+    check: bool = False, seconds: float = SECONDS,
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Do as ``run_python``, in a fork of this process, which saves the slow imports."""
     if not hasattr(os, "fork"):
         return run_python(*words, cwd=cwd, env=env, check=check, timeout=seconds)

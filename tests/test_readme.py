@@ -127,12 +127,9 @@ async def _await(made: Any) -> None:
 
 @pytest.mark.parametrize(("document", "section"), SECTIONS, ids=str)
 def test_the_python_of_a_section_runs_and_prints_what_is_shown(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    document: str,
-    section: str,
-) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    document: str, section: str,
+) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     before = [block.code for block in BLOCKS[document] if block.section == GOES_ON.get(section)]
     here = [block for block in BLOCKS[document] if block.section == section]

@@ -333,10 +333,9 @@ NAMES: Final = ["plain", "no worker", "日本", "é", "a%b", "x" * 255]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_any_name_and_text_fit_the_headers(
-    server: tuple[str, list[tuple[dict[str, str], bytes]]],
-    monkeypatch: pytest.MonkeyPatch,
+    server: tuple[str, list[tuple[dict[str, str], bytes]]], monkeypatch: pytest.MonkeyPatch,
     name: str,
-) -> None:
+) -> None:  # fmt: skip
     url, got = server
     text = "a\rb\nc\x0bd\x0ce\x1cf\x85g\u2028h\u2029i"
     alert = dataclasses.replace(ALERT, name=name, text=text)

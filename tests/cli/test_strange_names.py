@@ -163,12 +163,9 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     ("ls", JOBS), ("peek", 3), ("dead ls", 3), ("tail -n 200", 13), ("stats", 5),
 ])  # fmt: skip
 def test_a_job_is_one_line_of_a_narrow_terminal_and_its_id_is_whole(
-    wide: tuple[Path, list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    command: str,
-    rows: int,
+    wide: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch, command: str, rows: int,
     columns: int,
-) -> None:
+) -> None:  # fmt: skip
     path, ids = wide
     monkeypatch.setattr(render, "on_terminal", lambda: True)
     monkeypatch.setenv("COLUMNS", str(columns))

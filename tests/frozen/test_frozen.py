@@ -32,12 +32,9 @@ class Ran(NamedTuple):
 
 
 def run(
-    program: Path,
-    *words: str,
-    home: Path,
-    seconds: int | None = None,
+    program: Path, *words: str, home: Path, seconds: int | None = None,
     variables: dict[str, str] | None = None,
-) -> Ran:
+) -> Ran:  # fmt: skip
     copies = home / "copies"
     own = {
         "OWN_DATA": str(home / "data"), "COPIES": str(copies), "PATIENCE": str(seconds or SECONDS),

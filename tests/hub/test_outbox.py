@@ -152,12 +152,9 @@ async def _is_lost(place: Fleet) -> None:
     ("7.2", _is_lost, JobFailed, "edge-7 took it, and its log does not show how it ended"),
 ])  # fmt: skip
 async def test_what_became_of_a_job_on_its_device_is_its_end(
-    place: Fleet,
-    version: str,
-    act: Callable[[Fleet], Awaitable[None]],
-    error: type[Exception] | None,
-    message: str | None,
-) -> None:
+    place: Fleet, version: str, act: Callable[[Fleet], Awaitable[None]],
+    error: type[Exception] | None, message: str | None,
+) -> None:  # fmt: skip
     job = await place.put(version, attempts=1, expires="1h")
     assert (await place.take()).taken.jobs == 1
     assert await job.status() is State.READY

@@ -517,11 +517,9 @@ def table(rows: list[dict[str, Any]], schema: pa.Schema | None = None) -> pa.Rec
 
 
 def sink(
-    rows: list[dict[str, Any]] | pa.RecordBatch,
-    data_dir: Path,
-    known: TaskQ | None = None,
+    rows: list[dict[str, Any]] | pa.RecordBatch, data_dir: Path, known: TaskQ | None = None,
     **options: str,
-) -> Ingested:
+) -> Ingested:  # fmt: skip
     batch = rows if isinstance(rows, pa.RecordBatch) else table(rows)
     checked = parse_options({"path": str(data_dir), **options})
     upload = Upload(data_dir, f"upload-{checked.upload or secrets.token_hex(8)}")

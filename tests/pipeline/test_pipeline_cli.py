@@ -74,13 +74,9 @@ def fake_java(home: Path) -> Path:
     (1, 1, 1, "home"), (0, 1, 1, "shim"), (0, 0, 1, "shim"), (0, 1, 0, "path"),
 ])  # fmt: skip
 def test_java_of_the_user_goes_before_that_of_the_package_and_that_of_the_path(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    home: bool,
-    path: bool,
-    package: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: bool, path: bool, package: bool,
     chosen: str,
-) -> None:
+) -> None:  # fmt: skip
     there = {"home": home, "path": path, "package": package}
     programs = {name: str(fake_java(tmp_path / name)) for name, is_one in there.items() if is_one}
     monkeypatch.setattr(session, "_packaged", lambda: programs.get("package"))

@@ -265,12 +265,9 @@ ODD: list[tuple[Callable[[MadeLog], None], str, set[str]]] = [
 @pytest.mark.parametrize("options", [[], [LOSS], [CORRUPT]])
 @pytest.mark.parametrize(("change", "said", "passed_by"), ODD)
 def test_one_device_never_stops_the_run_of_the_fleet(
-    tmp_path: Path,
-    change: Callable[[MadeLog], None],
-    said: str,
-    passed_by: set[str],
+    tmp_path: Path, change: Callable[[MadeLog], None], said: str, passed_by: set[str],
     options: list[str],
-) -> None:
+) -> None:  # fmt: skip
     edge, other = MadeLog(tmp_path / "logs" / "edge"), MadeLog(tmp_path / "logs" / "other")
     edge.enqueue(1)
     other.enqueue(2)

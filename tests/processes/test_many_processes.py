@@ -118,10 +118,9 @@ def rounds_of_records(path: Path, store: Store, child: Child, owner: int) -> Ite
 @pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.OS])
 @pytest.mark.parametrize("rounds", [rounds_of_claims, rounds_of_outcomes, rounds_of_records])
 def test_what_another_process_writes_wakes_a_claim_an_outcome_and_a_stream_at_once(
-    tmp_path: Path,
-    durability: Durability,
+    tmp_path: Path, durability: Durability,
     rounds: Callable[[Path, Store, Child, int], Iterator[float]],
-) -> None:
+) -> None:  # fmt: skip
     """Within 10 ms at the median, from before the request to the answer in hand, on disk."""
     store = open_here(tmp_path, durability)
     if rounds is rounds_of_records:

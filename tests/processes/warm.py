@@ -40,12 +40,9 @@ class Program:
     """A program with the methods of a ``subprocess.Popen`` that tests call."""
 
     def __init__(
-        self,
-        words: Sequence[str],
-        cwd: Path | None = None,
-        stderr: int = 2,
+        self, words: Sequence[str], cwd: Path | None = None, stderr: int = 2,
         env: Mapping[str, str] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.args = words
         self.returncode: int | None = None
         self._line, theirs = socket.socketpair()
