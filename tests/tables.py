@@ -108,17 +108,14 @@ def task_options() -> str:
     task = TaskQ(ROOT / "no-log").task(bare)
     common = Options()
     default = {
-        "name": "`module.function`",
-        "queue": written(common.queue),
-        "priority": written(common.priority),
-        "attempts": written(common.attempts),
-        "retry": f"`{task.retry.attempts}` attempts, exponential",
-        "delay": "`0`",
+        "name": "`module.function`", "queue": written(common.queue),
+        "priority": written(common.priority), "attempts": written(common.attempts),
+        "retry": f"`{task.retry.attempts}` attempts, exponential", "delay": "`0`",
         "on_conflict": written(common.on_conflict.name.lower()),
         "store_result": "`True`" if task.store_result else "`False`",
         "durable_claim": "`False`, `True` with one attempt",
         "while_running": "`True`" if task.while_running else "`False`",
-    }
+    }  # fmt: skip
     for name in ("timeout", "soft_timeout", "aliases", "on_dead", "requires", "runs_in"):
         assert not getattr(task, name), f"{name} has a default: add it to the table"
     shared = comments_of(JobOptions)
@@ -220,10 +217,8 @@ def states() -> str:
 def specification() -> str:
     rule = "============ ==== " + "=" * 80
     lines = [
-        rule,
-        f"{'type':12} size {'what it says; its byte, its fixed fields and its body'}",
-        rule,
-    ]
+        rule, f"{'type':12} size {'what it says; its byte, its fixed fields and its body'}", rule,
+    ]  # fmt: skip
     for row in TABLE.values():
         letters = re.findall(r"16s|.", row.layout.formats)
         fields = zip(row.layout.names.split(), letters, strict=True)

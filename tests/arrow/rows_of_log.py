@@ -91,19 +91,14 @@ def rows_of_directory(directory: Path) -> tuple[list[Row], list[Row]]:
 def _row(journal: Journal, record: Record, bodies: BodyStore, device: str) -> Row:
     row: Row = dict.fromkeys(DETAILS.names)
     row |= {
-        "device": device,
-        "log_id": str(journal.identity.log_id),
+        "device": device, "log_id": str(journal.identity.log_id),
         "segment": journal.files.segment_at(record.location),
-        "offset": record.location & _OFFSET_MASK,
-        "lsn": record.lsn,
+        "offset": record.location & _OFFSET_MASK, "lsn": record.lsn,
         "kind": kinds.name_of(record.type) if record.type in _known() else "unknown",
         "job_id": f"{journal.tag}-{record.job}" if record.job else None,
-        "timestamp": record.time_ns // 1_000,
-        "ts_ns": record.time_ns,
-        "epoch": f"{record.epoch:016x}",
-        "flags": record.flags,
-        "job": record.job or None,
-    }
+        "timestamp": record.time_ns // 1_000, "ts_ns": record.time_ns,
+        "epoch": f"{record.epoch:016x}", "flags": record.flags, "job": record.job or None,
+    }  # fmt: skip
     if record.type in _known():
         problems = []
         for name, value in _details(record, bodies, journal.tag):

@@ -165,12 +165,9 @@ def test_the_frozen_example_works_and_reads_nothing_where_it_is_started(
 
 def test_the_example_works_unfrozen(tmp_path: Path) -> None:
     done = run_python(
-        "-m",
-        "examples.desktop.program",
-        cwd=ROOT,
-        check=True,
+        "-m", "examples.desktop.program", cwd=ROOT, check=True,
         env={**os.environ, DATA: str(tmp_path), "HOME": str(tmp_path)},
-    )
+    )  # fmt: skip
     assert done.stdout.splitlines() == [
         "6 words",
         "shrunk to 50, frozen: False, elsewhere: True",

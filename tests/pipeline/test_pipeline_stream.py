@@ -581,13 +581,11 @@ def grown(log: MadeLog) -> None:
 
 
 CHANGES: dict[str, Callable[[MadeLog], object]] = {
-    "grown": grown,
-    "lacking": lambda log: log.frames[0].path.unlink(),
+    "grown": grown, "lacking": lambda log: log.frames[0].path.unlink(),
     "declared": lambda log: (log.path / "breaks.jsonl").write_text('{"n": 2}\n'),
     "marked": lambda log: (log.path / "failed").write_text('{"durable_lsn": 1}'),
-    "replaced": replaced,
-    "named otherwise": named_otherwise,
-}
+    "replaced": replaced, "named otherwise": named_otherwise,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)

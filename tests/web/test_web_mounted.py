@@ -214,11 +214,9 @@ async def test_devices_are_shown_with_lag_holds_and_last_contact(tmp_path: Path)
     registry.note_end("edge-8", Identity(UUID(int=2), 0), (40, 90, 0), clock_ns=-5 * 10**9)
     keys = AccessKeys("s" * 43)
     hub = make_hub(
-        str(place.hub),
-        SiteAddress(scheme="http", hosts=(HOST,), allow_actions=True),
-        keys,
+        str(place.hub), SiteAddress(scheme="http", hosts=(HOST,), allow_actions=True), keys,
         registry.all_standing,
-    )
+    )  # fmt: skip
     transport = httpx.ASGITransport(app=hub)
     async with running(hub), httpx.AsyncClient(transport=transport, base_url=ORIGIN) as client:
         assert (await client.get("/")).status_code == 401
