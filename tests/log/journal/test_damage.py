@@ -230,20 +230,31 @@ def test_a_frame_that_claims_four_gigabytes_costs_no_memory(*, whole_header: boo
     assert [delivery.job for delivery in world.process().claim()] == [kept]
 
 
-def test_a_record_that_claims_four_gigabytes_costs_no_memory_and_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("record", "match"),
+    [
+        (_record(Kind.ENQUEUED, _HUGE), "record at lsn 2 has an impossible length"),
+        (_record(100), "record type 100 at lsn 2 is unknown"),
+    ],
+    ids=["length", "type"],
+)
+def test_a_record_that_claims_four_gigabytes_or_is_of_an_unknown_type_is_named(
+    tmp_path: Path, record: bytes, match: str
+) -> None:
     world = World()
     first = world.process()
     first.enqueue(b"kept")
-    first.append(_record(Kind.ENQUEUED, _HUGE) + _record(Kind.CLOCK), 2)
+    first.append(record + _record(Kind.CLOCK), 2)
 
     def claim() -> None:
-        with pytest.raises(FormatError, match="record at lsn 2 has an impossible length"):
-            world.process().claim()
+        for process in (first, world.process()):
+            with pytest.raises(FormatError, match=match):
+                process.claim()
 
     assert _peak_bytes(claim) < _MEMORY_MAX
     assert first.enqueue() == 4, "an enqueue without a key reads no records"
     reader = _dump(world, tmp_path)
-    with pytest.raises(FormatError, match="record at lsn 2 has an impossible length"):
+    with pytest.raises(FormatError, match=match):
         reader.jobs(None, None, None, 10)
     with pytest.raises(LogError):
         reader.verify()
@@ -320,19 +331,6 @@ def test_an_unknown_segment_version_is_an_error_that_names_it() -> None:
     world.lose_power()
     with pytest.raises(FormatError, match=rf"{_FIRST}: segment format 7 is unknown"):
         world.process()
-
-
-def test_a_record_of_an_unknown_type_is_an_error_that_names_it(tmp_path: Path) -> None:
-    world = World()
-    first = world.process()
-    first.enqueue()
-    first.append(_record(100), 1)
-    with pytest.raises(FormatError, match="record type 100 at lsn 2 is unknown"):
-        first.claim()
-    with pytest.raises(FormatError, match="record type 100 at lsn 2 is unknown"):
-        world.process().claim()
-    with pytest.raises(FormatError, match="record type 100 at lsn 2 is unknown"):
-        _dump(world, tmp_path).jobs(None, None, None, 10)
 
 
 @pytest.mark.parametrize(

@@ -390,21 +390,15 @@ def turns(tmp_path: Path) -> tuple[SyncTurn, SyncTurn]:
 
 
 @pytest.mark.disk
-def test_a_process_covered_by_another_sync_skips_its_own(turns: tuple[SyncTurn, SyncTurn]) -> None:
+def test_a_process_covered_by_another_sync_skips_its_own_and_one_that_stops_holds_nobody_up(
+    turns: tuple[SyncTurn, SyncTurn],
+) -> None:
     first, second = turns
     assert first.take(BOOT, GENERATION, 10)
     first.leave(BOOT, GENERATION, 25)
     assert not second.take(BOOT, GENERATION, 25)
     assert second.take(BOOT, GENERATION, 26)
-
-
-@pytest.mark.disk
-def test_a_process_that_is_stopped_in_its_turn_holds_nobody_up(
-    turns: tuple[SyncTurn, SyncTurn],
-) -> None:
-    first, second = turns
-    assert first.take(BOOT, GENERATION, 10)
-    assert second.take(BOOT, GENERATION, 12)
-    second.leave(BOOT, GENERATION, 12)
-    first.leave(BOOT, GENERATION, 10)
-    assert not first.take(BOOT, GENERATION, 12)
+    assert first.take(BOOT, GENERATION, 28), "the other is stopped in its turn"
+    first.leave(BOOT, GENERATION, 28)
+    second.leave(BOOT, GENERATION, 26)
+    assert not second.take(BOOT, GENERATION, 28)

@@ -360,32 +360,17 @@ def test_what_is_shown_of_a_job_stays_however_often_it_is_written_again(
         assert view == replace(before, attempts=(*early, replace(last, stored_lines=lines)))
 
 
-LIMITS = [{"keep_bytes": 2 * 64 * 1024}, {"keep_segments": 1}, {"keep_seconds": 1}]
-
-
-def read_up_to(process: Process, name: str, segment: int, lsn: int) -> None:
-    reader = NamedReader.take(process.disk, PATH, process.journal.identity, name)
-    reader.load()
-    reader.save(ReaderPosition(segment, lsn))
-    reader.release()
-
-
-def grow(process: Process, segments: int) -> list[int]:
-    return [fill_segment(process) for _ in range(segments)]
-
-
-def tended(process: Process, upkeep: Upkeep | None = None) -> Upkeep:
-    process.world.clock.advance(60)
-    return tend(process, upkeep)
-
-
 def test_a_pin_is_logged_once_with_the_name_of_its_reader(caplog: pytest.LogCaptureFixture) -> None:
     process = World(config=keeping(keep_segments=1)).process()
-    first = grow(process, 4)[0]
-    read_up_to(process, "billing", first, first)
-    upkeep = tended(process)
-    for _ in range(3):
-        tended(process, upkeep)
+    first = grown(process)[0]
+    reader = NamedReader.take(process.disk, PATH, process.journal.identity, "billing")
+    reader.load()
+    reader.save(ReaderPosition(first, first))
+    reader.release()
+    upkeep = None
+    for _ in range(4):
+        process.world.clock.advance(60)
+        upkeep = tend(process, upkeep)
     assert caplog.text.count("stays although it is due: the reader 'billing' has not") == 1
 
 
