@@ -34,12 +34,9 @@ from tests.bench.load import (
 
 #: Scenario -> jobs of a sample.
 JOBS: Final = {
-    "enqueue_64": 50_000,
-    "enqueue_many": 100_000,
-    "drain": 100_000,
-    "cycle_64": 50_000,
+    "enqueue_64": 50_000, "enqueue_many": 100_000, "drain": 100_000, "cycle_64": 50_000,
     "cycle_1000": 100_000,
-}
+}  # fmt: skip
 #: A sample takes a few seconds; after this time it hangs.
 SAMPLE_SECONDS_MAX: Final = 120
 #: Run where ``--only`` asks for them; the first by taskq alone.

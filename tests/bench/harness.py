@@ -102,12 +102,9 @@ def installed(base: str, package: str, *words: str, directory: Path) -> tuple[st
 def _version(python: str, package: str) -> str:
     try:
         output = subprocess.run(
-            (python, "-c", _VERSION, package),
-            check=True,
-            capture_output=True,
-            text=True,
+            (python, "-c", _VERSION, package), check=True, capture_output=True, text=True,
             timeout=60,
-        )
+        )  # fmt: skip
     except (OSError, subprocess.CalledProcessError):
         return ""
     return output.stdout.strip()

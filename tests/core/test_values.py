@@ -129,13 +129,9 @@ FIRST_USES: dict[str, Callable[[Any], object]] = {
     "how it is called": lambda kind: list(inspect.signature(kind).parameters.items())[:2],
 }
 OPTIONS: tuple[dict[str, bool], ...] = (
-    {"frozen": True, "kw_only": True},
-    {"frozen": True},
-    {"kw_only": True},
-    {},
-    {"eq": False},
+    {"frozen": True, "kw_only": True}, {"frozen": True}, {"kw_only": True}, {}, {"eq": False},
     {"frozen": True, "eq": False},
-)
+)  # fmt: skip
 
 
 def parcel() -> type:

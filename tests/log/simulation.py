@@ -201,14 +201,9 @@ class Simulation:
     power = 0.6
 
     def __init__(
-        self,
-        seed: int,
-        durability: Durability = Durability.FSYNC,
-        *,
-        config: LogConfig = _STEADY,
-        steps_of_clock: bool = False,
-        faults: bool = False,
-    ) -> None:
+        self, seed: int, durability: Durability = Durability.FSYNC, *, config: LogConfig = _STEADY,
+        steps_of_clock: bool = False, faults: bool = False,
+    ) -> None:  # fmt: skip
         self.chance = random.Random(seed)
         self.world = World(seed, replace(config, durability=durability))
         self.memory = Memory()

@@ -81,15 +81,11 @@ payloads = st.one_of(
     st.binary(max_size=12),
     st.sampled_from(
         [
-            b"{}",
-            b'{"number":1}',
-            b'{"a":1,"b":"c"}',
-            b'{"a":1,"b":[2],"c":{}}',
-            b"[1]",
+            b"{}", b'{"number":1}', b'{"a":1,"b":"c"}', b'{"a":1,"b":[2],"c":{}}', b"[1]",
             b'{"*":[1]}',
         ]
     ),
-)
+)  # fmt: skip
 
 
 def codecs(choose: Choose, function: Callable[..., None]) -> tuple[ArgumentCodec, ArgumentCodec]:

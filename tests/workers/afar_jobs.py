@@ -41,13 +41,9 @@ HERE = [*PLACES][:3]
 
 
 def on_all(
-    app: TaskQ,
-    name: str,
-    act: Callable[..., Any],
-    act_async: Any = None,
-    places: Iterable[str] = PLACES,
-    **options: Any,
-) -> dict[str, Any]:
+    app: TaskQ, name: str, act: Callable[..., Any], act_async: Any = None,
+    places: Iterable[str] = PLACES, **options: Any,
+) -> dict[str, Any]:  # fmt: skip
     """Make a task for each place; an async task runs ``act`` as well if it has no function."""
 
     @functools.wraps(act)

@@ -197,17 +197,13 @@ class Model:
 
         return tuple(
             QueueStats(
-                queue=queue,
-                scheduled=count(queue, State.SCHEDULED),
-                ready=count(queue, State.READY),
-                running=count(queue, State.RUNNING),
-                succeeded=count(queue, State.SUCCEEDED),
-                dead=count(queue, State.DEAD),
-                cancelled=count(queue, State.CANCELLED),
-                expired=count(queue, State.EXPIRED),
+                queue=queue, scheduled=count(queue, State.SCHEDULED),
+                ready=count(queue, State.READY), running=count(queue, State.RUNNING),
+                succeeded=count(queue, State.SUCCEEDED), dead=count(queue, State.DEAD),
+                cancelled=count(queue, State.CANCELLED), expired=count(queue, State.EXPIRED),
             )
             for queue in sorted(queues)
-        )
+        )  # fmt: skip
 
 
 QUEUES = ("default", "mail")
@@ -468,12 +464,9 @@ class AgendaMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model.in_state(State.READY, State.SCHEDULED))
     @rule(
-        pick=PICK,
-        count=st.integers(1, 6),
-        where=PLACES,
-        due=st.none() | st.just(0) | DELAYS,
+        pick=PICK, count=st.integers(1, 6), where=PLACES, due=st.none() | st.just(0) | DELAYS,
         is_wall=st.booleans(),
-    )
+    )  # fmt: skip
     def edit(
         self, pick: int, count: int, where: tuple[int, str, str], due: int | None, is_wall: bool
     ) -> None:

@@ -27,12 +27,9 @@ def kill(process: Process, job: int, reason: bytes = b"ValueError: no") -> None:
 
 
 def dead_letter(
-    process: Process,
-    body: bytes = b"{}",
-    extras: Extras | None = None,
-    spec: EnqueueSpec = PLAIN,
+    process: Process, body: bytes = b"{}", extras: Extras | None = None, spec: EnqueueSpec = PLAIN,
     reason: bytes = b"ValueError: no",
-) -> int:
+) -> int:  # fmt: skip
     job = process.enqueue(body, extras, spec)
     kill(process, job, reason)
     return job

@@ -32,13 +32,9 @@ def claim(process: Process) -> Delivery:
 
 
 def do(
-    process: Process,
-    delivery: Delivery,
-    name: str = "do",
-    number: int = 1,
-    form: Form = Form.STEP,
-    **more: Any,
-) -> Any:
+    process: Process, delivery: Delivery, name: str = "do", number: int = 1,
+    form: Form = Form.STEP, **more: Any,
+) -> Any:  # fmt: skip
     return process.ask(Op.STEP, NewStep(delivery, form, name, number, **more))
 
 

@@ -120,13 +120,9 @@ def _carried_steps(process: Process) -> None:
 
 
 LOGS: Final[dict[str, Callable[[Process], None]]] = {
-    "plain": _plain,
-    "sync-points": _rested,
-    "edits": _edited,
-    "compacted": _compacted,
-    "steps": _stepped,
-    "carried-steps": _carried_steps,
-}
+    "plain": _plain, "sync-points": _rested, "edits": _edited, "compacted": _compacted,
+    "steps": _stepped, "carried-steps": _carried_steps,
+}  # fmt: skip
 
 
 def _pack(name: str, directory: Path, seconds: float) -> None:

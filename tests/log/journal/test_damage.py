@@ -132,14 +132,10 @@ def test_every_flipped_byte_of_a_synced_frame_costs_only_its_own_record() -> Non
         assert len(saved) == len(records) - (hit is not None), at
         assert damage == [
             Damage(
-                segment=_NAME,
-                offset=frame.offset,
-                size=frame.end - frame.offset,
-                first_lsn=records[0],
-                next_lsn=records[-1] + 1,
-                salvaged=len(saved),
+                segment=_NAME, offset=frame.offset, size=frame.end - frame.offset,
+                first_lsn=records[0], next_lsn=records[-1] + 1, salvaged=len(saved),
             )
-        ], at
+        ], at  # fmt: skip
 
 
 def _record_ends(frame: Frame) -> list[int]:

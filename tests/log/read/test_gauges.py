@@ -289,12 +289,9 @@ WAITING = QueueStats(queue="mail", ready=110, oldest_ready_seconds=20.0)
     ],
 )  # fmt: skip
 def test_the_worst_finding_comes_first(
-    queues: tuple[QueueStats, ...],
-    owners: tuple[OwnerView, ...],
-    waiting: dict[tuple[str, str], Waiting],
-    level: str,
-    text: str,
-) -> None:
+    queues: tuple[QueueStats, ...], owners: tuple[OwnerView, ...],
+    waiting: dict[tuple[str, str], Waiting], level: str, text: str,
+) -> None:  # fmt: skip
     stands = standing(queues, owners, waiting, {})
     assert (stands.level, stands.text) == (level, text)
 

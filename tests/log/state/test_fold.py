@@ -97,12 +97,9 @@ async def test_whatever_needs_the_fold_is_answered_as_if_it_had_been_there(tmp_p
         first = await log.put(b"k", key="one")
     async with TaskLog.open(tmp_path, durability="os") as log:
         again, stats, cancelled, claimed, plain = await asyncio.gather(
-            log.put(b"k", key="one"),
-            log.stats(),
-            log.cancel(ids[1]),
-            log.claim(2, wait=SECONDS),
+            log.put(b"k", key="one"), log.stats(), log.cancel(ids[1]), log.claim(2, wait=SECONDS),
             log.put(b"z"),
-        )
+        )  # fmt: skip
         assert again == first
         assert stats.queues[0].ready >= JOBS - 2
         assert cancelled

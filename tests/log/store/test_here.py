@@ -219,12 +219,9 @@ async def claimed(port: LoopPort, count: int) -> None:
 )
 @pytest.mark.usefixtures("resting")
 def test_a_loop_commits_what_came_in_its_turn_where_that_is_little(
-    stores: Callable[[LogConfig], Store],
-    committers: list[int],
-    durability: Durability,
-    send: Callable[[LoopPort], Any],
-    is_here: bool,
-) -> None:
+    stores: Callable[[LogConfig], Store], committers: list[int], durability: Durability,
+    send: Callable[[LoopPort], Any], is_here: bool,
+) -> None:  # fmt: skip
     store = stores(LogConfig(durability=durability, interval_seconds=2 * SECONDS))
 
     async def main() -> int:
@@ -552,13 +549,9 @@ def counts_of(store: Store) -> Any:
     ],
 )
 def test_the_log_is_right_wherever_a_handler_raises_or_enqueues(
-    stores: Callable[[LogConfig], Store],
-    tmp_path: Path,
-    send: Send,
-    durability: Durability,
-    nth: int,
-    handler: type[Raiser],
-) -> None:
+    stores: Callable[[LogConfig], Store], tmp_path: Path, send: Send, durability: Durability,
+    nth: int, handler: type[Raiser],
+) -> None:  # fmt: skip
     """At every byte code of a commit: nothing told is lost, nothing comes twice, all go on."""
     config = LogConfig(durability=durability)
     store, other = stores(config), stores(config)

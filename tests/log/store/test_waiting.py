@@ -88,12 +88,8 @@ class Logs:
 
 
 WAITS = [
-    Logs.for_a_job,
-    Logs.for_a_due_job,
-    Logs.for_an_outcome,
-    Logs.for_growth,
-    Logs.for_a_cancel,
-]
+    Logs.for_a_job, Logs.for_a_due_job, Logs.for_an_outcome, Logs.for_growth, Logs.for_a_cancel,
+]  # fmt: skip
 
 
 @pytest.fixture

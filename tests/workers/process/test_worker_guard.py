@@ -60,14 +60,9 @@ def guarding(
     monkeypatch.setattr(guard, "WorkerProcess", Started)
     monkeypatch.setattr(Started, "refuses", False)
     result: Any = Guard(
-        ["worker"],
-        2,
-        burst=getattr(request, "param", False),
-        drain_seconds=1,
-        say=said.append,
-        complain=said.append,
-        notifier=Notifier(),
-    )
+        ["worker"], 2, burst=getattr(request, "param", False), drain_seconds=1, say=said.append,
+        complain=said.append, notifier=Notifier(),
+    )  # fmt: skip
     result._start_due()
     yield result
     result._alarm.close()

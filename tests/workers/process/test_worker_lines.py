@@ -128,13 +128,9 @@ def queue() -> Iterator[TaskQ]:
 def run(redirected: str, *words: str) -> tuple[int, str]:
     command = ["sh", "-c", f'exec "$@" {redirected}', "sh", sys.executable, *words]
     done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=50,
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=50,
         check=False,
-    )
+    )  # fmt: skip
     return done.returncode, done.stdout
 
 

@@ -67,13 +67,9 @@ async def _exits_by_a_thread() -> None:
 
 
 WAYS = [
-    _stops_the_loop,
-    _cancels_all_tasks,
-    _exits_in_a_task,
-    _exits_in_a_callback,
-    _is_interrupted_in_a_task,
-    _exits_by_a_thread,
-]
+    _stops_the_loop, _cancels_all_tasks, _exits_in_a_task, _exits_in_a_callback,
+    _is_interrupted_in_a_task, _exits_by_a_thread,
+]  # fmt: skip
 
 
 def _live_once(path: Path, act: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -91,12 +91,9 @@ async def test_several_stack_and_a_later_one_may_take_of_the_earlier(app: TaskQ)
 
     @app.task
     async def look(
-        *,
-        has: Inject[HasRows] = injected(),
-        mailer: Inject[Mailer] = injected(),
-        number: Inject[int] = injected(),
-        missing: Inject[str | None] = injected(),
-    ) -> str:
+        *, has: Inject[HasRows] = injected(), mailer: Inject[Mailer] = injected(),
+        number: Inject[int] = injected(), missing: Inject[str | None] = injected(),
+    ) -> str:  # fmt: skip
         events.append("job")
         assert has is database
         assert missing is None

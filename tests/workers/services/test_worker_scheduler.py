@@ -294,13 +294,9 @@ async def test_a_schedule_whose_arguments_do_not_fit_stops_the_worker(app: TaskQ
 )
 @pytest.mark.parametrize("step", ["enrol", "pack"])
 async def test_a_schedule_that_fails_keeps_no_other_from_its_ticks(
-    app: TaskQ,
-    clock: FakeClock,
-    step: str,
-    error: BaseException,
-    monkeypatch: pytest.MonkeyPatch,
+    app: TaskQ, clock: FakeClock, step: str, error: BaseException, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:
+) -> None:  # fmt: skip
     @app.task
     def note(which: str) -> None: ...
 

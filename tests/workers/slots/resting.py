@@ -531,17 +531,10 @@ class Schedule(Seeded):
 
     def _act(self, seconds: float | None) -> None:
         acts = {
-            self._arrive: 6,
-            self._arrive_one_by_one: 4,
-            self._let_go: 6,
-            lambda: self._wait(seconds): 4,
-            self._switch: 2,
-            self._pause: 1,
-            self._cancel_slot: 1,
-            self._cancel_job: 2,
-            self._surrender: 1,
-            self._stop: 1,
-        }
+            self._arrive: 6, self._arrive_one_by_one: 4, self._let_go: 6,
+            lambda: self._wait(seconds): 4, self._switch: 2, self._pause: 1, self._cancel_slot: 1,
+            self._cancel_job: 2, self._surrender: 1, self._stop: 1,
+        }  # fmt: skip
         (act,) = self.random.choices(list(acts), list(acts.values()))
         act()
 
