@@ -247,33 +247,24 @@ def test_a_truncated_board_wakes_the_processes_on_it(
     assert _is_woken(second)
 
 
-def test_a_board_that_cannot_be_read_wakes_nobody_and_raises_nothing(
-    two: tuple[LocalPeers, LocalPeers], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(two[0]._small, "read", _refuse)
-    two[1].announce(INTEREST_READY)
-    two[0].wake(INTEREST_READY)
-    assert not _is_woken(two[1])
-
-
-def test_files_of_the_dead_that_cannot_be_removed_stop_nobody(
+def test_what_a_disk_refuses_of_owners_stops_nobody(
     tmp_path: Path, two: tuple[LocalPeers, LocalPeers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    first, second = two
     dead = tmp_path / "owners" / f"{7:016x}.lock"
     dead.write_bytes(b"{}")
+    assert not first.alive(7)
+    with monkeypatch.context() as refused:
+        refused.setattr(fcntl, "lockf", _refuse)
+        assert first.alive(7), "it cannot be asked"
     monkeypatch.setattr(system, "remove", _refuse)
-    two[0].forget(7)
+    first.forget(7)
     LocalPeers(str(tmp_path), "").close()
     assert dead.exists()
-
-
-def test_an_owner_that_cannot_be_asked_lives(
-    tmp_path: Path, two: tuple[LocalPeers, LocalPeers], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "owners" / f"{7:016x}.lock").write_bytes(b"{}")
-    assert not two[0].alive(7)
-    monkeypatch.setattr(fcntl, "lockf", _refuse)
-    assert two[0].alive(7)
+    monkeypatch.setattr(first._small, "read", _refuse)
+    second.announce(INTEREST_READY)
+    first.wake(INTEREST_READY)
+    assert not _is_woken(second), "the board cannot be read"
 
 
 def test_a_wake_up_with_a_bug_in_it_is_logged_and_harms_nobody(
