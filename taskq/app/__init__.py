@@ -1,5 +1,5 @@
-"""The objects that a program holds: ``TaskQ``, ``TaskLog`` and ``Task``.
+"""The objects of a program: ``TaskQ``, ``TaskLog`` and ``Task``.
 
-Begin with ``app``; ``shared`` is what ``TaskQ`` and ``TaskLog`` have in common, ``tasks`` and
-``decorate`` make a task of a function. May import every room of the API below it.
+Begin with ``app``; ``holder`` has the common methods of ``TaskQ`` and ``TaskLog``, ``tasks`` makes
+tasks of functions. The package may import every lower room of the API.
 """

@@ -89,11 +89,11 @@ class WorkerOptions(TypedDict, total=False):
 
 
 class AppWorker(Protocol):
-    """A worker of an app, as the app's program sees it: ``taskq.Worker``."""
+    """Type of an app's worker for the app's program: ``taskq.Worker``."""
 
     #: set once the log is open and the first claim waits
     started: asyncio.Event
-    #: set once everything is settled
+    #: set once every job is settled
     stopped: asyncio.Event
 
     @property

@@ -608,7 +608,7 @@ class LogHolder:
     async def compact(
         self, *, keep: durations.Duration | None = None, dry_run: bool = False
     ) -> views.CompactReport:
-        """Remove the oldest segments as far as the log's policy allows, beside live processes.
+        """Remove the oldest segments as far as the log's policy allows, while processes run.
 
         Records still needed are written again first: unsettled jobs, dead letters, held keys and
         finished jobs within their retention. The current segment always stays.
@@ -618,7 +618,7 @@ class LogHolder:
             dry_run: change nothing, and report the plan.
 
         Raises:
-            LogError: the log could not be written, or another process is at it for too long.
+            LogError: the log could not be written, or another process compacts it for too long.
         """
         limit = None if keep is None else durations.seconds(keep, "keep")
         port = await self._connection.port()
@@ -627,7 +627,7 @@ class LogHolder:
     compact_sync: Final = blocking(compact)
 
     async def position(self, source: str) -> Any:
-        """Return where a source stands, as ``ingest`` was given it; None for an unknown source.
+        """Return a source's position, as given to ``ingest``; None for an unknown source.
 
         Raises:
             UsageError: the name is no source's.
@@ -640,7 +640,7 @@ class LogHolder:
     position_sync: Final = blocking(position)
 
     async def sources(self) -> list[SourceView]:
-        """Return the sources that the log knows, by name, and where they stand."""
+        """Return the sources that the log knows, by name, with their positions."""
         ports = [await log._connection.port() for log in self.logs()]
         known: dict[str, SourceState] = {}
         for port in ports:
@@ -650,7 +650,7 @@ class LogHolder:
     sources_sync: Final = blocking(sources)
 
     async def forget_source(self, source: str) -> bool:
-        """Forget where a source stands: it is unknown then. Returns False if it is so already.
+        """Forget a source and its position; return False if it is unknown.
 
         Raises:
             UsageError: the name is no source's.
@@ -683,12 +683,10 @@ class LogHolder:
         return any([await port.pause(queue, paused=paused) for port in ports])
 
     def _of_source(self, source: str) -> LogHolder:
-        """Return the holder of the log that a source's position is in."""
         del source
         return self
 
     def _of(self, job: JobId) -> LogHolder:
-        """Return the holder of the log that a job is in."""
         del job
         return self
 

@@ -172,7 +172,7 @@ class Schedule:
         )
 
     def due(self, done_ns: int, now_ns: int) -> DueTicks:
-        """Return the ticks to write now, if those up to ``done_ns`` are done."""
+        """Return the ticks to write now, after the ticks up to ``done_ns``."""
         from taskq.schedules import due_ticks  # noqa: PLC0415 - as above
 
         return due_ticks(self.name, self.rule, self.catch_up, self.jitter_ns, done_ns, now_ns)

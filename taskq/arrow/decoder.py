@@ -338,8 +338,6 @@ def decode(
 
 
 class _Decoder:
-    """Decodes one piece into batches."""
-
     def __init__(
         self,
         piece: Piece,

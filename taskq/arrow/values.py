@@ -82,7 +82,6 @@ class Values:
         return _parted(self._result[0])
 
     def _problem(self) -> pa.Array:
-        """Return why a value or a result is missing."""
         of_value, of_result = self._value[1], self._result[1]
         if not of_value and not of_result:
             return arrays.nothing(pa.string(), len(self._rows))

@@ -77,7 +77,7 @@ class JobOptions(TypedDict, total=False):
     #: how long the job and its result are kept after its end; "never": for ever; None: as
     #: configured for its queue or log
     keep: durations.Duration | None
-    #: how payload and result are compressed, "none" for not at all; None: as the queue or log says
+    #: compression of payload and result, "none" for none; None: as configured for queue or log
     compress: Compression | None
 
 

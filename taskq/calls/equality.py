@@ -157,7 +157,7 @@ def _of_fields(names: tuple[str, ...], written: Any, read: Any) -> _Named:
     pairs: list[_Triple] = [(name, _field(written, name), _field(read, name)) for name in names]
     mine = getattr(written, "__dict__", {})
     if len(mine) > len(names):
-        # Attributes beside the fields; a cached property has its name in the class.
+        # Attributes besides the fields; the class has the name of a cached property.
         kind = type(written)
         mine, others = (
             {name: value for name, value in its.items() if not hasattr(kind, name)}
@@ -171,7 +171,7 @@ def _of_fields(names: tuple[str, ...], written: Any, read: Any) -> _Named:
 def _of_attributes(mine: dict[str, Any], others: dict[str, Any]) -> Iterator[_Triple]:
     for name in mine.keys() | others.keys():
         value = mine.get(name, _MISSING)
-        # A lock or a client equals no other: there is one again, which is all to compare.
+        # A lock or a client has no equality: only its presence is compared.
         if name not in others or not _has_no_equality(type(value)):
             yield name, value, others.get(name, _MISSING)
 
@@ -270,7 +270,9 @@ def _is_same_scalar(written: Any, read: Any) -> bool:
     if not isinstance(read, _SCALARS) or not isinstance(written, kind) or isinstance(written, Enum):
         return False
     try:
-        if isinstance(written, float | Decimal):  # "nan" is "nan", and 1.10 is not 1.1
+        if isinstance(
+            written, float | Decimal
+        ):  # as text nan equals nan, and 1.10 differs from 1.1
             return bool(kind.__repr__(written) == kind.__repr__(read))
         if isinstance(written, datetime | time):
             return _bare(written) == _bare(cast("Any", read))

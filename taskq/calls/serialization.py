@@ -110,7 +110,7 @@ def schema_of(annotation: Any, config: ConfigDict | None = None) -> CoreSchema:
 
 
 def _without_computed(part: Any) -> Any:
-    """Return a schema without those fields of dataclasses that only ``__post_init__`` sets."""
+    """Return a schema without the dataclass fields that only ``__post_init__`` sets."""
     if isinstance(part, list):
         made = [_without_computed(item) for item in part]
         return part if all(map(operator.is_, made, part)) else made

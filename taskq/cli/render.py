@@ -107,9 +107,9 @@ def body_text(body: bytes) -> str:
 
 
 def body_block(body: bytes) -> str:
-    """Return the same below a heading: text is indented, and JSON is on one line.
+    """Return a payload for below a heading: text is indented, and JSON is on one line.
 
-    No line of it can be mistaken for a heading or a fact.
+    No line can be mistaken for a heading or a fact.
     """
     return _as_json(body) or indented(_as_text(body))
 

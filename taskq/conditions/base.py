@@ -203,7 +203,7 @@ async def aside(call: Callable[[], T], room: threading.BoundedSemaphore | None =
         try:
             loop.call_soon_threadsafe(tell, value, error)
         except RuntimeError:
-            return  # the loop is closed: no task waits any more
+            return  # the loop is closed: no task is waiting
 
     try:
         threading.Thread(target=work, name="taskq-probe", daemon=True).start()

@@ -167,7 +167,7 @@ class Packer:
             return self.bodies.pack(body, packing, what)
         return await blocking.off_loop(self.bodies.pack, body, packing, what)
 
-    # -- out of it --------------------------------------------------------------------------------
+    # -- out of the log ---------------------------------------------------------------------------
 
     async def unpacked(self, stored: bytes, flags: int, what: str) -> bytes:
         """Return a body in its original form; raises the errors of ``BodyStore.unpack``."""

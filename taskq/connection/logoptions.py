@@ -21,7 +21,7 @@ from taskq.log.format.bodies import Compression
 
 
 class QueueOptions(TypedDict, total=False):
-    """Options for one queue; they override those in ``LogOptions``."""
+    """Options for one queue; they override the same options in ``LogOptions``."""
 
     compress: Compression | None
     keep: durations.Duration | None
@@ -43,7 +43,7 @@ class LogOptions(TypedDict, total=False):
     #: free bytes of the disk below which enqueues raise ``DiskFull``, while settling goes on; by
     #: default 16 MiB, or 2 % of a small disk
     min_free: int | None
-    #: room set aside for settling jobs on a full disk; 1 MiB, or 2 % of a small disk, unless given
+    #: space reserved for settling jobs on a full disk; by default 1 MiB, or 2 % of a small disk
     reserve: int | None
     #: longest wait for another process's writer lock
     lock_wait: durations.Duration
@@ -59,7 +59,7 @@ class LogOptions(TypedDict, total=False):
     keep: durations.Duration
     #: the log's size beyond which the oldest finished jobs are removed before `keep` is over
     keep_bytes: int | None
-    #: the number of full segments beyond which they are removed, likewise
+    #: the number of full segments beyond which the oldest finished jobs are removed
     keep_segments: int | None
     #: how long dead letters are kept after their death; "never", the default: never removed
     keep_dead: durations.Duration
@@ -73,7 +73,7 @@ class LogOptions(TypedDict, total=False):
     starvation: durations.Duration | None
     #: most dedup keys that are held at a time; an enqueue with a further key is refused
     keys_max: int
-    #: exceptions for single queues, by their names; JSON in the environment
+    #: options of single queues, by name; JSON in the environment
     queues: Mapping[str, QueuePolicy | QueueOptions]
     #: access to a new log: "private" (its user) or "group"; by default like its directory
     mode: Mode | None

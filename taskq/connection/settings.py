@@ -110,7 +110,7 @@ def _check_environment() -> tuple[str, ...]:
 
 
 class QueueSettings(BaseModel):
-    """Exceptions for one queue; see ``QueuePolicy``."""
+    """Options of one queue; see ``QueuePolicy``."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
@@ -118,7 +118,7 @@ class QueueSettings(BaseModel):
     compress: Compression | None = None
     #: seconds, text such as "7d", or "never": how long finished jobs are kept after their end
     keep: Annotated[float, BeforeValidator(_seconds_or_always)] | None = None
-    #: how long dead letters are kept after their death, likewise
+    #: how long dead letters are kept after their death, in the same forms
     keep_dead: Annotated[float, BeforeValidator(_seconds_or_always)] | None = None
     #: most dead letters of the queue, counted separately
     dead_max: int | None = None
@@ -296,7 +296,6 @@ def _said(data_dir: str | os.PathLike[str] | None) -> list[tuple[Path, dict[str,
 
 
 def _table(place: logoptions.SettingsFile, *, may_move: bool = True) -> dict[str, Any]:
-    """Return the settings of one file."""
     path = place.path
     text = logoptions.read_plain_file(path)
     if text is None:

@@ -514,7 +514,7 @@ def first_sync(*parts: Part[R]) -> R: ...
 
 
 def first_sync(*parts: Part[Any]) -> Any:
-    """Do as ``first`` in a task that runs in a thread; its waits are made by the async names."""
+    """Do as ``first`` in a task that runs in a thread; make its waits by the async functions."""
     return run(DurableRun.here("first", in_thread=True).first(parts))
 
 

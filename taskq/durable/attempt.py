@@ -33,16 +33,16 @@ from taskq.log.store.port import LoopPort
 _log: Final = logging.getLogger("taskq")
 #: A shorter sleep keeps its slot, and is no step.
 IN_PLACE_NS: Final = model.SECOND_NS
-#: If one task of a run waits, the others get this long after the last step to ask for another.
+#: While a task of a run waits, the others have this long after the last step to request another.
 _GRACE_SECONDS: Final = 0.01
-#: ... and at least as many turns of the loop.
+#: Least turns of the loop in that time.
 _GRACE_TURNS: Final = 10
 #: Name of the steps that call jobs; numbered like steps that users name.
 CALL: Final = "call"
 #: Key of the step that is running.
 step_here: Final[ContextVar[str]] = ContextVar("taskq_step")
 T = TypeVar("T")
-#: Set while steps of a run that is over are undone.
+#: True while the steps of an ended run are undone.
 undoing_here: Final[ContextVar[bool]] = ContextVar("taskq_undoing", default=False)
 
 
@@ -407,7 +407,6 @@ class Attempt:
 
     @cached_property
     def _function(self) -> CodeType | None:
-        """The code of the task's own function."""
         task = self._job.app.tasks.get(self._job.task)
         return getattr(inspect.unwrap(task.fn), "__code__", None) if task is not None else None
 

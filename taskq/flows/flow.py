@@ -36,7 +36,7 @@ Node: TypeAlias = "Leaf | Chain | Parallel"
 _NESTED_MAX: Final = 4 * flows.DEPTH_MAX
 #: Jobs that are linked before the event loop turns.
 _TURN_JOBS: Final = 1_000
-#: Parts in a flow's text.
+#: Most parts in a flow's repr.
 _SHOWN: Final = 5
 
 
@@ -408,7 +408,7 @@ def _text(node: Node) -> str:
 # -- flows as jobs ---------------------------------------------------------------------------------
 #
 # The jobs are numbered from the flow's end: first the jobs that make up its result, then their
-# inputs, and so on. The inputs of a job mostly follow one another, and one run names ten thousand.
+# inputs, and so on. The inputs of a job usually follow each other: one range names ten thousand.
 
 
 class _Job:

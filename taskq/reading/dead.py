@@ -158,7 +158,7 @@ class DeadFilters(TypedDict, total=False):
     error: str | re.Pattern[str] | None
     #: died at this time (with a time zone) or later; a duration in seconds counts back from now
     since: durations.Duration | datetime | None
-    #: died before this time, likewise
+    #: died before this time, in the same forms
     before: durations.Duration | datetime | None
 
 

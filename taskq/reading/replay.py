@@ -28,7 +28,7 @@ States: TypeAlias = model.State | str | Iterable[model.State | str]
 
 #: Header with the id of the original job.
 REPLAY_HEADER: Final = "replay_of"
-#: Jobs and bytes of one transaction.
+#: Most jobs and bytes of one transaction.
 _TRANSACTION_JOBS: Final = 256
 _TRANSACTION_BYTES: Final = 1024 * 1024
 #: Jobs that ``replay`` lists one by one; the rest are counted.

@@ -242,12 +242,12 @@ class JobStatus:
 
     @cached_property
     def ties(self) -> Takes | None:
-        """Jobs of its flow that it waits for, or that wait for it."""
+        """Its inputs in its flow, and the jobs that wait for its end."""
         return self.reader.ties(self.lsn)
 
     @property
     def flow(self) -> dict[str, list[str]]:
-        """Ids of its inputs and of the jobs that wait for it."""
+        """Ids of its inputs, and of the jobs that wait for its end."""
         ties, tag = self.ties, self.reader.tag
         inputs, unlocks = ((), ()) if ties is None else (ties.inputs, ties.unlocks)
         return {

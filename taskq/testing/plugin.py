@@ -138,7 +138,6 @@ def _is_temporary(path: str) -> bool:
 
 
 def _load(target: str) -> TaskQ:
-    """Return the app of the ini option."""
     import taskq.extras as extras  # noqa: PLC0415 - pytest loads this module in every run
     from taskq.errors import UsageError  # noqa: PLC0415 - pytest loads this module in every run
 

@@ -246,7 +246,7 @@ CANCEL_SECONDS: Final = 0.5
 
 
 class Phase(enum.Enum):
-    """Phases of a worker's life; it lives once."""
+    """Phases of a worker, which is started once."""
 
     NEW = enum.auto()
     #: opens the log, or runs
@@ -508,7 +508,7 @@ class Worker:
             group.start_soon(self._live, name="taskq-worker-life")
 
     def _on_kept(self, keeper: asyncio.Task[None]) -> None:
-        """Wake ``start`` and ``stop``: the keeper is gone, perhaps before its first step."""
+        """Wake ``start`` and ``stop``: the keeper has ended, perhaps before its first step."""
         if not keeper.cancelled():
             self._error = self._error or _only(keeper.exception())
         self._undo.close()

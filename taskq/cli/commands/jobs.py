@@ -87,7 +87,6 @@ def _found(
     task: str | None,
     limit: int,
 ) -> list[documents.JobView]:
-    """Return jobs that match the query and each option."""
     from taskq.reading.search import Search  # noqa: PLC0415 - help must not import it
 
     search = Search.parse(query, hides=False)

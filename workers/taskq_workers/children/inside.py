@@ -123,8 +123,6 @@ def _die_with(parent: int, life: int) -> None:
 
 
 class _Bench:
-    """Runs the jobs of one worker."""
-
     def __init__(self, outfit: wire.Outfit) -> None:
         self._outfit = outfit
         self._tasks: dict[str, Task[..., Any]] = {}

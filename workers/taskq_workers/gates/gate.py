@@ -112,7 +112,7 @@ class Gate(ABC):
 
     @abstractmethod
     def selection(self) -> tuple[frozenset[str] | None, frozenset[str]]:
-        """Return queues and tasks of its jobs, except those held back by another gate."""
+        """Return queues and tasks of its jobs, without queues and tasks of another shut gate."""
 
     def flushed(self, settlements: list[engine.Settlement]) -> None:
         if any(settlement.delivery.token == self._trial for settlement in settlements):

@@ -183,7 +183,7 @@ class Gates:
         return any(delivery.task in tasks for delivery in begun)
 
     def stop_running(self, tasks: set[str]) -> None:
-        """Stop and release running jobs of those tasks that have ``while_running``."""
+        """Stop and release running jobs of these tasks, if they have ``while_running``."""
         for slot in list(self._slots):
             delivery = slot.delivery
             if delivery is None or delivery.task not in tasks:

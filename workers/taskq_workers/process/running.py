@@ -29,7 +29,7 @@ _GROUP: Final = "taskq.executors"
 
 @values.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOrder:
-    """Order of the command line for a worker; its fields are options of ``Worker``."""
+    """Options of a worker on the command line; most are options of ``Worker``."""
 
     #: as typed; executors import it again
     target: str
@@ -309,7 +309,6 @@ def _complain(error: str) -> None:
 
 
 def _supervise(supervisor: supervisor.Supervisor, reporter: reporting.LineReporter) -> None:
-    """Run the worker to its end."""
     failure = None
     try:
         supervisor.run()

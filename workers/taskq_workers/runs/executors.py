@@ -273,7 +273,7 @@ class ThreadRunner:
         self._notified = True
         try:
             self._loop.call_soon_threadsafe(self._resolve)
-        except RuntimeError:  # the loop is closed: no task waits any more
+        except RuntimeError:  # the loop is closed: no task is waiting
             self._returned.clear()
 
     def _resolve(self) -> None:

@@ -47,8 +47,6 @@ AT_FIRST: Final = Logging("warning", "text")
 
 
 class _State:
-    """The logging options of the process."""
-
     chosen = Logging()
     #: sends stored lines to the process that settles the jobs
     send: Callable[[str], None] | None = None
@@ -108,7 +106,7 @@ class _Stderr(logging.StreamHandler[Any]):
 
 
 class _Lines(logging.Formatter):
-    """``taskq: WARNING: job 1a2b3c4d-7 (mail.send, attempt 2): what is said``."""
+    """``taskq: WARNING: job 1a2b3c4d-7 (mail.send, attempt 2): message``."""
 
     def format(self, record: logging.LogRecord) -> str:
         # The text quotes jobs, and so text of their senders.
@@ -242,7 +240,6 @@ class _Keeper(logging.Handler):
     _attempts = 0
 
     def count(self, change: int) -> None:
-        """Note that attempts begin or end."""
         self.acquire()
         try:
             self._attempts += change
@@ -274,7 +271,7 @@ class _Keeper(logging.Handler):
 
 
 class _Plain(logging.Formatter):
-    """``2026-01-31 08:00:00,123 INFO shop: what is said``, in UTC."""
+    """``2026-01-31 08:00:00,123 INFO shop: message``, in UTC."""
 
     converter = staticmethod(time.gmtime)
 

@@ -21,12 +21,12 @@ T = TypeVar("T")
 
 
 def begin(code: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-    """Start the coroutine; the caller keeps the task, and sees to its end."""
+    """Start the coroutine as a task; the caller must keep the task and await its end."""
     return asyncio.get_running_loop().create_task(code, name=name)
 
 
 async def until_done(tasks: Collection[asyncio.Task[Any]], seconds: float) -> bool:
-    """Wait for the tasks, without ending them; whether all are done."""
+    """Wait for the tasks, without cancelling them; return whether all are done."""
     with contextlib.suppress(TimeoutError):
         async with Deadline(seconds):
             await asyncio.wait(tasks)

@@ -61,7 +61,7 @@ class _Turn:
 def wish_turn(part: object, seconds: float | None) -> None:
     """Limit turns to this length until the part requests None.
 
-    After the last request they are as long as the program had set, before or meanwhile.
+    After the last request they have the length that the program has set.
     """
     with _Turn.guard:
         now = sys.getswitchinterval()

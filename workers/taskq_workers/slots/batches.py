@@ -52,7 +52,7 @@ class Batcher:
         self._is_draining = False
 
     def drain(self) -> None:
-        """Stop waiting for more jobs, since none begins any more: run the gathered jobs now."""
+        """Run the gathered jobs now, since no further job will begin."""
         self._is_draining = True
         if self._open is not None:
             self._close(self._open)

@@ -48,7 +48,7 @@ class FeedHost(Protocol):
 class Runner(FeedHost, Protocol):
     """Runs a worker's jobs: ``Slots`` here, or executors elsewhere.
 
-    ``gone`` is set once no job runs any more, after ``leave``.
+    ``gone`` is set once no job runs, after ``leave``.
     """
 
     gone: asyncio.Event

@@ -37,7 +37,7 @@ ENGINE_ERRORS: Final = (
 )
 #: Delay of a job after such an error.
 AGAIN_SECONDS: Final = 5
-#: Delay of a job after this worker lacked a package for it, until any worker may claim it.
+#: Delay of a job whose package this worker lacks, until any worker may claim it.
 ELSEWHERE_SECONDS: Final = 60
 #: Delay of a job with arguments that do not fit, before any worker may claim it: the first and the
 #: longest, each twice the one before. A worker gives the job back for ten minutes.
