@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 #: Most missed ticks that ``catch_up="all"`` makes up for, the latest ones.
 CATCH_UP_MAX: Final = 1_000
-#: With ``catch_up="skip"``, a later tick counts as missed. The time covers a scheduler's longest
-#: sleep.
+#: With ``catch_up="skip"``, a tick with more delay counts as missed. The time covers a scheduler's
+#: longest sleep.
 LATE_SECONDS: Final = 60.0
 #: The shortest interval, and the longest jitter of a cron schedule.
 INTERVAL_NS_MIN: Final = model.SECOND_NS

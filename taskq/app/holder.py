@@ -43,7 +43,7 @@ class LogHolder:
         self._connection = connection
 
     def __reduce_ex__(self, _protocol: object) -> NoReturn:
-        # Tasks, calls and handles come here, too, as all of them hold it.
+        # Tasks, calls and handles hold this object, so pickling them ends here, too.
         raise errors.UsageError(
             "an open log is not copied or pickled, nor are its tasks, calls and handles: import "
             "the app there, and pass a job's id or a call's arguments"

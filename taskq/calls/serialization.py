@@ -187,7 +187,7 @@ class JsonForm:
 
     def difference(self, value: object, body: bytes) -> equality.Difference | None:
         """Return where the value read from the body differs from this value; None if equal."""
-        # A model's own configuration may write them bare.
+        # A model's own configuration may write NaN and infinity as bare words.
         if (b"NaN" in body or b"Infinity" in body) and not _is_json(body, allow_inf_nan=False):
             raise ValueError('no JSON: give its model ConfigDict(ser_json_inf_nan="strings")')
         return self._find(value, self.read(body))

@@ -45,7 +45,7 @@ def blocking(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
 
 
 async def off_loop(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run work that would block the event loop in a thread.
+    """Run blocking work in a thread, off the event loop.
 
     Raises:
         UsageError: no asyncio loop runs here.
