@@ -249,7 +249,7 @@ class OutcomeUnknown(LogError):
     undone. The next open of the directory keeps the whole failed batch or nothing of it.
 
     This is also the cause of an error that a signal handler raised in a blocking call. In that case
-    the log goes on and already has the outcome.
+    the log stays open and already has the outcome.
     """
 
     outcome: Literal["refused", "unknown"] = "unknown"
@@ -269,7 +269,7 @@ class OutcomeUnknown(LogError):
 
 
 class AppendFailed(LogError):
-    """The disk refused an append; nothing of the batch is visible and the log goes on.
+    """The disk refused an append; nothing of the batch is visible, and the log stays open.
 
     Attributes:
         errno: the operating system's code, for example ``errno.ENOSPC``.
@@ -285,7 +285,7 @@ class AppendFailed(LogError):
 
 
 class DiskFull(AppendFailed):
-    """Too little room on the disk for new jobs; nothing was enqueued, and the log goes on.
+    """Too little room on the disk for new jobs; nothing was enqueued, and the log stays open.
 
     Settling and cancelling still work: they use the room that enqueues must leave free.
 
@@ -392,7 +392,7 @@ class ReaderMismatch(LogError):
 
 
 class LogClosed(LogError):
-    """The log was closed; open it again to go on."""
+    """The log was closed; open it again to use it."""
 
 
 class StaleDelivery(TaskqError):
@@ -554,7 +554,7 @@ class ResultGone(JobError):
 
 
 class ResultTimeout(JobError, TimeoutError):
-    """The job was not settled in time; the job goes on, so call again.
+    """The job was not settled in time; it continues, so call again.
 
     Attributes:
         seconds: duration of the wait.

@@ -153,7 +153,7 @@ class Flows:
         self.ended[job] = location
 
     def apply_again(self, job: int, dependents: Iterable[int]) -> None:
-        """Let the dependents of a requeued dead letter wait for it again; it counted as done."""
+        """Make the dependents of a requeued dead letter wait for it again; it counted as done."""
         self.ended.pop(job, None)
         for dependent in dependents:
             value = self.held.get(dependent)

@@ -145,7 +145,7 @@ class Cause(enum.IntEnum):
     CALLER = 0
     #: the worker is shutting down
     DRAIN = 1
-    #: the task asked to wait without burning an attempt
+    #: the task postponed the job; no attempt is burnt
     SNOOZE = 2
     #: the owner's process is gone; the attempt counts
     OWNER_LOST = 3
@@ -250,7 +250,7 @@ class Row:
     Attributes:
         kind: its type.
         name: its name in events, streams and the pipeline.
-        says: what happened, for the specification.
+        says: meaning of the record, for the specification.
         layout: its fixed fields.
         body: its content after its options.
         byte: content of its sixth byte.

@@ -36,9 +36,7 @@ ANYWHERE: Final = Anywhere()
 
 
 class SourceState(NamedTuple):
-    """The position of a source."""
-
-    #: JSON with sorted keys
+    #: the position, as JSON with sorted keys
     position: bytes
     #: wall time of the move to this position
     moved_ns: int

@@ -336,7 +336,6 @@ class EngineStats:
     batch_records: Spread
     #: (upper bound of records, number of batches), by size; sizes without batches are left out
     batch_histogram: tuple[tuple[int, int], ...]
-    #: bytes appended to the log
     appended_bytes: int
     #: payload bytes of enqueued jobs
     payload_bytes: int
@@ -366,7 +365,6 @@ class LogStats:
 
     queues: tuple[QueueStats, ...]
     segments: int
-    #: bytes in all segments
     size: int
     next_lsn: int
     #: counts of the answering process; None when the log was only read

@@ -216,7 +216,7 @@ class Agenda:
             self.steps.orphans.pop(job, None)
 
     def apply_back(self, job: int, attempt: int, due_ns: int, now_ns: int) -> bool:
-        """Let a running job wait again. False: the job is not in this fold."""
+        """Return a running job to waiting. False: the job is not in this fold."""
         self.running.pop(job, None)
         if self.leases:
             self.leases.drop(job)
@@ -669,10 +669,10 @@ def apply_carried(
 ) -> None:
     """Set the job's location and state from a CARRIED record.
 
-    ``meta`` holds flags and attempts; ``expires`` and ``due`` are (moment, whether it is wall
-    time), with 0 for no moment; ``claim`` is (token, epoch, owner) of a running job; ``since_ns``
-    is the wall time since when a ready job waits; ``needs`` are the inputs of a held job;
-    ``awaiting`` are the waits within its run, see ``Steps.awaiting``.
+    ``meta`` holds flags and attempts. ``expires`` and ``due`` are (moment, whether it is wall
+    time), with 0 for no moment. ``claim`` is (token, epoch, owner) of a running job. A ready job
+    waits since ``since_ns`` of wall time. ``needs`` are the inputs of a held job, ``awaiting`` the
+    waits within its run, see ``Steps.awaiting``.
     """
     if state is State.DEAD:
         _apply_carried_dead(agenda, job, location, lane, ended_ns)

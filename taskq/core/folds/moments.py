@@ -571,10 +571,10 @@ class Leases:
 
 # Starts of waiting, precise to a part of a window, without a number per job.
 #
-# Jobs are numbered in the order of their enqueues. So a list of (lsn, moment) with one entry per
-# 64th of the window dates each job to within that: by the last entry with an lsn up to the job's.
-# Only nine windows count, so the list stays short. It follows from the frames alone, so every
-# process and every later fold has the same list.
+# Jobs are numbered in the order of their enqueues. A list has one (lsn, moment) per 64th of the
+# window, and the last entry with an lsn up to the job's dates the job. Only nine windows count, so
+# the list stays short. It follows from the frames alone, so every process and every later fold has
+# the same list.
 
 #: Default window: a waiting job rises one priority per window.
 STARVATION_NS: Final = 600 * SECOND_NS

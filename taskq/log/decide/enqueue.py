@@ -122,7 +122,8 @@ class Run:
                 else:
                     future.set_result(value)
         except BaseException:
-            # A task stepped here raised, say SystemExit; the others still get their answers.
+            # A task stepped here raised, SystemExit for example; the others still get their
+            # answers.
             self.futures[0].get_loop().call_soon(self._answer, left)
             raise
 

@@ -127,8 +127,9 @@ class Tail:
     def finds_file(self, next_lsn: int) -> bool:
         """Return whether the next segment has a file.
 
-        On a disk without a free inode jobs must still be settled. The file must not exist before:
-        after a power loss a whole file would end the log too early.
+        On a disk without a free inode jobs must still be settled, so this segment grows on. It does
+        so only if no file was made at all: after a power loss an abandoned whole file would end the
+        log too early.
         """
         try:
             path = self._files.file_path(next_lsn)

@@ -42,7 +42,7 @@ def replace_file(path: Path, temporary: Path, data: bytes) -> None:
     system.rename(temporary, path)
 
 
-#: Files that a log has before all others: writers pass the turnstile first.
+#: First files of a new log, of which one proves a log: writers pass the turnstile first.
 _MARKS: Final = ("turnstile.lock", "write.lock", "taskq.json")
 _SEGMENTS: Final = "log"
 _BESIDE: Final = ("lost+found", "taskq.toml")

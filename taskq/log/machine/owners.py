@@ -95,9 +95,9 @@ class Stall:
     """Standstill of a process, with its reason.
 
     Attributes:
-        text: what stands still, and where.
+        text: the stalled part of the process.
         since_ns: wall time.
-        is_engine: the storage thread stands still, and a restart would help.
+        is_engine: the storage thread is stalled, and a restart would help.
     """
 
     text: str

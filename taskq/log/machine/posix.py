@@ -377,13 +377,11 @@ def is_owned(descriptor: int) -> bool:
 
 
 def remove(path: str | Path) -> None:
-    """Remove a file if it exists."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)  # noqa: PTH108 - usually text
 
 
 def sync_directory(path: str) -> None:
-    """Make the directory's entries durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -659,7 +657,6 @@ _SYMLINK: Final = "it is a symbolic link, and nothing inside a task log may be o
 
 
 def named(path: str | Path) -> str:
-    """Return the path as text."""
     return str(path)
 
 

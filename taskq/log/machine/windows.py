@@ -240,8 +240,6 @@ class Pace:
 
 
 class Reader:
-    """Reads for one thread."""
-
     def __init__(self, size_max: int, pace: Pace) -> None:
         del pace
         self.size_max = size_max
@@ -316,12 +314,10 @@ def rename(source: str | Path, target: str | Path, *, waits: bool = True) -> Non
 
 
 def link(source: str, target: str) -> None:
-    """Give a file a second name."""
     _tried(os.link, named(source), named(target))
 
 
 def remove(path: str | Path) -> None:
-    """Remove a file if it exists."""
     with contextlib.suppress(FileNotFoundError):
         _tried(os.unlink, named(path))
 
@@ -423,7 +419,6 @@ class Bell:
             raise _failed()
 
     def ring(self) -> None:
-        """Wake its owner."""
         if not _set_event(self.pipe):
             raise _failed()
 
@@ -598,7 +593,6 @@ def on_battery() -> bool | None:
 
 
 def memory_bytes() -> int:
-    """Return the resident memory of this process."""
     facts = (ctypes.c_size_t * 9)()
     ask = _function("K32GetProcessMemoryInfo", _BOOL, _HANDLE, _BYTES, _DWORD)
     ask(_HANDLE(-1), ctypes.byref(facts), ctypes.sizeof(facts))

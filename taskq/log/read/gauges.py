@@ -197,7 +197,7 @@ class LastHour:
         self._names: dict[int, bytes] = {}
         #: job -> (start of its attempt, owner)
         self._running: dict[int, tuple[int, int]] = {}
-        #: (minute, nanoseconds) of attempts
+        #: (minute, duration in nanoseconds) of attempts
         self._took: dict[bytes, deque[tuple[int, int]]] = {}
         self._failed: dict[bytes, tuple[int, int]] = {}
         #: by minute and owner: ended attempts; by owner: time of its last record

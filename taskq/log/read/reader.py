@@ -483,7 +483,7 @@ class LogReader:
         until_ns: int | None = None,
         now_ns: int | None = None,
     ) -> Iterator[JobView]:
-        """Yield every job that fits, in one walk: first finished jobs by their ends.
+        """Yield every job that fits, in one walk: finished jobs by their ends, then other jobs.
 
         Moments are of the enqueue, in the log's time; no state means any. An unreadable payload or
         result is left out, and ``problem`` has the reason.

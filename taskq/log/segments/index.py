@@ -522,8 +522,6 @@ def save_steps(
 
 
 class _Writer:
-    """A file being written."""
-
     def __init__(self, disk: Disk, descriptor: int) -> None:
         self._disk = disk
         self._descriptor = descriptor

@@ -224,7 +224,6 @@ class SegmentFiles:
         self.when_fewer()
 
     def size(self, lsn: int) -> int:
-        """Return the size of a segment."""
         return self._disk.size(self.descriptor(lsn))
 
     def sealed_size(self, lsn: int) -> int:

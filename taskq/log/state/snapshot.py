@@ -100,8 +100,6 @@ class Kind(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The header of a snapshot."""
-
     code: int
     version: int
     log_id: bytes

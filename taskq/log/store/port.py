@@ -664,7 +664,8 @@ class LoopPort(_Port["_Future[Any]"]):
             try:
                 self._resolve(left)
             except BaseException:
-                # A task stepped here raised, say SystemExit; the others still get their answers.
+                # A task stepped here raised, SystemExit for example; the others still get their
+                # answers.
                 if rest := list(left):
                     self._inbox.appendleft(rest)
                 self.loop.call_soon(self._rung)

@@ -536,7 +536,7 @@ class Retained:
         self._kept[job] = end
         needed.add(job, offset, 0)
 
-    # -- what is known of a job -------------------------------------------------------------------
+    # -- facts about a job ------------------------------------------------------------------------
 
     def keeps(self, job: int) -> bool:
         return job in self._kept

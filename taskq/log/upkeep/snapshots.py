@@ -45,7 +45,7 @@ class Snapshots:
         self._journal = committer.journal
         self._directory = f"{self._journal.path}/{snapshot.DIRECTORY}"
         self._log_bytes_min, self._state_parts = LOG_BYTES_MIN, STATE_PARTS
-        #: the answer of ``due`` until the log has come to here
+        #: position of the log up to which ``due`` returns the same
         self._segment = -1
         self._offset = 0
         self._is_due = False
@@ -55,14 +55,14 @@ class Snapshots:
         journal = self._journal
         if journal.segment != self._segment or journal.offset >= self._offset:
             self._is_due, left = False, _PATIENCE_BYTES
-            with contextlib.suppress(OSError, LogError):  # then it is not a good time
+            with contextlib.suppress(OSError, LogError):  # a later call tries again
                 forms, left = self._look()
                 self._is_due = bool(forms)
             self._look_after(left)
         return self._is_due
 
     def _look(self) -> tuple[list[snapshot.Form[Any]], int]:
-        """Return (what is due, bytes of log until it is worth to look again)."""
+        """Return (due snapshots, bytes of log until another check pays off)."""
         self._journal.refresh()
         forms: list[snapshot.Form[Any]] = []
         left: list[int] = []
