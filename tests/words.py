@@ -71,9 +71,6 @@ _DIRECTIVE = re.compile(r"^(noqa|type:|fmt:|pragma|mypy:|ruff:).*")
 #: End of a line before a docstring.
 _OPENS = re.compile(r":\s*(#.*)?$")
 
-#: Exceptions: texts that break a rule but are clear, with the reason.
-ARGUED: dict[str, str] = {}
-
 
 @functools.cache
 def source(path: Path) -> str:
@@ -108,8 +105,6 @@ def plain(text: str) -> str:
 
 
 def habits(text: str) -> list[str]:
-    if text.strip() in ARGUED:
-        return []
     words = plain(text)
     return [rule for rule, pattern in RULES.items() if pattern.search(words)]
 

@@ -159,17 +159,3 @@ def test_the_first_hour_at_a_terminal_reads_as_it_is_written(tmp_path: Path) -> 
     finally:
         shell.close()
     assert not wrong, "\n\n".join(wrong)
-
-
-@pytest.mark.parametrize(("shown", "expected", "fits"), [
-    ("a 12 b", "a … b", True),
-    ("a 12 b\nc", "a … b", False),
-    ("a\nb\nc", "a\n...\nc", True),
-    ("a\nc", "a\n...\nc", True),
-    ("a\nb\nc", "a\n...", True),
-    ("a\nb", "...\nc", False),
-    ("", "", True),
-    ("x", "", False),
-])  # fmt: skip
-def test_only_what_is_marked_may_differ(shown: str, expected: str, fits: bool) -> None:
-    assert matches(shown, expected) is fits
