@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -239,10 +238,12 @@ def _may_bring_commands(path: str) -> bool:
     try:
         packages = [entry for entry in os.scandir(path or ".") if entry.name.endswith(_METADATA)]
     except OSError:
-        return Path(path).is_file()
+        return os.access(path, os.R_OK)
     for package in packages:
-        with contextlib.suppress(OSError):
-            if b"taskq.commands" in Path(package.path, "entry_points.txt").read_bytes():
+        points = f"{package.path}/entry_points.txt"
+        # Help needs no pathlib otherwise.
+        with contextlib.suppress(OSError), open(points, "rb") as file:  # noqa: PTH123
+            if b"taskq.commands" in file.read():
                 return True
     return False
 
@@ -278,11 +279,11 @@ def _package(point: EntryPoint) -> str:
 @click.option(
     "-d",
     "--data-dir",
-    type=click.Path(path_type=Path),
+    type=click.Path(),
     help="The task log's directory, as after any command.",
 )
 @click.pass_context
-def main(context: click.Context, data_dir: Path | None) -> None:
+def main(context: click.Context, data_dir: str | None) -> None:
     """Background jobs on a local log: no broker, no server, the queue is a directory."""
     del data_dir  # each command's -d reads it from here
     if context.invoked_subcommand is None:

@@ -44,10 +44,10 @@ def of_group(context: click.Context, parameter: click.Parameter, value: Path | N
     Raises:
         WrongUsage: two different directories were given.
     """
-    given: Path | None = context.find_root().params.get("data_dir")
+    given: str | None = context.find_root().params.get("data_dir")
     if given is None:
         return value
-    return _one(given, value if _is_typed(context, parameter.name) else None)
+    return _one(Path(given), value if _is_typed(context, parameter.name) else None)
 
 
 def _is_typed(context: click.Context, name: str | None) -> bool:
