@@ -115,18 +115,6 @@ def test_a_duration_is_known_to_an_eighth(took_ns: int) -> None:
     assert took_ns < 8 or abs(middle_of(class_of(took_ns)) / took_ns - 1) <= 0.13
 
 
-async def test_a_file_that_is_damaged_or_of_another_log_is_made_again(tmp_path: Path) -> None:
-    app = TaskQ(tmp_path, segment_bytes=SEGMENT_BYTES_MIN)
-    clock = TravelClock(BEGIN)
-    use_clock(app, clock)
-    async with app:
-        await live(app, clock, 6)
-        whole = counts(read(tmp_path))
-        for junk in (b"", b"junk", (tmp_path / "taskq.json").read_bytes()):
-            (tmp_path / FILE).write_bytes(junk)
-            assert counts(read(tmp_path)) == whole
-
-
 @pytest.mark.slow
 async def test_30_days_of_thousands_of_tasks_stay_small(tmp_path: Path) -> None:
     """Frames are folded as if they came hour by hour; only the file is written."""
@@ -213,7 +201,7 @@ def test_segments_go_uncounted_and_take_no_other_counts_along(
     ],
     ids=str,
 )  # fmt: skip
-async def test_a_file_that_is_wrong_in_any_part_counts_nothing(
+async def test_a_file_that_is_wrong_in_any_part_or_of_another_log_counts_nothing(
     wrong: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with TaskQ(tmp_path, segment_bytes=SEGMENT_BYTES_MIN) as app:
@@ -230,6 +218,9 @@ async def test_a_file_that_is_wrong_in_any_part_counts_nothing(
         assert counts(read(tmp_path)) != whole
         monkeypatch.setattr("taskq.log.read.history._DATA_BYTES_MAX", len(text) - 1)
     assert counts(read(tmp_path)) == whole
+    for junk in (b"", b"junk", (tmp_path / "taskq.json").read_bytes()):
+        (tmp_path / FILE).write_bytes(junk)
+        assert counts(read(tmp_path)) == whole
 
 
 @pytest.mark.parametrize("days", [3_650, -3_650])
