@@ -6,13 +6,12 @@ from typing import Final
 
 import pytest
 
-from taskq.core.errors import FormatError, UsageError
+from taskq.core.errors import UsageError
 from taskq.core.model import SECOND_NS, Extras, State
 from taskq.core.records import Kind
 from taskq.core.schedules import SCHEDULES_MAX, ScheduleState, TickRecord, apply_ticked
 from taskq.core.sources import checked_move
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.format.notes import decode_ticked, encode_ticked
 from taskq.log.read.jobs import JobFilter, each_job, tell_jobs
 from taskq.log.read.selection import waiting_page
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Enrolment, Ingest, Item, Op, Steer, Turn
@@ -117,12 +116,6 @@ def test_compaction_carries_schedules_and_positions_as_they_stand() -> None:
     assert positions["file"].position == b'{"a":[2],"b":1}'
     assert (before["nightly"].last_ns, before["weekly"].is_paused) == (start + MINUTE_NS, True)
     assert world.process().ask(Op.TICK, _turn(start, start + MINUTE_NS)) is None
-
-
-def test_a_name_that_is_too_long_is_damage() -> None:
-    record = encode_ticked(TickRecord("x" * 300, ScheduleState()), 5)
-    with pytest.raises(FormatError, match="300 bytes"):
-        decode_ticked(record)
 
 
 _2024: Final = 1_704_067_200

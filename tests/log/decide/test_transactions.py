@@ -9,10 +9,11 @@ from taskq.core import errors, sources
 from taskq.core.folds.dedup import key_hash
 from taskq.core.model import SECOND_NS, Conflict, Extras, State
 from taskq.core.records import Cause, Kind
+from taskq.core.schedules import ScheduleState, TickRecord
 from taskq.log import requests
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.decide.enqueue import together
-from taskq.log.format.notes import decode_moved, encode_moved
+from taskq.log.format.notes import decode_moved, decode_ticked, encode_moved, encode_ticked
 from taskq.log.read.selection import letters
 from taskq.log.requests import Delivery, EnqueueSpec, Op, Settlement
 from tests.effort import grows, some
@@ -315,10 +316,12 @@ def test_number_and_bytes_of_sources_are_limited(
         process.ask(Op.INGEST, requests.Ingest(sources.checked_move("c", "x" * 20, 0), []))
 
 
-def test_a_record_that_names_no_source_is_damage() -> None:
+def test_a_record_that_names_no_source_or_schedule_is_damage() -> None:
     good = encode_moved(sources.SourceRecord("é", sources.SourceState(b"1", 7)), 5)
     assert decode_moved(good) == sources.SourceRecord("é", sources.SourceState(b"1", 7))
     for name in ("x" * 300, ""):
         record = encode_moved(sources.SourceRecord(name, sources.SourceState(b"", 0)), 5)
         with pytest.raises(errors.FormatError, match="names no source or control"):
             decode_moved(record if name else record[:24] + record[-4:])
+    with pytest.raises(errors.FormatError, match="300 bytes"):
+        decode_ticked(encode_ticked(TickRecord("x" * 300, ScheduleState()), 5))
