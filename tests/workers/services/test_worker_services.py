@@ -499,7 +499,9 @@ def ask(*arguments: object) -> tuple[int, Any]:
     return result.exit_code, json.loads(result.stdout)
 
 
-async def test_a_process_that_claims_nothing_is_live_and_nobody_is_neither(app: TaskQ) -> None:
+async def test_a_process_without_claims_is_live_and_nobody_or_no_log_is_neither(app: TaskQ) -> None:
+    code, answer = ask("-d", app.data_dir)
+    assert (code, answer["checks"][0]["ok"], app.data_dir.exists()) == (1, False, False)
     async with app:
         assert ask("-d", app.data_dir)[0] == 1
         assert ask("-d", app.data_dir, "--live")[0] == 0
@@ -530,13 +532,6 @@ async def test_all_is_well_until_a_write_fails_a_disk_is_full_or_a_process_stopp
         assert full.endswith(f"{2**60:,} must stay so: enqueues are refused, make room")
         monkeypatch.setattr(health, "process_state", lambda _: "stopped: python -m taskq")
         assert found(app.data_dir)["process"] is False
-
-
-def test_a_directory_that_is_no_log_is_reported_and_not_created(tmp_path: Path) -> None:
-    code, answer = ask("-d", tmp_path / "nothing")
-    assert code == 1
-    assert answer["checks"][0]["ok"] is False
-    assert not (tmp_path / "nothing").exists()
 
 
 async def test_jobs_that_no_worker_would_take_are_not_healthy_but_live(app: TaskQ) -> None:
