@@ -147,8 +147,8 @@ class Shards:
 
 # All calls with one key belong to one shard, since a log checks a key only against its own jobs.
 # The index is the low bits of BLAKE2b-64 of two texts, each preceded by its length (16 bits,
-# little-endian): the task's name and the concurrency key (b"" without one) if the task has a limit,
-# since the limit counts these jobs; else the queue and the dedup key.
+# little-endian). If the task has a limit, they are the task's name and the concurrency key (b""
+# without one), since the limit counts these jobs; else the queue and the dedup key.
 def _home(call: Call[Any]) -> tuple[bytes, bytes] | None:
     """Return the two texts that decide the call's shard; None: any shard."""
     extras, task = call.extras, call.task

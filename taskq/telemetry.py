@@ -2,10 +2,10 @@
 
 An enqueue is a span ``send QUEUE`` of the kind PRODUCER, whose context travels in the job's headers
 (``traceparent``). Each attempt is a span ``process QUEUE`` of the kind CONSUMER: a child of the
-first span, so that one trace shows the whole job, and also linked to it, as the conventions ask,
-for backends that cut traces short. Jobs enqueued in another transaction, such as children of a
-task, are ``create QUEUE``. A running step is ``step NAME`` within the span of its attempt; a step
-whose result is read from the log has no span.
+first span, so that one trace shows the whole job. The attempt is also linked to the first span, as
+the conventions ask, for backends that cut traces short. Jobs enqueued in another transaction, such
+as children of a task, are ``create QUEUE``. A running step is ``step NAME`` within the span of its
+attempt; a step whose result is read from the log has no span.
 
 This module measures ``messaging.client.sent.messages`` and ``messaging.client.operation.duration``;
 the measures of workers are in ``taskq_workers``.

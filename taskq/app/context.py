@@ -54,8 +54,8 @@ def is_remote() -> bool:
 def tell(job: JobContext, fraction: float, message: object = "") -> None:
     """Publish a job's progress, from any thread; the storage thread writes it.
 
-    Odd values do not fail the job: a fraction is clipped to 0 to 1, NaN counts as 0 (0 of 0
-    things are done), and a long message is cut.
+    Odd values do not fail the job. A fraction is clipped to 0 to 1, NaN counts as 0 (0 of 0 things
+    are done), and a long message is cut.
 
     Raises:
         UsageError: the fraction is no number at all.

@@ -134,8 +134,8 @@ class _Transaction(ABC, Generic[P]):
     """Base of both kinds of transactions; ``P`` stands for a new job until it has an id.
 
     Nothing is written until the block ends, and nothing at all if an exception ends it. All changes
-    then go into one frame of the log: settlements first, then cancellations, then new jobs, so that
-    a new job may take a key that the same transaction frees.
+    then go into one frame of the log: settlements first, then cancellations, then new jobs. So a
+    new job may take a key that the same transaction frees.
     """
 
     def __init__(self, connection: Connection) -> None:

@@ -201,8 +201,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows under their headings: coloured on a terminal, plain and never cut in a pipe.
 
     A row is one line. A heading with a leading ``>`` is for numbers, aligned right. To fit a narrow
-    terminal, columns with ``~`` in the heading may be cut (only the heading, for numbers), and
-    columns with ``?`` may be dropped: most ``?`` first, then from the right.
+    terminal, columns with ``~`` in the heading may be cut (only the heading, for numbers). Columns
+    with ``?`` may be dropped: most ``?`` first, then from the right.
     """
     titles = [column.strip(">~?") for column in columns]
     cells = [[printable(cell.replace("\n", " ")) for cell in row] for row in rows]

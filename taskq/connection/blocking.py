@@ -26,8 +26,7 @@ def blocking(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
     In an event loop's thread, which it would block, the twin raises a UsageError.
 
     The twin runs the coroutine on the loop of one daemon thread of the process, and blocks the
-    calling thread meanwhile. Arguments and result are the coroutine's, so both share one
-    docstring.
+    calling thread meanwhile. Arguments and result are the coroutine's, so both share one docstring.
 
     asyncio is imported by the calls that need it: its import takes longer than declaring an app,
     and many programs that declare an app start no loop.

@@ -142,8 +142,8 @@ class JobHandle(Generic[R]):
         """Withdraw a waiting job, stop a running job; False if it is settled already.
 
         True means that the job does not run again, even if its worker dies. Its own process stops a
-        running job, within 100 ms if it is not busy: an async task is cancelled and may clean up, a
-        child process is killed, and a function in a thread goes on, but its outcome is dropped.
+        running job, within 100 ms if it is not busy. An async task is cancelled and may clean up, a
+        child process is killed; a function in a thread goes on, but its outcome is dropped.
         ``result()`` then raises ``JobCancelled``, or returns the result if the task finished first.
 
         Raises:

@@ -148,8 +148,7 @@ def step(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any
             try is a record and uses no attempt; a delay of over a second holds no slot.
         timeout: limit of each try, which fails by TimeoutError after it. A thread cannot be
             stopped: a plain function goes on, and its result is dropped.
-        kwargs: its arguments by name. An argument "retry" or "timeout" needs
-            ``functools.partial``.
+        kwargs: its arguments by name. An argument "retry" or "timeout" needs ``functools.partial``.
 
     Raises:
         InvalidStep: the name is invalid or belongs to another kind of step, or the value cannot

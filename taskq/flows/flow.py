@@ -314,8 +314,8 @@ def chord(members: Any, callback: Any, on_failure: OnFailure = "cancel") -> Any:
         callback: a step; or a call or flow, which only waits for the members.
         on_failure: if a member dies, is cancelled or expires: "cancel" the callback and everything
             after it; "run" it with a ``Failed`` in that member's place; or let it "wait" until the
-            dead letter is requeued and succeeds (a member that is cancelled, expired or purged
-            never will: the callback is cancelled).
+            dead letter is requeued and succeeds. A member that is cancelled, expired or purged
+            never succeeds: the callback is cancelled.
 
     Raises:
         UsageError: a part is neither a call, a step nor a flow.
