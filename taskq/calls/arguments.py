@@ -46,6 +46,8 @@ class ArgumentCodec:
         is_safe = all(loose.is_kept(schema, floats=True) for schema in schemas.values())
         self._validator, self._serializer = validator, serializer
         self._way = serialization.JsonForm(validator, serializer, is_kept=is_safe)
+        #: whether models may be written without their unset fields
+        self._is_brief = not (is_safe or any(map(loose.has_factory, schemas.values())))
         #: whether the conversion may lose a part of the value
         self._loses = any(map(loose.may_lose, schemas.values()))
         #: functions that search parameters of any type for changed parts
@@ -101,7 +103,7 @@ class ArgumentCodec:
 
     def dump(self, values: dict[str, Any]) -> bytes:
         """Return the payload of validated values."""
-        brief = None if self._way.is_kept else self._way.brief(values)
+        brief = self._way.brief(values) if self._is_brief else None
         try:
             body = brief or self._way.write(values, warnings=False)
         except ValueError as error:

@@ -16,6 +16,8 @@ KEPT: Final = frozenset({str, int, bool, NoneType})
 _SCALARS: Final = KEPT | {float}
 _TEXT: Final = frozenset({str})
 _ANY: Final = {"type": "any"}
+#: Types whose call makes the same empty value each time.
+_CONTAINERS: Final = (list, dict, set, frozenset, tuple)
 
 
 class Changed(NamedTuple):
@@ -265,6 +267,20 @@ def may_lose(schema: Any) -> bool:
                 return True
             if kind not in {"model", "dataclass"}:  # both copy the value
                 left += part.values()
+        elif isinstance(part, list | tuple):
+            left += part
+    return False
+
+
+def has_factory(schema: Any) -> bool:
+    """Return whether a function makes a default of the type, perhaps another one at each call."""
+    left: list[object] = [schema]
+    while left:
+        part = left.pop()
+        if isinstance(part, dict):
+            if part.get("default_factory", list) not in _CONTAINERS:
+                return True
+            left += [inner for key, inner in part.items() if key not in {"default", "metadata"}]
         elif isinstance(part, list | tuple):
             left += part
     return False

@@ -175,8 +175,8 @@ class JsonForm:
     def brief(self, value: object) -> bytes | None:
         """Return JSON without unset fields of models; None if another value is read from it.
 
-        This is so if a default changes with each call, or the reader needs the field, such as the
-        tag of a union. In the copy the same fields are unset.
+        This is so if the reader needs the field, such as the tag of a union. In the copy the same
+        fields are unset.
         """
         try:
             body = self._brief(value, warnings=False)
