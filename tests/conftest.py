@@ -27,7 +27,7 @@ settings.register_profile("taskq", _COMMON, derandomize=True, max_examples=40)
 settings.register_profile("torture", _COMMON, derandomize=True, max_examples=200)
 settings.register_profile("explore", _COMMON, max_examples=2_000)
 
-# Byte code is kept: hundreds of started programs would each compile their imports.
+# Byte code is kept: hundreds of started programs would each compile imports and rewrite asserts.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 

@@ -370,9 +370,9 @@ def due(
 ) -> tuple[list[str], CompactionFloor]:
     """Return the files that a copy no longer needs, and its new compaction state.
 
-    Due are the oldest segments if they arrived before the moment and the log's own compaction has
-    rewritten them, and the records set aside at a break if all of them arrived before the moment.
-    While a break is being carried out nothing is due.
+    Due are the oldest segments that arrived before the moment, once the log's own compaction has
+    rewritten them. So are records set aside at a break, if all arrived before the moment. While a
+    break is being carried out nothing is due.
     """
     lines = copy.breaks
     if lines and lines[-1]["step"] == "begun":

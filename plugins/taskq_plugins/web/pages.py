@@ -254,7 +254,7 @@ _OF_JOBS: Final[dict[str, Callable[[views.JobView], Any]]] = {
 }
 #: Results of an act that a list shows.
 _TOLD: Final = ("act", "done", "stopping")
-#: Ids shown of the inputs, and of the dependents, of a flow's job.
+#: Ids shown of each kind of related jobs in a flow.
 _IDS_MAX: Final = 20
 
 

@@ -6,8 +6,8 @@ be repeated even if logs are gone. Spark sends the records of each job to one pa
 ``tables.fold`` folds all jobs of the partition by columns.
 
 Jobs and attempts that may still change, and the records for later batches (``_open``), are in files
-of some thousand rows. A batch rewrites only files with a job that it touches: by a record of the
-job, its due time, a step of its log's clock, a gap, or a child log that continues the job.
+of some thousand rows. A batch rewrites only files with a job that it touches. It touches a job by a
+record, the due time, a step of the log's clock, a gap, or a child log that continues the job.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tables computed from others by Spark SQL, once at the end of a run.
 
 Each commit names its batch and its source versions of jobs and attempts. Files added or removed
-since then decide the rows to recompute: the days of the files' events in ``rollup_hour``, and all
-of ``failures`` or ``duplicates`` if a file has a row for them.
+since then decide the rows to recompute. These are the days of the files' events in ``rollup_hour``,
+and all of ``failures`` or ``duplicates`` if a file has a row for them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Current state of the logs of a directory: segments, durable ends, unreadable parts.
 
 A restored or copied log is a log of its own; its directory begins with its parent's segments. This
-module groups segments by the log that wrote them, in any directory: a parent is read from its own
+module groups segments by the log that wrote them, in any directory. A parent is read from its own
 directory or, without one, from the child with most of its segments.
 """
 
