@@ -44,8 +44,8 @@ class FlowPart(NamedTuple):
         policy: what happens to it when an input fails.
         shape: how their results nest; empty if it takes none (see ``taskq.log.format.flows``).
         unlocks: places of the jobs that wait for it.
-        jobs, ends, result: only of the flow's first job: number of jobs in the flow, number of
-            leading jobs whose results make up its result, and the shape of that result.
+        jobs, ends, result: set on the flow's first job: its number of jobs, the number of leading
+            jobs whose results make up its result, and that result's shape.
         parent: the job that enqueued this one within its run and waits for it.
     """
 
@@ -173,8 +173,8 @@ class Flows:
 
 # How the results of many jobs nest: a single value, a list of them, lists of lists.
 #
-# A shape is a sequence of byte codes that consume results from one list: ``1`` and a count u32 take
-# ``count`` single values, ``2`` opens a list, ``3`` closes it, ``4`` and a count u32 skip results.
+# A shape is a sequence of byte codes that consume results from one list. ``1`` and a count u32 take
+# ``count`` single values, ``4`` and a count u32 skip results. ``2`` opens a list, ``3`` closes it.
 # One value is ``1 1``; ten of a group are ``2 1 10 3``.
 
 T = TypeVar("T")

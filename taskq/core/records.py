@@ -83,8 +83,8 @@ class Option(enum.IntEnum):
     HEADERS = 6
     #: bytes: part of the lane; limits hold for each
     CONCURRENCY_KEY = 7
-    #: u64, on records that end a job whose key is held until its end (0: the job's record cannot be
-    #: read); on EDITED, hash of its key in the queue that it left
+    #: u64, on records that end a job and free its key (0: the job's record cannot be read); on
+    #: EDITED, hash of its key in the queue that it left
     KEY_HASH = 8
     #: i64, relative: the claim is over by then
     LEASE = 9

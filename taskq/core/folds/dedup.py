@@ -136,7 +136,7 @@ class Dedup:
             self._sweep(moment)
 
     def _forget_over(self, page: _Page, end: int, moment: int) -> int:
-        """Drop earlier entries of a hash whose window ended; return the new end.
+        """Drop entries of a hash before ``end`` whose window ended; return the new end.
 
         If a power loss removed the record of a clock step, such a window would be open again, and
         two jobs would hold the key.

@@ -175,7 +175,8 @@ class Settles:
     ) -> list[requests.Delivery]:
         """End deliveries whose success concerns no other job, all together, or none of them.
 
-        None are ended if a claim is over, or comes twice. Return the deliveries still to settle.
+        No delivery is ended if a claim is over, or comes twice. Return the deliveries still to
+        settle.
         """
         claims = unclaimed(deliveries, self._context.owner, self._context.agenda.running)
         if claims is None:

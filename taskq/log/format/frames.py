@@ -98,7 +98,7 @@ class Scanner:
 
     A bad frame without a whole frame after it is a torn tail: an incomplete write. A bad frame
     before whole frames is also a torn tail after a power loss, unless a later frame declares it
-    synced. A disk may write pages in any order, and no caller has an answer for these frames: an
+    synced. A disk may write pages in any order, and no caller has an answer for these frames. An
     answer for a later frame would have needed a sync of all earlier ones. Any other bad frame is
     damage, and the frames after it stay, since a frame is only appended to whole ones.
 

@@ -152,9 +152,9 @@ class Identity(NamedTuple):
         """Return whether the directory is a copy, by its lock file and the noted lock file.
 
         A copy taken for the log itself would reuse its ids. The log taken for a copy only gets
-        another id. So in doubt it is a copy: if this or the former file system has no creation
-        times, a file with the same number is the same only if no tool set its times. Files of an
-        image's layer, on a RAM disk or moved to another disk are copies, too.
+        another id. So in doubt it is a copy. Without creation times in this or the former file
+        system, a file with the same number is the same file only if no tool set its times. Files of
+        an image's layer, on a RAM disk or moved to another disk are copies, too.
 
         A copy over the log's own files leaves no such trace. Then its next lsns are far off, and
         its hub finds other frames: see ``fork``.

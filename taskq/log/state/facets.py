@@ -48,9 +48,9 @@ _WALK_BYTES_A_JOB: Final = 16 * 1024
 class Facets:
     """Agenda, dedup table and watch of one process, with their positions in the log.
 
-    A process that only enqueues builds none of them; a claimer builds the agenda; an enqueue with a
-    key builds the table of keys; a caller that waits for a job's outcome uses the watch. A fold is
-    built from the newest snapshot that fits, and the frames since.
+    A process that only enqueues builds none of them. A claimer builds the agenda, and an enqueue
+    with a key builds the table of keys. A caller that waits for a job's outcome uses the watch. A
+    fold is built from the newest snapshot that fits, and the frames since.
 
     Attributes:
         path: directory of the log.

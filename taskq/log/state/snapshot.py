@@ -219,10 +219,10 @@ def _with_crc(block: bytes, header: Header, number: int) -> bytes:
 class Contents:
     """The columns of an open file; each block is checked before use.
 
-    A snapshot is never needed. If it is damaged, incomplete, of another log, of a newer taskq, or
-    does not fit the segments, the next older one is tried, and at last the log is folded from its
-    start. The comment above specifies the files, ``upkeep.snapshots`` decides when they are
-    written.
+    A snapshot is never needed. It is skipped if it is damaged, incomplete, of another log, of a
+    newer taskq, or does not fit the segments. Then the next older one is tried, and at last the log
+    is folded from its start. The comment above specifies the files, ``upkeep.snapshots`` decides
+    when they are written.
 
     **Why it is valid.** The header of the last folded frame is still at its place in the segment,
     so it is this log and not a copy that diverged. Every earlier segment has the same size, except
