@@ -123,11 +123,9 @@ async def _operate(name: str, app: TaskQ, effects: list[str]) -> None:
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("refuse", [_full_append, _little_room, _held_lock])
 async def test_what_the_log_refuses_for_now_waits_and_burns_no_attempt(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    refuse: Callable[[pytest.MonkeyPatch, Refusals], None],
-    operation: str,
-) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    refuse: Callable[[pytest.MonkeyPatch, Refusals], None], operation: str,
+) -> None:  # fmt: skip
     monkeypatch.setattr(outcomes, "AGAIN_SECONDS", 0)
     app, refusals = TaskQ(tmp_path / "log", durability="os"), Refusals()
     effects: list[str] = []

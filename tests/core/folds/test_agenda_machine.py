@@ -78,11 +78,9 @@ class Model:
         return min(job.priority + waited // self.window, PRIORITY_MAX)
 
     def claimable(
-        self,
-        queues: frozenset[str] | None,
-        tasks: frozenset[str] | None,
+        self, queues: frozenset[str] | None, tasks: frozenset[str] | None,
         without: Collection[int] = (),
-    ) -> list[int]:
+    ) -> list[int]:  # fmt: skip
         ready = [
             job
             for job in self.jobs.values()

@@ -214,11 +214,9 @@ def start_worker(path: Path, *options: object) -> Child:
 
 @pytest.mark.parametrize("options", [(), pytest.param(("--processes", 2), marks=pytest.mark.slow)])
 def test_a_worker_notifies_systemd_of_ready_and_stopping(
-    tmp_path: Path,
-    manager: socket.socket,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, manager: socket.socket, monkeypatch: pytest.MonkeyPatch,
     options: tuple[object, ...],
-) -> None:
+) -> None:  # fmt: skip
     """And that it lives, as often as the watchdog wants; a guard for all its processes."""
     monkeypatch.setenv("WATCHDOG_USEC", "100000")
     with start_worker(tmp_path, *options) as worker:
@@ -296,11 +294,9 @@ def test_a_task_that_breaks_a_stream_costs_no_worker_its_end(tmp_path: Path, bro
 
 
 async def test_a_drain_that_takes_a_while_names_the_jobs_that_it_waits_for(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
     on_log: Listen,
-) -> None:
+) -> None:  # fmt: skip
     """Somebody may have pressed Ctrl-C, and sit before a program that does nothing."""
     app = TaskQ(tmp_path / "data", durability="os")
     begun, was_told = asyncio.Event(), asyncio.Event()

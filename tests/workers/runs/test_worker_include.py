@@ -402,11 +402,9 @@ async def test_what_the_new_form_requires_holds_from_then_on(
 
 
 def test_what_stands_twice_or_in_another_module_is_a_mistake(
-    app: TaskQ,
-    notebook: Notebook,
-    write_jobs: Callable[[str], ModuleType],
+    app: TaskQ, notebook: Notebook, write_jobs: Callable[[str], ModuleType],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     monkeypatch.setattr(sys.modules[__name__], "shared", app, raising=False)
     head = f"from {__name__} import shared as app\n"
     with pytest.raises(UsageError, match=r"'renewed_jobs\.double' is taken"):
