@@ -62,14 +62,10 @@ def test_signals_check_their_delay_and_are_no_errors_of_taskq() -> None:
 @pytest.mark.parametrize(
     ("age", "delay", "is_too_old"),
     [
-        (0, 0, False),
-        (50, 49, False),
-        (50, 50, True),
-        (99, 0, False),
-        (100, 0, True),
+        (0, 0, False), (50, 49, False), (50, 50, True), (99, 0, False), (100, 0, True),
         (-5, 10, False),
     ],
-)
+)  # fmt: skip
 def test_a_job_is_too_old_when_its_next_attempt_would_begin_after_its_longest_age(
     age: int, delay: int, is_too_old: bool
 ) -> None:

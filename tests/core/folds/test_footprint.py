@@ -156,16 +156,10 @@ def measured(fill: Callable[[Agenda, Dedup, Lane], None]) -> tuple[int, Agenda, 
 @pytest.mark.parametrize(
     ("fill", "bytes_max"),
     [
-        (ready, 36),
-        (scheduled, 46),
-        (scheduled_at_random, 46),
-        (scheduled_backwards, 46),
-        (scheduled_and_expiring, 64),
-        (waiting_within_a_run, 180),
-        (retried, 46),
-        (keys, 40),
+        (ready, 36), (scheduled, 46), (scheduled_at_random, 46), (scheduled_backwards, 46),
+        (scheduled_and_expiring, 64), (waiting_within_a_run, 180), (retried, 46), (keys, 40),
     ],
-)
+)  # fmt: skip
 def test_a_waiting_job_costs_few_bytes(
     fill: Callable[[Agenda, Dedup, Lane], None], bytes_max: int
 ) -> None:

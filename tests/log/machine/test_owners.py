@@ -326,13 +326,10 @@ def test_a_value_of_another_type_is_left_out(name: str, value: object, tmp_path:
 @pytest.mark.parametrize(
     ("group", "members", "is_alone"),
     [
-        ("ada", [], True),
-        ("ada", ["ada"], True),
-        ("ada", ["ada", "bob"], False),
-        ("staff", [], False),
-        ("staff", ["ada"], False),
+        ("ada", [], True), ("ada", ["ada"], True), ("ada", ["ada", "bob"], False),
+        ("staff", [], False), ("staff", ["ada"], False),
     ],
-)
+)  # fmt: skip
 def test_a_group_of_the_users_name_without_others_lets_nobody_in(
     monkeypatch: pytest.MonkeyPatch, group: str, members: list[str], is_alone: bool
 ) -> None:
