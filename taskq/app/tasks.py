@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import typing
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from types import CoroutineType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -603,6 +604,12 @@ def no_call(given: object, args: tuple[object, ...], method: str) -> errors.Usag
         remedy = f"write {wait}{by_name}({given!r:.60}, {words})"
     elif isinstance(given, Call):
         remedy = "give arguments to task.call(...), and options to call.options(...)"
+    elif hasattr(given, "enqueue"):
+        sync = "_sync" * method.endswith("_sync")
+        remedy = f"write {'' if sync else 'await '}flow.enqueue{sync}() for a flow"
+    elif isinstance(given, CoroutineType):
+        given.close()
+        remedy = f"{given.__name__}(...) runs the function: write {given.__name__}.call(...)"
     elif callable(given) and hasattr(given, "__name__"):
         name = given.__name__
         remedy = f"{name} is no task: decorate it with @app.task, and give {name}.call({words})"
