@@ -45,16 +45,27 @@ def pool() -> ThreadPoolExecutor:
 async def on_thread(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     import asyncio  # noqa: PLC0415 - programs without a loop do not load it
 
-    call = partial(copy_context().run, _outcome, partial(work, *args, **kwargs))
+    loop, context, first = asyncio.get_running_loop(), copy_context(), allocate_lock()
+    done: asyncio.Future[tuple[R | None, BaseException | None]] = loop.create_future()
+
+    def answer(outcome: tuple[R | None, BaseException | None]) -> None:
+        if not done.done():
+            done.set_result(outcome)
+
+    def call() -> None:
+        if first.acquire(blocking=False):
+            outcome = context.run(_outcome, partial(work, *args, **kwargs))
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(answer, outcome)
+
     try:
-        outcome = asyncio.get_running_loop().run_in_executor(pool(), call)
+        pool().submit(call)
     except RuntimeError:
-        if threading.main_thread().is_alive():
-            raise
-        # The interpreter ends, and starts no more threads.
-        value, error = _outcome(partial(work, *args, **kwargs))
-    else:
-        value, error = await outcome
+        call()  # no thread is to be had, or the interpreter ends; a busy one may come to it later
+    try:
+        value, error = await done
+    finally:
+        first.acquire(blocking=False)  # a call that was given up does not begin
     if error is None:
         return value  # type: ignore[return-value]
     try:
