@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from taskq.core import errors, parsing, records
 from taskq.core.values import NamedTuple
+from taskq.log.format import codec
 from taskq.log.format.frames import segment_lsn
 from taskq.log.machine import access, ports
 
@@ -304,11 +305,30 @@ def device_of_copy(path: str) -> str:
 
 def refuse_orphans(disk: ports.Disk, path: str) -> None:
     """Refuse a directory with segments, but without the file that names their log."""
-    if any(segment_lsn(name) is not None for name in disk.names(f"{path}/log")):
+    names = [name for name in disk.names(f"{path}/log") if segment_lsn(name) is not None]
+    if names:
+        anew = _made_anew(disk, [f"{path}/log/{name}" for name in names])
+        remedy = f", or write into it, to go on as another log: {anew}" if anew else ""
         raise errors.FormatError(
             f"{path}: {FILE} is missing beside existing segments: bring it back from a backup of "
-            f"the directory"
+            f"the directory{remedy}"
         )
+
+
+def _made_anew(disk: ports.Disk, files: list[str]) -> str:
+    """Return content for a lost file, by the headers of segments in order; "" if none reads."""
+    size = codec.SEGMENT_HEADER.size
+    read = [codec.decode_segment_header(ports.read_file(disk, file, size), file) for file in files]
+    heads = [head for head in read if head is not None]
+    if not heads:
+        return ""
+    parents = tuple(
+        Parent(uuid.UUID(bytes=head.log_id), following.first_lsn)
+        for head, following in pairwise(heads) if head.log_id != following.log_id
+    )  # fmt: skip
+    log_id = uuid.UUID(bytes=heads[-1].log_id)
+    identity = Identity(log_id, heads[0].created_ns, parents=parents)
+    return json.dumps(json.loads(identity.encode()))
 
 
 def read_or_create_identity(disk: ports.Disk, path: str, lock: LockMark, now_ns: int) -> Identity:

@@ -145,6 +145,21 @@ def test_a_log_with_a_file_for_a_folder_or_without_its_identity_is_named_in_full
     assert name == "owners" or wanted in done.output
 
 
+def test_a_log_goes_on_with_the_identity_that_the_error_of_a_lost_one_shows(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    jobs: list[str] = []
+    for _ in range(3):  # the second time its first segments are a parent's
+        with TaskLog.open(log) as opened:
+            assert [opened.get_sync(job).payload for job in jobs] == [b"x"] * len(jobs)
+            jobs.append(opened.put_sync(b"x"))
+        (log / "taskq.json").unlink()
+        with pytest.raises(LogError) as refused, TaskLog.open(log):
+            pass
+        (log / "taskq.json").write_text("{" + str(refused.value).partition("{")[2])
+    with LogReader.open(str(log)) as reader:
+        assert not reader.verify().damage
+
+
 def test_a_log_is_made_where_modes_cannot_be_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
