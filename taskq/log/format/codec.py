@@ -149,6 +149,10 @@ LSN_MAX: Final = 2**63
 # INGESTED     24   how far a source was taken, in the frame of the jobs that lead there, and when;
 #                   always with its CRC; byte: 0; zero u32, moved_ns i64; body: length u16 of the
 #                   source's name, the name; JSON of its position, none if forgotten
+# STEERED      24   somebody changed a control: pause and limits of a task, slots of workers, or an
+#                   alert began or is over; and when; always with its CRC; byte: 0; zero u32,
+#                   moved_ns i64; body: length u16 of the control's name, the name; JSON of its
+#                   fields, none if taken away
 # RATED        32   when the claims of a group were made that count against a rate, the oldest
 #                   first, relative; always with its CRC; byte: 0; zero u32, most i64, window_ns
 #                   i64; body: length u16 of (length of task u8, task, concurrency key), these;
