@@ -465,20 +465,23 @@ class Simulation:
     # -- what must hold ---------------------------------------------------------------------------
 
     def check_bytes(self) -> None:
+        # A crash leaves damage in a copy until its next request, which opens it.
+        copies = self.hub._copies if self.hub is not None else {}
+        opened = tuple(f"{HUB}/devices/{device}/{log_id}/" for device, log_id in copies)
         for path in self.hub_machine.paths():
             lsn = segment_lsn(path.rpartition("/")[2])
-            if lsn is None or not path.startswith(f"{HUB}/devices/"):
+            if lsn is None or not path.startswith(opened):
                 continue
             data = self.hub_machine.content(path)
             if self._checked.get(path) == hash(data):
                 continue
-            # A crash may have left damage that no session has found yet: no session came since, or
-            # the disk refused its first request.
-            if self.hub is None or not self.hub._copies:
-                continue
             known = self.versions.get(lsn, [])
             assert any(job.startswith(data) for job in known), path
             self._checked[path] = hash(data)
+        device = hash(tuple(files_of(self.world.machine).items()))
+        if self._checked.get(PATH) == device:
+            return
+        self._checked[PATH] = device
         born = Counter(
             record.headers[JOB]
             for record in self._device_log()
@@ -500,6 +503,9 @@ class Simulation:
         copy = self._copy_path()
         hub_end = self._hub()._copies[(DEVICE, self.log_id)].at  # type: ignore[index]
         assert hub_end == end, (hub_end, end)
+        for each in self._hub().all():
+            with self._hub()._held(DEVICE, each.log_id):
+                """It is opened."""
         self.check_bytes()
         self._check_ids()
         self._check_records(copy)
