@@ -349,7 +349,7 @@ def check_fit(place: segments.Place, header: Header) -> None:
         raise Outdated("its segment is gone")
     sizes = {lsn: size for lsn, size in header.segments if size and lsn >= there[0]}
     if sorted(sizes) != there:
-        raise Unusable("it was made of other segments than the ones before it")
+        raise Unusable("the segments before it differ from its own")
     try:
         changed = [lsn for lsn in there[:-1] if files.sealed_size(lsn) != sizes[lsn]]
         is_short = files.size(header.segment) < header.offset
