@@ -350,6 +350,15 @@ async def test_a_box_is_replaced_under_its_old_and_under_a_new_name(place: Place
     assert UUID(copy.name) in logs
 
 
+async def test_a_copy_whose_making_was_cut_short_is_none(place: Place) -> None:
+    await place.write()
+    await place.sync()
+    before = place.copy
+    (before.parent / str(UUID(int=7)) / "log").mkdir(parents=True)
+    assert [copy.path for copy in all_kept(place.hub)] == [str(before)]
+    assert not faults(place.hub, deep=True)
+
+
 _LONG_AGO: Final = time.time() - 40 * 86_400
 
 

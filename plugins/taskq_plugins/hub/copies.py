@@ -146,12 +146,14 @@ def devices(hub: str | Path, disk: engine.Disk | None = None) -> list[str]:
 
 
 def kept(hub: str | Path, device: str, disk: engine.Disk | None = None) -> list[CopyFiles]:
+    """Return the copies of a device, but none whose making was cut short."""
     disk = disk or engine.PatientDisk()
-    return [
+    copies = [
         CopyFiles(disk, hub, device, UUID(log_id))
         for log_id in disk.names(f"{hub}/devices/{device}")
         if LOG_ID.match(log_id)
     ]
+    return [copy for copy in copies if copy.is_there or segments(disk, copy.path)]
 
 
 def in_order(copies: list[CopyFiles]) -> list[CopyFiles]:
