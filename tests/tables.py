@@ -238,9 +238,12 @@ def specification() -> str:
 
 def specified(source: str) -> str:
     """Return the source of the codec with the current table of kinds."""
-    return re.sub(
-        r"(?ms)^=+ =+ =+\ntype\b.*?^=+ =+ =+\n.*?^=+ =+ =+$", specification(), source, count=1
+    table = textwrap.indent(specification(), "# ")
+    made, count = re.subn(
+        r"(?ms)^# =+ =+ =+\n# type\b.*?^# =+ =+ =+\n.*?^# =+ =+ =+$", lambda _: table, source
     )
+    assert count == 1
+    return made
 
 
 MADE: Final[dict[str, Callable[[], str]]] = {

@@ -239,7 +239,7 @@ class Body(enum.Enum):
     TIMES = (
         "length u16 of (length of task u8, task, concurrency key), these; (moment i64, claims u32)"
     )
-    OWNER = "JSON"
+    OWNER = "an object of JSON"
     VALUE = "JSON of the value"
     ACT = "name of a person or program, colon, space, and what was asked for"
 
@@ -318,14 +318,14 @@ _ROWS: Final = (
         {State.RUNNING: (State.DEAD,)}, _OF_ENDS,
     ),
     Row(
-        Kind.RELEASED, "released", "it was given back, or what it waited for is there: the cause "
-        "says why, and the attempt count whether one was burnt", BACK, Body.REASON, "cause",
+        Kind.RELEASED, "released", "it was given back, or its wait is over, by the cause; the "
+        "attempt count shows whether an attempt was used up", BACK, Body.REASON, "cause",
         {State.RUNNING: _WAITING, State.SCHEDULED: _WAITING},
         (Option.LINES, Option.AWAITS, Option.NEEDS),
     ),
     Row(
-        Kind.CANCELLED, "cancelled", "it was withdrawn before it ran (token 0), or stopped while "
-        "it did: the cause tells", JOB, Body.REASON, "cause",
+        Kind.CANCELLED, "cancelled", "it was withdrawn before it ran (token 0), or stopped "
+        "while it ran; see the cause", JOB, Body.REASON, "cause",
         dict.fromkeys((*_WAITING, State.RUNNING), (State.CANCELLED,)), _OF_ENDS,
     ),
     Row(
@@ -333,8 +333,8 @@ _ROWS: Final = (
         Body.REASON, "cause", dict.fromkeys(_WAITING, (State.EXPIRED,)), _OF_ENDS,
     ),
     Row(
-        Kind.CARRIED, "carried", "the job as it stands, written again by compaction; of a ready "
-        "one due is since when it waits, 0: since its enqueue", WHOLE, Body.JOB, "state",
+        Kind.CARRIED, "carried", "current state of the job, rewritten by compaction; for a ready "
+        "job, due is the start of its wait, 0: its enqueue", WHOLE, Body.JOB, "state",
         options=_OF_WHOLE,
     ),
     Row(
@@ -342,8 +342,8 @@ _ROWS: Final = (
         "state", {State.DEAD: (State.READY,)}, (*_OF_WHOLE, Option.UNLOCKS),
     ),
     Row(
-        Kind.EDITED, "edited", "a job waits otherwise, elsewhere or until another moment: its "
-        "ENQUEUED record is as if it had been enqueued so; its attempts so far are all told",
+        Kind.EDITED, "edited", "a waiting job got other options, another queue or time: its "
+        "ENQUEUED record has them; all of its earlier attempts are in it",
         WHOLE, Body.JOB, "state", dict.fromkeys(_WAITING, _WAITING),
         (*_OF_WHOLE, Option.KEY_HASH), "edits-1",
     ),
@@ -356,11 +356,11 @@ _ROWS: Final = (
         options=(Option.LEASE,),
     ),
     Row(
-        Kind.CANCEL_ASKED, "cancel_asked", "somebody wants the running job cancelled: its owner "
+        Kind.CANCEL_ASKED, "cancel_asked", "a cancel of the running job was requested: its owner "
         "stops it, and it never runs again", JOB,
     ),
     Row(
-        Kind.STEP_DONE, "stepped", "a step of the job is done, and is not done again; its name and "
+        Kind.STEP_DONE, "stepped", "a step of the job ended and is not repeated; its name and "
         "number are an option", PLACED, Body.VALUE, "0 step, 1 sleep, 2 event, 3 event that timed "
         "out, 4 jobs, 5 which of them failed, 6 failed try of a step, 7 which wait came first, 8 "
         "version of the code, 9 step that may undo, 10 why such steps run", options=(
@@ -368,54 +368,54 @@ _ROWS: Final = (
         ), feature=STEPS_FEATURE,
     ),
     Row(
-        Kind.SIGNAL_SENT, "signalled", "somebody signals the job; written again, it names "
-        "its first record", SIGNAL, Body.VALUE, options=(Option.STEP, Option.ONCE),
+        Kind.SIGNAL_SENT, "signalled", "a signal for the job; rewritten, it names its first "
+        "record", SIGNAL, Body.VALUE, options=(Option.STEP, Option.ONCE),
         feature=STEPS_FEATURE,
     ),
     Row(
-        Kind.WAIT_BEGUN, "wait_begun", "the job waits for these within its run, which goes on: "
-        "their time counts from here", JOB, options=(Option.AWAITS,), feature=STEPS_FEATURE,
+        Kind.WAIT_BEGUN, "wait_begun", "the job begins waits within its run, which goes on: "
+        "their timeouts start here", JOB, options=(Option.AWAITS,), feature=STEPS_FEATURE,
     ),
     Row(
         Kind.PAUSED, "paused", "the queue's jobs wait until it is resumed", NAME, Body.QUEUE,
     ),
-    Row(Kind.RESUMED, "resumed", "they may be claimed again", NAME, Body.QUEUE),
+    Row(Kind.RESUMED, "resumed", "the queue's jobs may be claimed again", NAME, Body.QUEUE),
     Row(
-        Kind.TALLIED, "tallied", "how many jobs of a lane ended so far, and how", TALLY, Body.LANE,
+        Kind.TALLIED, "tallied", "numbers of ended jobs of a lane, by outcome", TALLY, Body.LANE,
         "priority",
     ),
     Row(
-        Kind.COMPACTED, "compacted", "all that is needed from segments before the lsn in token "
-        "was written again: they may be gone", MARK,
+        Kind.COMPACTED, "compacted", "all needed records of segments before the lsn in token "
+        "were rewritten: these segments may be gone", MARK,
     ),
     Row(
         Kind.CLOCK, "clock", "wall time made a step, in nanoseconds; relative times shift by it; "
         "always with its CRC", STEP,
     ),
     Row(
-        Kind.TICKED, "ticked", "how far a schedule has ticked, in the frame of the jobs of its "
-        "ticks, in wall time; always with its CRC", TICK, Body.SCHEDULE, "1 paused, 2 forgotten",
+        Kind.TICKED, "ticked", "position of a schedule in wall time, in the frame of the jobs of "
+        "its ticks; always with its CRC", TICK, Body.SCHEDULE, "1 paused, 2 forgotten",
         options=(Option.RULE, Option.DETAILS),
     ),
     Row(
-        Kind.INGESTED, "ingested", "how far a source was taken, in the frame of the jobs "
-        "that lead there, and when; always with its CRC", MOVED, Body.SOURCE,
+        Kind.INGESTED, "ingested", "position of a source, in the frame of the jobs up to it, "
+        "and its time; always with its CRC", MOVED, Body.SOURCE,
     ),
     Row(
-        Kind.STEERED, "steered", "somebody changed a control: pause and limits of a task, slots of "
-        "workers, or an alert began or is over; and when; always with its CRC", MOVED, Body.CONTROL,
+        Kind.STEERED, "steered", "a control changed: pause and limits of a task, slots of workers, "
+        "or an alert that began or is over; and its time; always with its CRC", MOVED, Body.CONTROL,
     ),
     Row(
-        Kind.RATED, "rated", "when the claims of a group were made that count against a rate, the "
-        "oldest first, relative; always with its CRC", RATES, Body.TIMES,
+        Kind.RATED, "rated", "times of the claims of a group that count against a rate, the oldest "
+        "first, relative; always with its CRC", RATES, Body.TIMES,
     ),
     Row(
-        Kind.OWNER, "owner", "who an owner is, for people who read the log later", OWNER,
+        Kind.OWNER, "owner", "description of an owner, for later readers of the log", OWNER,
         Body.OWNER,
     ),
     Row(
-        Kind.ACTED, "acted", "somebody asked for something of a job, or of the log (job 0), for "
-        "people who ask who did", ACT, Body.ACT, options=(Option.ENDED,),
+        Kind.ACTED, "acted", "an action on a job, or on the log (job 0), and its actor, for "
+        "audits", ACT, Body.ACT, options=(Option.ENDED,),
     ),
 )  # fmt: skip
 TABLE: Final[dict[int, Row]] = {int(row.kind): row for row in _ROWS}

@@ -554,8 +554,8 @@ class Damage:
         cure = cure or f"Bring the segments back from a backup, {accept}"
         return (
             f"{most}{self.lost} records are lost, of lsns {self.first_lsn} to {self.next_lsn - 1}, "
-            f"and up to as many jobs: they were {where} {self.segment}. {cure}; the jobs left are "
-            f" listed by: {command(directory, 'verify')}"
+            f"and up to as many jobs: they were {where} {self.segment}. {cure}; the "
+            f"known jobs are listed by: {command(directory, 'verify')}"
         )
 
     def as_dict(self) -> dict[str, str | int]:

@@ -101,67 +101,68 @@ LSN_MAX: Final = 2**63
 # RETRIED      40   it failed, and is due again later; byte: cause; attempt u32, job u64, token u64,
 #                   due_ns i64; body: reason
 # DEAD         32   it failed for good; byte: cause; attempt u32, job u64, token u64; body: reason
-# RELEASED     40   it was given back, or what it waited for is there: the cause says why, and the
-#                   attempt count whether one was burnt; byte: cause; attempt u32, job u64, token
-#                   u64, due_ns i64; body: reason
-# CANCELLED    32   it was withdrawn before it ran (token 0), or stopped while it did: the cause
-#                   tells; byte: cause; attempt u32, job u64, token u64; body: reason
+# RELEASED     40   it was given back, or its wait is over, by the cause; the attempt count shows
+#                   whether an attempt was used up; byte: cause; attempt u32, job u64, token u64,
+#                   due_ns i64; body: reason
+# CANCELLED    32   it was withdrawn before it ran (token 0), or stopped while it ran; see the
+#                   cause; byte: cause; attempt u32, job u64, token u64; body: reason
 # EXPIRED      32   its time had passed before it ran; the token is 0; byte: cause; attempt u32, job
 #                   u64, token u64; body: reason
-# CARRIED      48   the job as it stands, written again by compaction; of a ready one due is since
-#                   when it waits, 0: since its enqueue; byte: state; attempt u32, job u64, token
-#                   u64, due_ns i64, enqueued_ns i64; body: the job's ENQUEUED record (its CRC
-#                   seeded with the job's number); its result or reason
+# CARRIED      48   current state of the job, rewritten by compaction; for a ready job, due is the
+#                   start of its wait, 0: its enqueue; byte: state; attempt u32, job u64, token u64,
+#                   due_ns i64, enqueued_ns i64; body: the job's ENQUEUED record (its CRC seeded
+#                   with the job's number); its result or reason
 # REQUEUED     48   a dead letter is ready again, as if new; byte: state; attempt u32, job u64,
 #                   token u64, due_ns i64, enqueued_ns i64; body: the job's ENQUEUED record (its CRC
 #                   seeded with the job's number); its result or reason
-# EDITED       48   a job waits otherwise, elsewhere or until another moment: its ENQUEUED record is
-#                   as if it had been enqueued so; its attempts so far are all told; byte: state;
-#                   attempt u32, job u64, token u64, due_ns i64, enqueued_ns i64; body: the job's
-#                   ENQUEUED record (its CRC seeded with the job's number); its result or reason
+# EDITED       48   a waiting job got other options, another queue or time: its ENQUEUED record has
+#                   them; all of its earlier attempts are in it; byte: state; attempt u32, job u64,
+#                   token u64, due_ns i64, enqueued_ns i64; body: the job's ENQUEUED record (its CRC
+#                   seeded with the job's number); its result or reason
 # PURGED       32   a dead letter is forgotten; the token is 0; byte: 0; attempt u32, job u64, token
 #                   u64
 # EXTENDED     32   the deadline of a claim was moved; byte: 0; attempt u32, job u64, token u64
-# CANCEL_ASKED 32   somebody wants the running job cancelled: its owner stops it, and it never runs
+# CANCEL_ASKED 32   a cancel of the running job was requested: its owner stops it, and it never runs
 #                   again; byte: 0; attempt u32, job u64, token u64
-# STEPPED      36   a step of the job is done, and is not done again; its name and number are an
-#                   option; byte: 0 step, 1 sleep, 2 event, 3 event that timed out, 4 jobs, 5 which
-#                   of them failed, 6 failed try of a step, 7 which wait came first, 8 version of
-#                   the code, 9 step that may undo, 10 why such steps run; attempt u32, job u64,
-#                   token u64, place u32; body: JSON of the value
-# SIGNALLED    32   somebody signals the job; written again, it names its first record; byte: 0;
-#                   attempt u32, job u64, signal u64; body: JSON of the value
-# WAIT_BEGUN   32   the job waits for these within its run, which goes on: their time counts from
-#                   here; byte: 0; attempt u32, job u64, token u64
+# STEPPED      36   a step of the job ended and is not repeated; its name and number are an option;
+#                   byte: 0 step, 1 sleep, 2 event, 3 event that timed out, 4 jobs, 5 which of them
+#                   failed, 6 failed try of a step, 7 which wait came first, 8 version of the code,
+#                   9 step that may undo, 10 why such steps run; attempt u32, job u64, token u64,
+#                   place u32; body: JSON of the value
+# SIGNALLED    32   a signal for the job; rewritten, it names its first record; byte: 0; attempt
+#                   u32, job u64, signal u64; body: JSON of the value
+# WAIT_BEGUN   32   the job begins waits within its run, which goes on: their timeouts start here;
+#                   byte: 0; attempt u32, job u64, token u64
 # PAUSED       16   the queue's jobs wait until it is resumed; byte: 0; zero u32; body: name of the
 #                   queue
-# RESUMED      16   they may be claimed again; byte: 0; zero u32; body: name of the queue
-# TALLIED      48   how many jobs of a lane ended so far, and how; byte: priority; zero u32,
-#                   succeeded u64, dead u64, cancelled u64, expired u64; body: length of queue u8,
-#                   length of task u8, queue, task
-# COMPACTED    24   all that is needed from segments before the lsn in token was written again: they
-#                   may be gone; byte: 0; zero u32, token u64
+# RESUMED      16   the queue's jobs may be claimed again; byte: 0; zero u32; body: name of the
+#                   queue
+# TALLIED      48   numbers of ended jobs of a lane, by outcome; byte: priority; zero u32, succeeded
+#                   u64, dead u64, cancelled u64, expired u64; body: length of queue u8, length of
+#                   task u8, queue, task
+# COMPACTED    24   all needed records of segments before the lsn in token were rewritten: these
+#                   segments may be gone; byte: 0; zero u32, token u64
 # CLOCK        24   wall time made a step, in nanoseconds; relative times shift by it; always with
 #                   its CRC; byte: 0; zero u32, step_ns i64
-# TICKED       32   how far a schedule has ticked, in the frame of the jobs of its ticks, in wall
-#                   time; always with its CRC; byte: 1 paused, 2 forgotten; zero u32, last_ns i64,
-#                   done_ns i64; body: name of the schedule
-# INGESTED     24   how far a source was taken, in the frame of the jobs that lead there, and when;
-#                   always with its CRC; byte: 0; zero u32, moved_ns i64; body: length u16 of the
-#                   source's name, the name; JSON of its position, none if forgotten
-# STEERED      24   somebody changed a control: pause and limits of a task, slots of workers, or an
-#                   alert began or is over; and when; always with its CRC; byte: 0; zero u32,
+# TICKED       32   position of a schedule in wall time, in the frame of the jobs of its ticks;
+#                   always with its CRC; byte: 1 paused, 2 forgotten; zero u32, last_ns i64, done_ns
+#                   i64; body: name of the schedule
+# INGESTED     24   position of a source, in the frame of the jobs up to it, and its time; always
+#                   with its CRC; byte: 0; zero u32, moved_ns i64; body: length u16 of the source's
+#                   name, the name; JSON of its position, none if forgotten
+# STEERED      24   a control changed: pause and limits of a task, slots of workers, or an alert
+#                   that began or is over; and its time; always with its CRC; byte: 0; zero u32,
 #                   moved_ns i64; body: length u16 of the control's name, the name; JSON of its
 #                   fields, none if taken away
-# RATED        32   when the claims of a group were made that count against a rate, the oldest
-#                   first, relative; always with its CRC; byte: 0; zero u32, most i64, window_ns
-#                   i64; body: length u16 of (length of task u8, task, concurrency key), these;
-#                   then each as moment i64, claims u32
-# OWNER        24   who an owner is, for people who read the log later; byte: 0; zero u32, owner
-#                   u64; the body is JSON
-# ACTED        32   somebody asked for something of a job, or of the log (job 0), for people who ask
-#                   who did; byte: 0; attempt u32, job u64, zero u64; body: name of a person or
-#                   program, colon, space, and what was asked for
+# RATED        32   times of the claims of a group that count against a rate, the oldest first,
+#                   relative; always with its CRC; byte: 0; zero u32, most i64, window_ns i64; body:
+#                   length u16 of (length of task u8, task, concurrency key), these; (moment i64,
+#                   claims u32)
+# OWNER        24   description of an owner, for later readers of the log; byte: 0; zero u32, owner
+#                   u64; body: an object of JSON
+# ACTED        32   an action on a job, or on the log (job 0), and its actor, for audits; byte: 0;
+#                   attempt u32, job u64, zero u64; body: name of a person or program, colon, space,
+#                   and what was asked for
 # ============ ==== ================================================================================
 #
 # A job's number is the lsn of its ENQUEUED record; a token is the lsn of the claim. Attempt is the
