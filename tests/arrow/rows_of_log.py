@@ -139,6 +139,8 @@ def _details(record: Record, bodies: BodyStore, tag: str) -> Iterator[tuple[str,
     if kind in OF_JOBS - OF_STEPS - CARRYING:
         fixed = codec.FIXED_SIZES[kind]
         _, _, _, size, _ = codec.PREFIX.unpack_from(record.data)
+        hashes = [it for tag, it in each_option(record.data, fixed, size) if tag == Option.KEY_HASH]
+        assert {*map(len, hashes)} <= {8}, "no reader knows such a hash"
         yield "key_hash", find_moment(record.data, fixed, size, Option.KEY_HASH) or None
     yield "lease_ns", record.lease_ns or None
     if record.extras is not None:
