@@ -323,8 +323,12 @@ def _of_records(copy: CopyFiles) -> Iterator[Fault]:
 
 def ask_again(registry: Registry, fault: Fault) -> None:
     copy = fault.copy
-    if not fault.name:  # opening the copy checks all of its last segment
-        registry.durable(copy.device, copy.log_id).remove()
+    if not fault.name:  # opening the copy checks all of its last segment, and carries out a gap
+        mark = registry.durable(copy.device, copy.log_id)
+        mark.remove()
+        if copy.is_there:
+            with contextlib.suppress(LogError):
+                Copy(copy.disk, copy.path, copy.log_id, mark).close()
         return
     disk, folder = copy.disk, f"{copy.path}/{AGAIN}/{LOG}"
     # An empty part requests the segment.
