@@ -34,6 +34,7 @@ from tests.effort import every, grows, some
 from tests.log.mix import ACTS, CONFIGS, Mix
 from tests.log.world import FILLER, PATH, Process, World, edit, fill_segment, keeping, meaning, tend
 from tests.machine.crashable import PowerLost, ProcessKilled
+from tests.processes.harness import eventually
 
 HOUR, DAY = 3_600, 86_400
 SMALL = keeping(keep_bytes=2 * SEGMENT_BYTES_MIN, keep_seconds=None)
@@ -540,7 +541,7 @@ async def test_no_removed_file_of_a_compacted_log_stays_open(tmp_path: Path) -> 
             jobs.append(await log.put(b"." * 10_000))
             (delivery,) = await log.claim()
             await log.ack(delivery)
-        await log.compact()  # by then upkeep has written the indexes
+        eventually(lambda: any(tmp_path.glob("log/*.idx")))  # upkeep writes them
         for job in jobs:
             assert (await log.get(job)).state is State.SUCCEEDED
         assert any(name.endswith(".idx") for name in _open_files(tmp_path)), "none is looked into"
