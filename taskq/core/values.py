@@ -8,7 +8,6 @@ class equals the standard library's. ``typing`` also compiles each annotation of
 
 from __future__ import annotations
 
-import sys
 from collections import namedtuple
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -54,39 +53,6 @@ def _all_of(made: type) -> Mapping[str, Any]:
     return dict(vars(made))
 
 
-def _init(
-    plain: type, fields: tuple[str, ...], *, frozen: bool, kw_only: bool = False
-) -> Callable[..., None]:
-    """Return a dataclass's ``__init__``; ``dataclasses`` takes six times as long to write it."""
-    missing, given = object(), ["self", *"*" * (kw_only and bool(fields))]
-    space: dict[str, Any] = {"_set": object.__setattr__, "_missing": missing}
-    lines = []
-    for name in fields:
-        default, value = vars(plain).get(name, missing), name
-        if hasattr(default, "default_factory"):  # a field, which has a factory or a default
-            if callable(default.default_factory):
-                space[f"_new_{name}"], default = default.default_factory, missing
-                given.append(f"{name}=_missing")
-                value = f"_new_{name}() if {name} is _missing else {name}"
-            else:
-                default = default.default
-        if default is not missing:
-            space[f"_else_{name}"] = default
-            given.append(f"{name}=_else_{name}")
-        elif value == name:
-            given.append(name)
-        lines.append(f"_set(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
-    lines += ["self.__post_init__()"] * hasattr(plain, "__post_init__")
-    code = f"def make({', '.join(space)}):\n def __init__({', '.join(given)}):\n  "
-    code += "\n  ".join(lines or ["pass"]) + "\n return __init__"
-    scope: dict[str, Any] = {}
-    exec(code, vars(sys.modules[plain.__module__]), scope)  # noqa: S102 - of names of fields
-    init: Callable[..., None] = scope["make"](**space)
-    init.__qualname__ = f"{plain.__qualname__}.__init__"
-    init.__annotations__ = {name: plain.__annotations__[name] for name in fields} | {"return": None}
-    return init
-
-
 if not TYPE_CHECKING:  # type checkers use the standard library's
 
     def dataclass(
@@ -102,13 +68,15 @@ if not TYPE_CHECKING:  # type checkers use the standard library's
             bare["__qualname__"] = plain.__qualname__
 
             def write(name: str) -> Mapping[str, Any]:
-                if name == "__init__":  # most classes need no more
-                    return {name: _init(plain, fields, frozen=frozen, **others)}
                 import dataclasses  # noqa: PLC0415 - most starts need it later
 
                 # Use a new copy of the class: two threads may be first at the same time.
                 own, given = kind(plain.__name__, bases, dict(bare)), {"frozen": frozen, **others}
-                return _all_of(dataclasses.dataclass(slots=True, eq=eq, **given)(own))
+                if name != "__init__":
+                    return _all_of(dataclasses.dataclass(slots=True, eq=eq, **given)(own))
+                # Most classes need only ``__init__``, and this is half of the work.
+                made = dataclasses.dataclass(eq=False, repr=False, **given)(own)
+                return {name: vars(made)[name]}
 
             hints = plain.__annotations__
             fields = tuple(name for name in hints if not hints[name].startswith("ClassVar"))
