@@ -297,7 +297,7 @@ class Waiting(NamedTuple):
         """Return the sums."""
         return Waiting(*map(int.__add__, self, other))
 
-    def told(self) -> str:
+    def text(self) -> str:
         """Return the counts in words: "2 wait, 1 waits in a paused queue"; "" for none."""
         words = (
             (self.ready, "wait"),

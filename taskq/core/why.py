@@ -537,7 +537,7 @@ class Strays(NamedTuple):
     by_task: Mapping[str, int]
     by_queue: Mapping[str, int]
 
-    def told(self) -> list[str]:
+    def sentences(self) -> list[str]:
         sentences = []
         if self.by_task:
             sentences.append(

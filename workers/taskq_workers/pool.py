@@ -30,7 +30,7 @@ SILENCE_SECONDS: Final = 0.5
 _NAMED_MAX: Final = 3
 
 
-async def tell_drain(
+async def report_drain(
     running: Callable[[], list[tuple[Delivery, float | None]]], drain_seconds: float
 ) -> None:
     await sleep(SILENCE_SECONDS)
@@ -317,7 +317,7 @@ class Worker:
     lends: bool = True
 
     _stuck: watches.StuckWatch | None = None
-    tells_drain = True  # a slow drain is logged, unless a terminal shows it
+    reports_drain = True  # a slow drain is logged, unless a terminal shows it
 
     #: process that ``taskq worker stop`` asks to end this worker; 0 for none
     stops = 0
@@ -603,8 +603,8 @@ class Worker:
                 for part in self._parts:
                     part.serve(self, None)
                 ending.start_soon(self._interrupt, runner)
-                if self.tells_drain:
-                    ending.start_soon(tell_drain, lambda: self.held, self.drain_seconds)
+                if self.reports_drain:
+                    ending.start_soon(report_drain, lambda: self.held, self.drain_seconds)
                 claiming.cancel_scope.cancel()
             await runner.gone.wait()
             ending.cancel_scope.cancel()
@@ -648,7 +648,7 @@ class Worker:
             host.feed.limits, host.feed.weights = self._task_limits, self._weights
             self._undo.callback(store.port().when_closed(partial(stranded.of, part.app)))
             gates = part.gates = Gates(
-                part.app, host, queues=self.queues, changed=self._tell_what_it_serves
+                part.app, host, queues=self.queues, changed=self._publish_serving
             )
             self._deaths.append(DeathHooks(part.app, self._on_dead))
             part.beside += [self._deaths[-1], gates.probes]
@@ -659,7 +659,7 @@ class Worker:
         self._stuck = watches.StuckWatch(
             self.app, self.queues, lambda: self.concurrency,
             lambda: [delivery for delivery, _ in runner.held()],
-            self._port_of, self._tell_what_it_serves,
+            self._port_of, self._publish_serving,
         )  # fmt: skip
         self._beside += [self._lifespans, self._stuck]
         return runner
@@ -744,7 +744,7 @@ class Worker:
         if self._places is not None:
             self._places.resize(self._room)
         runner.resize(count)
-        self._tell_what_it_serves()
+        self._publish_serving()
 
     def _children(self) -> executors.Children:
         # Imported when a task needs it: it imports as many modules as all the rest.
@@ -763,7 +763,7 @@ class Worker:
                     part.host.feed.limits = self._task_limits
                 if part.gates is not None:
                     part.gates.learn()
-            self._tell_what_it_serves()
+            self._publish_serving()
         return self._known
 
     def _listen(self) -> None:
@@ -786,7 +786,7 @@ class Worker:
             if self._runner is not None:
                 self._runner.feed.reconsider()
 
-    def _tell_what_it_serves(self) -> None:
+    def _publish_serving(self) -> None:
         """Publish this worker's claims, for ``taskq show`` and similar commands."""
         for part in self._parts:
             serving = views.Serving(

@@ -157,7 +157,9 @@ def serve(
             figures: Any = contextlib.nullcontext()
             if metrics_port is not None:
                 package = _package("metrics", "metrics")
-                figures = package.told(Registry(directory), server.app, where["host"], metrics_port)
+                figures = package.served(
+                    Registry(directory), server.app, where["host"], metrics_port
+                )
             with figures:
                 listener = module.Listener(server, (tls["certfile"], tls["keyfile"]), **where)
                 listener.began = partial(render.echo, words, err=True)

@@ -55,7 +55,7 @@ def _each(kind: Any, name: str, text: str, label: str, counts: Mapping[Any, int]
 
 
 @contextlib.contextmanager
-def told(registry: Registry, gate: Gate, host: str, port: int) -> Iterator[None]:
+def served(registry: Registry, gate: Gate, host: str, port: int) -> Iterator[None]:
     collectors = CollectorRegistry()
     collectors.register(HubMetrics(registry, gate))
     with serve(collectors, host, port):

@@ -339,7 +339,7 @@ async def _synced(path: str, line: Line, *, is_dry: bool) -> tuple[SyncResult, e
         log = engine.DurableLog(disk, path)
         with contextlib.closing(log):
             session = _Session(path, line, log, hold)
-            done = await (session.told() if is_dry else session.run())
+            done = await (session.preview() if is_dry else session.run())
             return done, session.parting
     finally:
         hold.release()
@@ -360,7 +360,7 @@ class _Session:
     number: int = 0
     parting: engine.Border = models.NOWHERE
 
-    async def told(self) -> SyncResult:
+    async def preview(self) -> SyncResult:
         log, answer = self.log, await self.line.ask(opening(self.log))
         if not isinstance(answer, models.CopyEnd):
             raise models.HubError(f"{self.line.url} does not name the end of its copy: try again")

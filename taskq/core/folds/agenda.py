@@ -275,7 +275,7 @@ class Agenda:
         chunk.locations[index], chunk.lanes[index] = location, lane.number
         chunk.metas[index] = (meta & ~STATE_MASK) | state | META_BACK
         if awaiting:
-            self.steps.apply_told(job, awaiting, self.times.shift_ns)
+            self.steps.apply_carried_waits(job, awaiting, self.times.shift_ns)
         if state is State.READY:
             self.enter_ready(lane, job, since_ns - self.times.shift_ns)
         else:
@@ -387,7 +387,7 @@ class Agenda:
         self.times.step(step_ns)
         self.leases.shift_ns += step_ns
 
-    def left_of_calls(self, job: int, ended: int) -> int:
+    def jobs_left_of_call(self, job: int, ended: int) -> int:
         """Return the smallest number of live jobs in one call, of several awaited calls.
 
         Return 0 for a job that waits for at most one call.
@@ -677,7 +677,7 @@ def apply_carried(
     if state is State.DEAD:
         _apply_carried_dead(agenda, job, location, lane, ended_ns)
         if awaiting:
-            agenda.steps.apply_told(job, awaiting, agenda.times.shift_ns)
+            agenda.steps.apply_carried_waits(job, awaiting, agenda.times.shift_ns)
         return
     if state not in LIVE_STATES:
         return
@@ -688,7 +688,7 @@ def apply_carried(
     meta |= state | (META_BACK if state == READY else 0) | (META_EXPIRES if expires[0] else 0)
     if awaiting:
         meta |= META_STEPS
-        agenda.steps.apply_told(job, awaiting, agenda.times.shift_ns)
+        agenda.steps.apply_carried_waits(job, awaiting, agenda.times.shift_ns)
     if needs is not None:
         agenda.apply_held(job, location, lane, meta & ~STATE_MASK, needs)
     else:

@@ -255,7 +255,7 @@ class Steps:
     def apply_called(self, job: int, first: int, jobs: int) -> None:
         self.calls.setdefault(job, {})[first] = jobs
 
-    def apply_told(self, job: int, awaiting: bytes, shift_ns: int) -> bool:
+    def apply_carried_waits(self, job: int, awaiting: bytes, shift_ns: int) -> bool:
         is_now, at = awaiting[:1] == _NOW, 1
         if is_now:
             at += _SIZE.size + _SIZE.unpack_from(awaiting, 1)[0]
@@ -288,7 +288,7 @@ class Steps:
             if wait.form == Form.CALL
         ]
 
-    def tell_waits(self) -> Counter[str]:
+    def count_waits(self) -> Counter[str]:
         counts: Counter[str] = Counter()
         for packed, count in Counter(self.waits.values()).items():
             waits = unpack_waits(packed)

@@ -106,7 +106,7 @@ def refusals(requests: Iterable[Request], error: TaskqError) -> list[Answer]:
     return answers
 
 
-def tell_all(waiting: Iterable[tuple[Any, Any]], error: TaskqError) -> list[Answer]:
+def fail_all(waiting: Iterable[tuple[Any, Any]], error: TaskqError) -> list[Answer]:
     return [(port, future, error) for port, future in waiting]
 
 
@@ -151,7 +151,7 @@ class Growth:
             lsn = self._journal.next_lsn - 1
         self.waiting.append((lsn, port, future))
 
-    def told(self) -> list[Answer]:
+    def take_answers(self) -> list[Answer]:
         journal = self._journal
         extent = Extent(journal.segment, journal.offset, self._limit)
         left: list[tuple[int, Any, Any]] = []

@@ -23,9 +23,9 @@ from taskq.log.commit.answers import (
     Undecided,
     Waiters,
     claim_requests,
+    fail_all,
     failure,
     refusals,
-    tell_all,
 )
 from taskq.log.commit.room import Room, is_full, parted
 from taskq.log.config import LSN_SKIP, LogConfig
@@ -384,7 +384,7 @@ class Committer:
             self._catch_up(batch, step_ns, needs)
             self._run(batch, requests)
             if self.operations.deaths.noted:
-                answers.add_later(self.operations.deaths.told(), batch.lsn)
+                answers.add_later(self.operations.deaths.take_answers(), batch.lsn)
             if self.facets.agenda is not None:
                 self.operations.close(batch)
                 self._note_frame(batch)
@@ -494,11 +494,11 @@ class Committer:
         if self.waiters.claims and not orphans:
             # Extensions come first: a late holder in this batch still has its claim.
             self.taken_back += operations.claims.take_back_over(batch)
-            operations.tell_of_deaths(batch)
+            operations.report_deaths(batch)
             self._note_frame(batch)
             self._serve_claims(batch)
         if operations.deaths.noted:
-            operations.tell_of_deaths(batch)
+            operations.report_deaths(batch)
 
     def _run_one(self, batch: Batch, op: int, port: Any, future: Any, operand: Any) -> None:
         if future is not None and future.done():  # withdrawn in time
@@ -575,7 +575,7 @@ class Committer:
         if isinstance(error, LogFailed):
             # The log fails until a person acts: an idle worker must not look healthy.
             requests = [*requests, *waiters.take_claims()]
-            self.answers.now += tell_all(waiters.take_listeners(), error)
+            self.answers.now += fail_all(waiters.take_listeners(), error)
         requests = self._not_watched(requests)
         if not isinstance(error, LogError):
             patient = [request for request in requests if request[0] == Op.CLAIM]

@@ -183,7 +183,7 @@ class Ends:
             elif policy == Policy.CANCEL or (policy == Policy.WAIT and kind not in DEATHS):
                 # Unlike dead letters, cancelled, expired and purged jobs never become ready again.
                 names.append(dependent | DOOM_BIT)
-        flows.apply_end(job, batch.where + batch.size, names, agenda.left_of_calls)
+        flows.apply_end(job, batch.where + batch.size, names, agenda.jobs_left_of_call)
         return encode_unlocks(names)
 
     def again(self, record: bytes) -> tuple[int, ...]:

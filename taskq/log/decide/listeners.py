@@ -153,7 +153,7 @@ class Deaths:
                 _log.exception("the death of job %s could not be reported", letter.job_id)
         return list(jobs.values())
 
-    def told(self) -> list[Answer]:
+    def take_answers(self) -> list[Answer]:
         noted, self.noted, self._written = self.noted, [], 0
         # One call is enough for several listeners with the same hook.
         listeners = {id(hook): (port, hook, call) for port, hook, call in self._listeners.now[::-1]}
@@ -202,7 +202,7 @@ class Asks:
         if self:
             self._facets.need_agenda()
 
-    def told(self) -> list[Answer]:
+    def take_answers(self) -> list[Answer]:
         """Return the calls for the requests folded since the last call."""
         agenda = self._facets.agenda
         rings: list[Answer] = []

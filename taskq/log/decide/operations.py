@@ -414,7 +414,7 @@ class Operations:
         self.deaths.forget()
         self.claims.forget()
 
-    def tell_of_deaths(self, batch: Batch) -> None:
+    def report_deaths(self, batch: Batch) -> None:
         if self.deaths:
             self.deaths.enqueue(batch, self.enqueues)
 

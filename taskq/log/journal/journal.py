@@ -18,7 +18,7 @@ from taskq.log.format import codec
 from taskq.log.format.frames import Cursor, Frame, Gap, Marks, segment_name
 from taskq.log.journal.lock import LOCK_FILE, Home, TailHint, WriterLock, boot_of, find_hint
 from taskq.log.journal.recovery import (
-    bears_out,
+    confirms_hint,
     failure_marker,
     find_losses,
     finish_fork,
@@ -319,7 +319,7 @@ class Journal:
         if self.identity.is_copied(writer.mark, was_restored=writer.was_restored):
             self._go_on_as_child()
             hint = None
-        if hint is not None and not (hint.failed or bears_out(self.files, hint)):
+        if hint is not None and not (hint.failed or confirms_hint(self.files, hint)):
             hint = hint._replace(inode=0)
         self._is_failed = bool(hint and hint.failed) or is_marked_failed(self.disk, self.path)
         if self._is_failed:

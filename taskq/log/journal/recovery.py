@@ -28,7 +28,7 @@ _MARKER_BYTES_MAX: Final = 4_096
 _COPY_BYTES: Final = 1024 * 1024
 
 
-def bears_out(files: SegmentFiles, hint: TailHint) -> bool:
+def confirms_hint(files: SegmentFiles, hint: TailHint) -> bool:
     """Return whether the segments agree with the hint: its segment is last, and ends as it says.
 
     A damaged last frame agrees, since it is no torn tail.
@@ -65,7 +65,7 @@ def walk_to_end(
     assert header is not None
     start = codec.SEGMENT_HEADER.size
     known = Known(start, header.first_lsn, header.epoch, header.created_ns, 0, start)
-    if hint is not None and hint.fits(home, segment, size) and bears_out(files, hint):
+    if hint is not None and hint.fits(home, segment, size) and confirms_hint(files, hint):
         known = Known(
             hint.offset, hint.next_lsn, hint.epoch, hint.time_ns, hint.last_frame, hint.clean_offset
         )
@@ -222,7 +222,7 @@ def _save_segment(
         return scanner.frames(codec.SEGMENT_HEADER.size)
 
     size, saved = files.size(segment), 0
-    air = _in_the_air(items(size), size, durable, following)
+    air = _unsynced_part(items(size), size, durable, following)
     end, first = air.end, air.first
     if first is not None:
         start, lsn = first.offset, first.header.first_lsn
@@ -251,7 +251,7 @@ def _save_segment(
     return saved
 
 
-class _Air(NamedTuple):
+class _Unsynced(NamedTuple):
     """Part of a segment that may exist only in memory.
 
     Attributes:
@@ -267,19 +267,21 @@ class _Air(NamedTuple):
     end: int
 
 
-def _in_the_air(items: Iterator[Frame | Gap], size: int, durable: int, following: int) -> _Air:
+def _unsynced_part(
+    items: Iterator[Frame | Gap], size: int, durable: int, following: int
+) -> _Unsynced:
     before, points = codec.NO_LINK, None
     for item in items:
         if following and item.first_lsn >= following and not _is_sync_point(item):
-            return _Air(size, None, before, item.offset if points is None else points)
+            return _Unsynced(size, None, before, item.offset if points is None else points)
         if _is_sync_point(item):
             points = item.offset if points is None else points
         elif isinstance(item, Frame):
             if item.header.next_lsn > durable:
                 begin = item.offset if points is None else points
-                return _Air(begin, item, before, _end_of(items, size, following))
+                return _Unsynced(begin, item, before, _end_of(items, size, following))
             points, before = None, codec.Link(item.offset, item.header.crc)
-    return _Air(size, None, before, size)
+    return _Unsynced(size, None, before, size)
 
 
 def _end_of(items: Iterator[Frame | Gap], size: int, following: int) -> int:

@@ -18,7 +18,7 @@ from taskq.log.machine.access import replace_file
 from taskq.log.machine.system import system
 
 
-def limits_told(limits: Mapping[str, rates.Limit] | None) -> dict[str, list[object]]:
+def limits_document(limits: Mapping[str, rates.Limit] | None) -> dict[str, list[object]]:
     """Return limits by task: scope, concurrency, count and nanoseconds of the rate."""
     return {
         task: [
@@ -30,7 +30,7 @@ def limits_told(limits: Mapping[str, rates.Limit] | None) -> dict[str, list[obje
     }
 
 
-def limits_read(document: object) -> dict[str, rates.Limit] | None:
+def limits_of_document(document: object) -> dict[str, rates.Limit] | None:
     limits: dict[str, rates.Limit] = {}
     for task, values in document.items() if isinstance(document, dict) else ():
         match values:
@@ -61,7 +61,7 @@ def publish(directory: Path, owner: int, servings: Iterable[views.Serving]) -> N
             "tasks": _listed(serving.tasks),
             "slots": serving.slots,
             "holds": [_told(hold) for hold in serving.holds],
-            "limits": limits_told(serving.limits),
+            "limits": limits_document(serving.limits),
             "stops": serving.stops,
         }
         for serving in servings
@@ -147,7 +147,7 @@ def _serving(document: dict[str, Any]) -> views.Serving:
         tasks=_names(document.get("tasks")),
         slots=_number(document.get("slots")),
         holds=_holds(document.get("holds")),
-        limits=limits_read(document.get("limits")),
+        limits=limits_of_document(document.get("limits")),
         stops=_number(document.get("stops")),
     )
 
@@ -323,7 +323,7 @@ class ProgressBoard:
         replace_file(self._path, temporary, json.dumps(rows).encode())
 
 
-def read_told(path: Path, job: int, token: int) -> views.ProgressView | None:
+def read_progress(path: Path, job: int, token: int) -> views.ProgressView | None:
     rows = _read(path, _BOARD_BYTES_MAX)
     for row in rows if isinstance(rows, list) else ():
         if isinstance(row, list) and len(row) == _FIELDS and row[:2] == [job, token]:

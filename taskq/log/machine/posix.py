@@ -598,7 +598,7 @@ def is_parent(parent: int, pid: int) -> bool:
     return number.strip() == b"%d" % parent
 
 
-def end_with_us(process: object) -> None:
+def end_with_parent(process: object) -> None:
     """Do nothing: the child itself notices the end of its parent."""
     del process
 

@@ -501,7 +501,7 @@ def _job() -> int:
     return job
 
 
-def end_with_us(process: Any) -> None:
+def end_with_parent(process: Any) -> None:
     """End a child when this process ends in any way."""
     assign = _function("AssignProcessToJobObject", _BOOL, _HANDLE, _HANDLE)
     if not assign(_job(), int(process._handle)) and process.poll() is None:

@@ -145,7 +145,7 @@ def copied_standing(queues: Iterable[views.QueueStats], copy_of: str) -> Standin
     """Return a log's condition by a hub's copy, without processes: only the device knows them."""
     queues = tuple(queues)
     running = sum(queue.running for queue in queues)
-    parts = [f"{_jobs(running, 'runs', 'run')}" if running else "", waiting_in(queues).told()]
+    parts = [f"{_jobs(running, 'runs', 'run')}" if running else "", waiting_in(queues).text()]
     text = f"{_sentence(copy_of)}: {', '.join(filter(None, parts)) or 'no job waits'}"
     remarks = (Remark("well", text), *_paused(queues))
     return Standing(remarks=remarks, strays=Strays({}, {}), workers=0)
@@ -176,10 +176,14 @@ def _unworked(
 def _astray(strays: Strays, due: Strays) -> Iterator[Remark]:
     """Yield remarks on jobs that no worker takes; a queue needs a worker once a job is due."""
     if strays.by_task:
-        yield from (Remark("bad", _sentence(text)) for text in Strays(strays.by_task, {}).told())
+        yield from (
+            Remark("bad", _sentence(text)) for text in Strays(strays.by_task, {}).sentences()
+        )
     if strays.by_queue:
         level: Level = "bad" if due.by_queue else "slow"
-        yield from (Remark(level, _sentence(text)) for text in Strays({}, strays.by_queue).told())
+        yield from (
+            Remark(level, _sentence(text)) for text in Strays({}, strays.by_queue).sentences()
+        )
 
 
 def _paused(queues: tuple[views.QueueStats, ...]) -> Iterator[Remark]:
@@ -214,7 +218,7 @@ def _worked(queues: tuple[views.QueueStats, ...], workers: list[views.OwnerView]
     text += _jobs(running) if running else "no job just now"
     ages = [q.oldest_ready_seconds or 0.0 for q in queues if not q.paused]
     oldest = max(ages, default=0.0)
-    text += f", {waiting.told() or 'none waits'}"
+    text += f", {waiting.text() or 'none waits'}"
     if oldest < _LONG_SECONDS:
         return Remark("well", text)
     return Remark(
@@ -362,6 +366,6 @@ def progress_of(journal: Journal, story: Story | None, job: int) -> views.Progre
     if story.claim is None:
         return None
     token, owner = story.claim
-    return owners.read_told(
+    return owners.read_progress(
         Path(journal.path) / "owners" / f"{owner:016x}{peers.PROGRESS}", job, token
     )

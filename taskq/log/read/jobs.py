@@ -395,7 +395,7 @@ def newest_jobs(
     if states & _IN_AGENDA:
         jobs = nlargest(wanted.limit, _from_agenda(facets, wanted, states, now_ns))
         # After the clock was set back a job may be ready for workers and not due by its records.
-        views += [view for view in tell_jobs(journal, jobs, now_ns) if wanted.fits(view)]
+        views += [view for view in views_of_jobs(journal, jobs, now_ns) if wanted.fits(view)]
     if states - _IN_AGENDA:
         ended = wanted._replace(states=states - _IN_AGENDA)
         views += _ended(journal, ended, facets.need_agenda(), now_ns)
@@ -448,12 +448,12 @@ def _fitting(
     views: list[JobView] = []
     count = wanted.limit
     while len(views) < wanted.limit and (some := list(islice(jobs, count))):
-        views += [view for view in tell_jobs(journal, some, now_ns) if wanted.fits(view)]
+        views += [view for view in views_of_jobs(journal, some, now_ns) if wanted.fits(view)]
         count = max(count, _TOLD)
     return views[: wanted.limit]
 
 
-def tell_jobs(journal: Journal, jobs: list[int], now_ns: int) -> list[JobView]:
+def views_of_jobs(journal: Journal, jobs: list[int], now_ns: int) -> list[JobView]:
     """Return the views of these jobs, in their order.
 
     One scan from the first job reads all of them, or indexes if the scan would be long.

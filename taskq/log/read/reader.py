@@ -605,7 +605,7 @@ class LogReader:
             problems.append(FAILED)
         waiting, waits = self.waiting_jobs(), Counter[str]()
         if not (workers or any(each.ready for each in waiting.values())):
-            waits = self._told(lambda _, facets, __: facets.need_agenda().steps.tell_waits())
+            waits = self._told(lambda _, facets, __: facets.need_agenda().steps.count_waits())
         return diagnosis.standing(
             stats.queues, owners, waiting, waits, problems=problems, stopped=stopped,
             controls=self.controls(),

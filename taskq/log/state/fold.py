@@ -287,7 +287,7 @@ def _carry_agenda(kind: int, carried: Carried, location: int, agenda: agenda.Age
     due = carried.due_ns, carried.due_is_wall
     if kind in REVIVALS:
         if carried.awaiting:
-            agenda.steps.apply_told(carried.job, carried.awaiting, agenda.times.shift_ns)
+            agenda.steps.apply_carried_waits(carried.job, carried.awaiting, agenda.times.shift_ns)
         apply_requeued(agenda, carried.job, location, lane, meta)
         agenda.flows.apply_again(carried.job, carried.waited)
     elif kind not in EDITS or not agenda.apply_edited(
@@ -400,7 +400,7 @@ def fold_end(
             )
         start = at + OPTION.size
         unlocks = decode_unlocks(data[start : start + length])
-        agenda.flows.apply_end(job, location, unlocks, agenda.left_of_calls)
+        agenda.flows.apply_end(job, location, unlocks, agenda.jobs_left_of_call)
 
 
 def fold_claim(data: bytes, at: int, options_size: int, job: int, agenda: agenda.Agenda) -> None:

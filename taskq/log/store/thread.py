@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskq.core.errors import LogClosed, TaskqError
 from taskq.core.folds.agenda import Agenda
 from taskq.core.model import SECOND_NS, Durability
-from taskq.log.commit.answers import NOWAIT, failure, refusals, tell_all
+from taskq.log.commit.answers import NOWAIT, fail_all, failure, refusals
 from taskq.log.commit.committer import CHECK_NS, LOOK_AROUND_NS, Committer
 from taskq.log.commit.room import with_reserve
 from taskq.log.config import BATCH_BYTES_MAX, LogConfig
@@ -417,9 +417,9 @@ class StorageThread:
         committer = self.committer
         answers = committer.answers.take_all()
         if committer.waiters.growth.waiting:
-            answers += committer.waiters.growth.told()
+            answers += committer.waiters.growth.take_answers()
         if committer.facets.agenda is not None:
-            answers += committer.operations.asks.told()
+            answers += committer.operations.asks.take_answers()
         if answers:
             self._deliver(answers)
 
@@ -562,7 +562,7 @@ class StorageThread:
         waiters = committer.waiters
         left = [*waiters.claim_requests(), *committer.undecided.held]
         committer.answers.now += refusals(left, closed)
-        committer.answers.now += tell_all(waiters.listeners(), closed)
+        committer.answers.now += fail_all(waiters.listeners(), closed)
         self._hand_out()
         mailbox.end()
         self.close_files()
@@ -584,7 +584,7 @@ class StorageThread:
         undecided.hold([request for request in held if request[0] in NOWAIT])
         held = [request for request in held if request[0] not in NOWAIT]
         left = [*undecided.take_in_flight(), *held, *waiters.claim_requests()]
-        answers = refusals(left, closed) + tell_all(waiters.listeners(), closed)
+        answers = refusals(left, closed) + fail_all(waiters.listeners(), closed)
         if answers:
             self._deliver(answers)
         self._mailbox.refuse_rest()

@@ -157,9 +157,9 @@ def test_only_the_process_that_runs_the_job_hears_of_a_cancel_and_once(world: Wo
         for process in (other, worker):
             process.follow()
             process.committer.operations.asks.look()
-            for port, _, (call, ask, nothing) in process.committer.operations.asks.told():
+            for port, _, (call, ask, nothing) in process.committer.operations.asks.take_answers():
                 assert port is worker
                 call(ask, nothing)
     assert heard == [(delivery.job, delivery.token)]
     worker.settle(delivery)
-    assert worker.committer.operations.asks.told() == []
+    assert worker.committer.operations.asks.take_answers() == []

@@ -12,7 +12,7 @@ from taskq.core.records import Kind
 from taskq.core.schedules import SCHEDULES_MAX, ScheduleState, TickRecord, apply_ticked
 from taskq.core.sources import checked_move
 from taskq.log.config import SEGMENT_BYTES_MIN
-from taskq.log.read.jobs import JobFilter, each_job, tell_jobs
+from taskq.log.read.jobs import JobFilter, each_job, views_of_jobs
 from taskq.log.read.selection import waiting_page
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Enrolment, Ingest, Item, Op, Steer, Turn
 from tests.effort import grows, some
@@ -41,7 +41,7 @@ def test_all_views_of_a_job_agree_on_its_times(world: World, process: Process) -
     reader = world.reader()
     one_by_one = [world.job(job) for job in jobs]
     assert len({view.expires_ns for view in one_by_one}) == 2
-    assert tell_jobs(reader, jobs, now_ns) == one_by_one
+    assert views_of_jobs(reader, jobs, now_ns) == one_by_one
     exported = {view.lsn: view for view in each_job(reader, JobFilter(task="mail.send"), now_ns)}
     assert [exported[job] for job in jobs] == one_by_one
 

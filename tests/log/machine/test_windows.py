@@ -280,7 +280,7 @@ def children_of_a_killed_process_end_by_its_job(folder: Path) -> object:
     code = (
         "import subprocess, sys, time; from taskq.log.machine import windows as w\n"
         "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)'])\n"
-        "w.end_with_us(p); open(sys.argv[1], 'w').write(str(p.pid))\n"
+        "w.end_with_parent(p); open(sys.argv[1], 'w').write(str(p.pid))\n"
         "print(flush=True); time.sleep(100)"
     )
     with child(code, folder / "pid"):

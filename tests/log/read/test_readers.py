@@ -237,7 +237,7 @@ def follow(process: Process, beyond: int | None) -> Future[Any]:
 
 
 def told(process: Process) -> list[Answer]:
-    return process.committer.waiters.growth.told()
+    return process.committer.waiters.growth.take_answers()
 
 
 def extent_of(process: Process) -> Extent:

@@ -203,7 +203,7 @@ class _Bench:
 
     def _call(self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         function, soft = self._function(task), task.soft_timeout
-        timeouts.tell_deadline(task.timeout)
+        timeouts.set_deadline(task.timeout)
         if task.is_async:
             # The worker enforces the hard limit: it kills this process.
             call = (

@@ -380,7 +380,7 @@ class ProcessRunner:
         done = child.run(wire.Work(shipping.ship(delivery, given), module, telemetry.leave(), log))
         limit, left = None, timeouts.left_of(task.timeout)
         if task.timeout is not None and left is not None:
-            timeouts.tell_deadline(left)
+            timeouts.set_deadline(left)
             reason = timeouts.too_long(task.timeout, ": its child process was killed")
             limit = Alarm(left, lambda: _expire(child, done, reason))
         try:

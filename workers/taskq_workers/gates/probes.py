@@ -52,7 +52,7 @@ class Probe:
         self._running: asyncio.Task[None] | None = None
         self._is_warned = False
 
-    async def told(self, age_seconds: float) -> str:
+    async def fresh_problem(self, age_seconds: float) -> str:
         """Return why it does not hold, "" if it does; the answer may have that age.
 
         Concurrent callers share one probe.
@@ -138,7 +138,7 @@ class Probes(dict["Condition", Probe]):
         probes = [self[condition] for condition in conditions]
         problems = await asyncio.gather(
             *(
-                probe.told(
+                probe.fresh_problem(
                     _SHARED * probe.condition.interval_seconds
                     if age_seconds is None
                     else age_seconds

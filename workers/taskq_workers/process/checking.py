@@ -88,10 +88,10 @@ def _waiting(app: TaskQ) -> Check:
             tried, misfits = _try_arguments(app, reader, waiting)
     except errors.LogError:  # no log yet, or another check reports its problem
         return Check(name="jobs", ok=True, detail="none wait")
-    faults = engine.strays_of(waiting, [*serving, Serving(tasks=frozenset(app.tasks))]).told()
+    faults = engine.strays_of(waiting, [*serving, Serving(tasks=frozenset(app.tasks))]).sentences()
     faults += misfits
     total = functools.reduce(Waiting.plus, waiting.values(), Waiting())
-    known = f"{total.told() or 'none wait'}, all for tasks that are known"
+    known = f"{total.text() or 'none wait'}, all for tasks that are known"
     tries = f"the arguments of {tried:,} were tried" if tried else ""
     detail = "; ".join([*(faults or [known]), *filter(None, [tries])])
     return Check(name="jobs", ok=not faults, detail=detail)

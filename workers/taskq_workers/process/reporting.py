@@ -246,7 +246,7 @@ def stopped_line(
 def rest_of(waiting: views.Waiting, due_ns: int | None, now_ns: int) -> str:
     """Return the jobs left by a burst: ``; 2 wait, 3 are due later, the first in 5m``, or ""."""
     first = "" if due_ns is None else f", the first in {values.spoken(max(due_ns - now_ns, 0))}"
-    return f"; {waiting.told()}{first if waiting.later else ''}" if any(waiting) else ""
+    return f"; {waiting.text()}{first if waiting.later else ''}" if any(waiting) else ""
 
 
 def _running(held: Sequence[object]) -> str:

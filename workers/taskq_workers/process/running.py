@@ -162,7 +162,7 @@ def _run(
             reporter.say(f"page at {stack.enter_context(page)}")
         executed = _here(app, order) if executor is None else find_executor(executor)(app, order)
         worker = stack.enter_context(executed)
-        worker.tells_drain = False
+        worker.reports_drain = False
         worker.stops = os.getpid()
         if order.is_below or tie is not None:
             worker.stops = os.getppid()

@@ -307,7 +307,7 @@ class _Watched:
         self._timers: dict[str, Alarm] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        timeouts.tell_deadline(self._hard)
+        timeouts.set_deadline(self._hard)
         self._thread = threading.get_ident()
         self._began = monotonic()
         if self._soft is None:

@@ -177,7 +177,7 @@ def start(
     process = subprocess.Popen(command, creationflags=group, **options)  # noqa: S603 - our own
     if ends_with_us:
         try:
-            engine.system.end_with_us(process)
+            engine.system.end_with_parent(process)
         except OSError:
             process.kill()
             raise

@@ -23,7 +23,7 @@ def limits_of(task: Task[..., Any]) -> TimeLimits | None:
     return None if limits == (None, None) else limits
 
 
-def tell_deadline(seconds: float | None) -> None:
+def set_deadline(seconds: float | None) -> None:
     """Set ``current_job().deadline`` of this context to now plus ``seconds``."""
     job = hooks.running_job.get(None)
     if seconds is not None and job is not None:
@@ -65,7 +65,7 @@ def with_limits(
 
     async def call(*args: Any, **kwargs: Any) -> Any:
         left = left_of(hard)
-        tell_deadline(left)
+        set_deadline(left)
         limit = Deadline(left)
         try:
             async with limit:

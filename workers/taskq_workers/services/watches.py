@@ -315,7 +315,7 @@ class StrayWatch:
 
             # On a full disk this worker's own entry may be missing.
             own = views.Serving(queues=self._queues, tasks=frozenset(self._app.tasks))
-            warnings += strays_of(waiting, [own, *servings], due=True).told()
+            warnings += strays_of(waiting, [own, *servings], due=True).sentences()
         return warnings
 
     def _unused(self, known: set[str]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from taskq import JobContext, Task, engine, hooks
 from taskq.hooks import running_job
 from taskq.limits import Deadline
-from taskq_workers.runs.timeouts import left_after, tell_deadline, too_long
+from taskq_workers.runs.timeouts import left_after, set_deadline, too_long
 from taskq_workers.slots.shipping import RemoteOutcome, error_of
 
 _FAILED: Final = frozenset({engine.kinds.RETRY, engine.kinds.DEATH})
@@ -45,7 +45,7 @@ class Surrounded:
             value: Any = None
             afar: BaseException | None = None
             began = monotonic()
-            tell_deadline(hard)
+            set_deadline(hard)
             try:
                 async with AsyncExitStack() as stack:
                     for around, resources in self._all:
