@@ -1,6 +1,8 @@
 """The contract of all front ends: the log read and replayed, its state, opening and closing."""
 
+import asyncio
 import os
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, Final
@@ -173,6 +175,24 @@ async def test_a_stream_has_the_kinds_queues_and_tasks_that_it_was_asked_for(fro
     start = (await front.records(kinds=["succeeded"]))[0].lsn
     result = await front.records(from_lsn=start, queues=["q1"])
     assert [item.job_id for item in result] == jobs[1::2]
+
+
+async def test_a_stream_goes_on_as_the_log_is_written(front: Front) -> None:
+    seen: list[str] = []
+
+    async def follow() -> AsyncGenerator[None, None]:
+        async for record in front.holder.stream(kinds=["enqueued"]):
+            seen.append(record.job_id)
+            yield
+
+    stream = follow()
+    jobs = []
+    for _ in range(5):
+        waiting = asyncio.ensure_future(anext(stream))
+        jobs.append(await front.put())
+        await waiting
+    assert seen == jobs
+    await stream.aclose()
 
 
 async def test_a_stream_has_jobs_that_compaction_wrote_again(front: Front) -> None:

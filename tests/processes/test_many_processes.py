@@ -12,9 +12,11 @@ from statistics import median
 
 import pytest
 
+from taskq import State, TaskQ
 from taskq.core.errors import TaskqError
 from taskq.core.model import SECOND_NS, Durability, Extras
 from taskq.core.records import Kind
+from taskq.errors import JobFailed
 from taskq.log.commit import answers as watchers
 from taskq.log.machine.ports import INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.machine.threads import Pending
@@ -32,6 +34,7 @@ from tests.processes.harness import (
     of_kind,
     open_here,
     put,
+    start_worker,
 )
 
 PRODUCERS = 4
@@ -118,9 +121,10 @@ def rounds_of_records(path: Path, store: Store, child: Child, owner: int) -> Ite
 @pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.OS])
 @pytest.mark.parametrize("rounds", [rounds_of_claims, rounds_of_outcomes, rounds_of_records])
 def test_what_another_process_writes_wakes_a_claim_an_outcome_and_a_stream_at_once(
-    tmp_path: Path, durability: Durability,
+    tmp_path: Path,
+    durability: Durability,
     rounds: Callable[[Path, Store, Child, int], Iterator[float]],
-) -> None:  # fmt: skip
+) -> None:
     """Within 10 ms at the median, from before the request to the answer in hand, on disk."""
     store = open_here(tmp_path, durability)
     if rounds is rounds_of_records:
@@ -340,3 +344,25 @@ def test_outcomes_that_cannot_be_looked_for_are_looked_for_again(
     put(store, b"third")
     assert outcome.result().body == b"result"
     store.close()
+
+
+async def test_another_process_runs_requeued_jobs_and_heeds_a_pause(tmp_path: Path) -> None:
+    needed = tmp_path / "server"
+    async with TaskQ(tmp_path / "data", durability="os") as app:
+        with start_worker(tmp_path / "data") as worker:
+            call = app.call_by_name("jobs.send", str(needed)).options(queue="mail", attempts=1)
+            job = await app.enqueue(call)
+            with pytest.raises(JobFailed, match="the mail server is away"):
+                await job.result(timeout=20)
+            needed.touch()
+            await job.requeue()
+            assert await job.result(timeout=20) == worker.pid
+            view = await job.view()
+            assert [attempt.outcome for attempt in view.attempts] == ["dead", "succeeded"]
+            await app.pause("mail")
+            paused = await app.enqueue(call)
+            free = await app.enqueue(call.options(queue="other", priority=0))
+            assert await free.result(timeout=20) == worker.pid
+            assert await paused.status() is State.READY
+            await app.resume("mail")
+            assert await paused.result(timeout=20) == worker.pid
