@@ -421,13 +421,14 @@ class _Run:
         identity = read_identity(LocalDisk(), str(log))
         assert identity is not None
         content_of(log, hub / "devices" / _DEVICE / str(identity.log_id))
-        assert not list(faults(hub, deep=True))
+        broken = list(faults(hub, deep=True))
+        assert not broken, broken
         ran, views = self._jobs(log)
         assert set(ran.values()) <= {1}, ran
         # A hub that is set back after its device has lost the end of a job with it.
         others = [view for view in views if view.state is not State.SUCCEEDED]
         assert not others or (counts["hub set back"] and counts[f"{_DEVICE} set back"]), others
-        assert all("its log does not tell" in view.reason for view in others), others
+        assert all("its log does not show" in view.reason for view in others), others
 
     def _jobs(self, log: Path) -> tuple[Counter[str], list[JobView]]:
         """Return how often the device's log has the success of each job, and the hub's jobs."""
