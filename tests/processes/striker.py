@@ -151,7 +151,7 @@ def on_changes(look: Callable[[Callable[[], object]], None]) -> None:
 
     for name in _CHANGES:
         setattr(LocalDisk, name, seen(getattr(LocalDisk, name)))
-    PatientDisk.write = seen(PatientDisk.write)  # type: ignore[method-assign]
+    setattr(PatientDisk, "write", seen(PatientDisk.write))  # noqa: B010 - its class says Final
     if (registries := sys.modules.get("taskq_plugins.hub.registry")) is None:
         return
     registry: Any = registries.Registry
