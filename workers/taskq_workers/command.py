@@ -254,10 +254,10 @@ def worker(
     finish and end, also where there are no such signals.
 
     With --processes the workers are processes of their own, and this one keeps them running: it
-    starts again what dies, and SIGHUP replaces them one by one. With --reload running jobs get at
+    restarts a dead one, and SIGHUP replaces them one by one. With --reload running jobs get at
     most 2 s to finish when a .py file changes.
 
-    With several -d all share its slots, by weight with -d eu=3 -d us; one that fails is left.
+    With several -d all share its slots, by weight with -d eu=3 -d us; a failed log is left out.
 
     With --executor this process claims and settles jobs, and others run them, -c async ones at a
     time in each place. Jobs run at least once: when this process dies, its jobs are claimed again

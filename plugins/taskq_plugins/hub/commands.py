@@ -235,7 +235,7 @@ def _words_of_log(log: dict[str, Any], now_ns: int) -> Iterator[str]:
 @click.option("--deep", is_flag=True, help="Read every byte, as taskq verify does.")
 @click.option("--repair", is_flag=True, help="Have devices send again what is wrong; as --deep.")
 def check(directory: Path, deep: bool, repair: bool) -> None:
-    """Compare the copies with what was noted when their segments were sealed; exits with 1.
+    """Compare the copies with the notes of their sealed segments; exits with 1 if they differ.
 
     With --repair the device sends damaged segments again at its next sync, if it has them. The hub
     must not be served meanwhile.
@@ -264,7 +264,7 @@ def check(directory: Path, deep: bool, repair: bool) -> None:
 @_device
 @yes_option
 def erase(directory: Path, device: str, yes: bool) -> None:
-    """Remove all that came of a device, and end its tokens; the hub must not be served.
+    """Remove all data of a device, and end its tokens; the hub must not be served.
 
     Jobs that wait for it are cancelled. Its rows in backups and lakes stay.
     """

@@ -55,10 +55,10 @@ _PART_BYTES: Final = 4 * 1024 * 1024
 @click.option("--status", is_flag=True, help="Show how it went last, and ask nobody.")
 @click.option("--restore", is_flag=True, help="Rebuild DIR from the hub's copy of this device.")
 def sync(data_dir: Path | None, **given: Any) -> None:
-    """Send a hub what it lacks of the log, or of all logs of a root of shards, once, then exit.
+    """Send a hub the missing part of the log, or of all logs of a root of shards, once, then exit.
 
-    Workers and enqueues go on meanwhile. The hub's copy says where to go on, so
-    it does not matter how the last try ended.
+    Workers and enqueues go on meanwhile. The hub's copy names the next position, so it does not
+    matter how the last try ended.
     """
     if given["restore"]:
         _restore(resolve(data_dir), _line(data_dir, given))

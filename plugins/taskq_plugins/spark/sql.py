@@ -58,10 +58,10 @@ def sql(
 ) -> None:
     """Answer a question in SQL over the tables of logs: records, jobs, attempts and steps.
 
-    The directory is that of a log, of many devices' logs, or of a hub; the column device says whose
-    a row is. Tables are called as the pipeline's, and have its columns: taskq sql "DESCRIBE jobs"
-    names them. Attempts have state, wait_seconds and run_seconds, too. payload_text is a payload as
-    text. What cannot be read is named, and the others answer; then it exits with 1.
+    The directory is that of a log, of many devices' logs, or of a hub; the column device names
+    the device of a row. Tables have the names and columns of the pipeline: taskq sql "DESCRIBE
+    jobs" lists them. Attempts have state, wait_seconds and run_seconds, too. payload_text is a
+    payload as text. Unreadable logs are named, and the others answer; then it exits with 1.
     QUERY reads these tables, and no file of this machine. Memory is bounded.
     Needs the extra sql, with --lake the extra spark.
     """

@@ -100,9 +100,9 @@ def limit(
     data_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Limit a task at once in all processes, in place of what its code says.
+    """Limit a task at once in all processes, in place of the limits in its code.
 
-    It holds until the next call, across restarts; what is left out is as the code says.
+    It holds until the next call, across restarts; for an option left out the code's limit holds.
     """
     if reset == (concurrency is not None or rate is not None):
         raise WrongUsage("give --concurrency or --rate, or --reset alone")

@@ -111,7 +111,7 @@ def read_position(
                 position if position.lsn <= end else ReaderPosition(min(position.segment, end), end)
             )
     except (ValueError, KeyError, TypeError, RecursionError):
-        """It is none of this reader."""
+        pass  # the file of another reader
     raise errors.LogDamaged(
         f"{file_path}: the position of this reader does not read back: move it with seek(), or "
         f"start anew after forget_reader()"

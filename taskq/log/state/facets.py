@@ -97,7 +97,7 @@ class Facets:
 
     def _build(self, name: str) -> None:
         for _ in self.unfinished.pop(name, ()):
-            """Go on with what is built in steps."""
+            pass  # the rest of a build in steps
         if name not in self.followed:
             self._put(name, *self._opened(name))
         self._follow(name)
