@@ -360,13 +360,15 @@ async def test_a_block_is_entered_once_and_used_within(front: Front) -> None:
     tx = front.holder.transaction()
     with pytest.raises(errors.UsageError, match="within its own block"):
         put_in(tx, front.job())
+    with pytest.raises(errors.UsageError, match="within its own block"):
+        tx.cancel(await front.put())
     async with tx:
         pass
     with pytest.raises(errors.UsageError, match="within its own block"):
         put_in(tx, front.job())
     with pytest.raises(errors.UsageError, match="is entered once"):
         await tx.__aenter__()
-    assert await front.count("ready") == 0
+    assert await front.count("ready") == 1
 
 
 @without("shards", "log", because="a call is what is scheduled, in one log")

@@ -124,6 +124,10 @@ def test_many_rows_come_in_order_and_each_once(tmp_path: Path) -> None:
     result = jobs(tmp_path)
     assert [job.body for job in result] == [b'{"n":%d}' % n for n in range(40_000)]
     assert [job.priority for job in result[:3]] == [1, 2, 1]
+    batch = pa.RecordBatch.from_pydict({"n": range(5_000), "priority": [*[1] * 4_999, 10]})
+    with pytest.raises(BadRow) as refused:
+        sink(batch, tmp_path, task="t")
+    assert refused.value.row == 4_999
 
 
 def known_app(data_dir: Path) -> TaskQ:
