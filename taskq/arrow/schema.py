@@ -137,7 +137,7 @@ class Piece(NamedTuple):
         tag: tag of that log.
         segment: first lsn of the segment.
         start, end: bytes of the file; the header is checked unless ``start`` is after the header.
-        behind: the break before its records, if any.
+        behind: the break before its records, None for none.
     """
 
     path: str

@@ -92,7 +92,7 @@ def generations(error: BaseException) -> Iterator[tuple[BaseException, ...]]:
 def find_error(error: BaseException, *kinds: type[T]) -> T | None:
     """Return the nearest failure of one of these kinds, also in groups and causes.
 
-    Of equally near failures, the first kind in ``kinds`` counts.
+    Among equally near failures the first kind in ``kinds`` counts.
     """
     if not issubclass(type(error), BaseExceptionGroup):  # the common case, without a list
         for kind in kinds:

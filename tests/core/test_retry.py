@@ -194,7 +194,7 @@ SEVERAL = retry.fixed(delay=60, give_up_on=KeyError, per_error={TimeoutError: 5}
         (ENDED, 1, SystemExit(), retry.Die),
         (retry.fixed(retry_on=OSError), 1, SystemExit(), retry.Die),
         (retry.fixed(retry_on=SystemExit), 1, SystemExit(), retry.RetryAfter),
-        # Of several failures the most final decision counts.
+        # The most final decision about several failures counts.
         (SEVERAL, 1, grouped(TimeoutError(), ValueError()), retry.RetryAfter(60)),
         (SEVERAL, 1, grouped(TimeoutError(), KeyError()), retry.Die),
         (SEVERAL, 1, grouped(TimeoutError(), SystemExit()), retry.RetryAfter(5)),

@@ -177,7 +177,7 @@ class _Command(click.Command):
 )
 @_number(
     "--processes",
-    "Number of worker processes; one that dies is started again. SIGHUP replaces them.",
+    "Number of worker processes; a dead one is restarted. SIGHUP replaces them.",
     _PROCESSES_MAX,
 )
 @click.option("--reload", is_flag=True, help="Start again when a .py file changes here.")

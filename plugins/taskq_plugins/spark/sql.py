@@ -58,7 +58,7 @@ def sql(
 ) -> None:
     """Answer a question in SQL over the tables of logs: records, jobs, attempts and steps.
 
-    The directory is that of a log, of many devices' logs, or of a hub; the column device names
+    The directory holds a log, the logs of many devices, or a hub; the column device names
     the device of a row. Tables have the names and columns of the pipeline: taskq sql "DESCRIBE
     jobs" lists them. Attempts have state, wait_seconds and run_seconds, too. payload_text is a
     payload as text. Unreadable logs are named, and the others answer; then it exits with 1.

@@ -152,7 +152,7 @@ class IndexBuilder(SegmentIndex):
         """Index the next whole frame, or more of it; an indexed frame is skipped.
 
         Returns:
-            Whether the whole frame is indexed; otherwise feed it again.
+            Whether the whole frame is indexed. If not, feed it again.
         """
         data, at, header, offset = frame
         if offset < self.offset:
