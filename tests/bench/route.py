@@ -131,6 +131,7 @@ async def jobs(path: Path) -> None:
 
     async with app:
         for _ in range(TRIES + 1):
+            await asyncio.sleep(_LOOK_SECONDS)  # the storage thread sleeps: the longer of its ways
             with traced("enqueue"):
                 job = await send.enqueue("you")
         async with app.worker(concurrency=1):
