@@ -25,6 +25,7 @@ from taskq_plugins.hub.registry import OUTBOX, Registry
 
 if TYPE_CHECKING:
     from taskq.hooks import OptionChanges
+    from taskq.views import JobView, Reason
     from taskq_plugins.hub.client import Hub
     from taskq_plugins.hub.transport import Each
 
@@ -364,18 +365,17 @@ def _cancel_open(directory: Path, device: str) -> None:
 @json_option
 def jobs(directory: Path, names: list[str], as_json: bool) -> None:
     """Show the jobs for devices that have not ended yet, the oldest first."""
-    client = _package("client")
-    hub, waiting = directory.absolute(), []
-    with _each_device() as each:
-        for device in client.outbox.devices(hub):
+    waiting: list[tuple[str, JobView, Reason]] = []
+    with _opened(directory) as hub, _each_device() as each:
+        for device in _package("outbox").devices(directory):
             if not names or device in names:
                 with each(device):
-                    waiting += client.open_jobs(hub, device)
+                    waiting += [(device, *job) for job in hub.outbox(device).open_jobs()]
         if as_json:
             render.print_json([view.as_dict() | {"device": device} for device, view, _ in waiting])
         else:
             for device, view, why in waiting:
-                render.echo(flat(f"{view.job_id}: {view.task} for {device}: {why}"))
+                render.echo(flat(f"{view.job_id}: {view.task} for {device}: {why.text}"))
 
 
 def _seconds(text: str) -> float:
