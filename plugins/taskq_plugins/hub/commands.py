@@ -186,7 +186,8 @@ def devices(directory: Path, names: list[str], late: str, as_json: bool) -> None
             facts = known[name]
             seconds = (now_ns - facts["heard_ns"]) / 1e9 if "heard_ns" in facts else None
             since_ns = facts.get("heard_ns", facts.get("enrolled_ns", 0))
-            is_late = facts["state"] == "active" and now_ns - since_ns > _seconds(late) * 1e9
+            # A time still to come is from before the hub's clock was set back.
+            is_late = facts["state"] == "active" and abs(now_ns - since_ns) > _seconds(late) * 1e9
             rows.append({"device": name, **facts, "late": is_late, "seconds": seconds})
             with each(name):
                 rows[-1] |= {"logs": _package("copies").described(directory, name)} if names else {}
@@ -207,9 +208,9 @@ def _words(row: dict[str, Any], now_ns: int) -> Iterator[str]:
     yield f"clock {clock:+.0f} s" if abs(clock) > _LATE else ""
     if row["gaps"]:
         yield f"{count_of(row['gaps'], 'gap')}: see 'taskq hub devices HUB {row['device']}'"
-    refused = (now_ns - row.get("refused_ns", 0)) / 1e9
-    clone = f"another machine with its token was refused {refused:.0f} s ago"
-    yield clone if refused < _DAY_SECONDS else ""
+    refused_ns, why = row.get("refused", (0, ""))
+    ago = (now_ns - refused_ns) / 1e9
+    yield f"refused {ago:.0f} s ago: {why}" if 0 <= ago < _DAY_SECONDS else ""
     yield "LATE" if row["late"] else ""
     yield "" if row["state"] == "active" else row["state"]
     if row["state"] == "held":
