@@ -38,6 +38,18 @@ def steps(text: str) -> Iterator[Step]:
             first += part.count("\n")
 
 
+def answers(document: str) -> Iterator[tuple[str, str]]:
+    """Yield what is typed, a line that begins with ``$`` or ``>>>``, and what is printed then."""
+    typed, shown = "", list[str]()
+    for line in (*document.splitlines(), "```"):
+        if line.startswith(("$ ", ">>> ", "```", "#")):
+            if typed:
+                yield typed, "\n".join(shown)
+            typed, shown = (line if line.startswith(("$ ", ">>> ")) else ""), []
+        elif typed:
+            shown.append(line)
+
+
 class Shell:
     """One shell, which keeps its variables and its directory from line to line."""
 

@@ -139,8 +139,8 @@ class Front:
             taken += claimed
         return taken
 
-    async def settle(self, delivery: Delivery, name: str, *args: Any, **options: Any) -> None:
-        await self.ask(name, delivery, *args, of=self._homes[delivery.job_id], **options)
+    async def settle(self, delivery: Delivery, name: str, *args: Any, **options: Any) -> Any:
+        return await self.ask(name, delivery, *args, of=self._homes[delivery.job_id], **options)
 
     async def end_all(self, name: str = "ack", *args: Any, **options: Any) -> int:
         taken = await self.claim()

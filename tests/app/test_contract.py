@@ -254,10 +254,18 @@ async def test_a_waiting_job_is_cancelled_once(front: Front) -> None:
 async def test_a_running_job_that_is_cancelled_does_not_run_again(front: Front) -> None:
     job = await front.put()
     (delivery,) = await front.claim()
+    assert await front.settle(delivery, "cancel_asked") is False
     assert await front.cancel(job) is True
+    assert await front.settle(delivery, "cancel_asked") is True
     assert await front.state(job) is State.RUNNING
-    await front.settle(delivery, "nack", "E: no", delay=0)
-    assert await front.state(job) is State.CANCELLED
+    with pytest.raises(errors.JobCancelled):
+        await front.settle(delivery, "extend", seconds=30)
+    await front.settle(delivery, "nack", "given up", delay=0)
+    view = await front.view(job)
+    assert (view.state, view.reason) == (State.CANCELLED, "given up")
+    assert await front.cancel(job) is False
+    kinds = [event.kind for event in await front.ask("timeline", job)]
+    assert kinds == ["enqueued", "claimed", "cancel_asked", "cancelled"]
 
 
 async def test_an_unknown_job_is_one_error_by_every_call(front: Front) -> None:

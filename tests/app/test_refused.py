@@ -21,7 +21,7 @@ from taskq import TaskLog, TaskQ
 from taskq.errors import TaskqError
 from taskq_plugins import alerts
 from taskq_plugins.webhooks import Webhooks
-from tests.terminal import matches
+from tests.terminal import answers, matches
 
 DOCUMENT: Final = Path(__file__).with_name("refused.md").read_text()
 #: ``# TASKQ_NAME=text`` sets a variable for its line, ``# taskq.toml=text`` writes a file.
@@ -129,18 +129,6 @@ def names_here(folder: Path) -> dict[str, Any]:
     return names
 
 
-def lines(document: str) -> Iterator[tuple[str, str]]:
-    assert ">>> " in document
-    typed, shown = "", list[str]()
-    for line in (*document.splitlines(), "```"):
-        if line.startswith((">>> ", "```", "#")):
-            if typed:
-                yield typed, "\n".join(shown)
-            typed, shown = line.removeprefix(">>> ") if line.startswith(">>> ") else "", []
-        elif typed:
-            shown.append(line)
-
-
 def answer(typed: str, names: dict[str, Any]) -> str:
     try:
         exec(typed, names)  # noqa: S102 - our own lines
@@ -158,7 +146,8 @@ def test_wrong_code_is_refused_as_it_is_written_and_leaves_no_trace(
     names = names_here(tmp_path)
     app, log = names["app"], names["log"]
     try:
-        for typed, shown in lines(section):
+        for line, shown in answers(section):
+            typed = line[4:]
             known = set(app.tasks)
             with monkeypatch.context() as patch:
                 for name, text in PLACES.findall(typed):

@@ -205,11 +205,13 @@ async def test_a_schedule_is_added_changed_paused_removed_and_ticked_by_all(tmp_
         assert await ticks(1) == [("mail", 8, b'{"n":7}')]
         await app.schedules.add("eu", post.send.call(8), every="2h", catch_up="all")
         assert await ticks(4) == [("mail", 5, b'{"n":8}')] * 2
-        await app.schedules.pause("eu")
+        assert [await app.schedules.pause("eu") for _ in range(2)] == [True, False]
         assert await ticks(9) == []
-        await app.schedules.resume("eu")
         (view,) = await app.schedules.list()
         assert (view.task, view.rule, view.catch_up) == ("mail.send", "every 2:00:00", "all")
+        assert (view.paused, len(view.next_ticks)) == (True, 3)
+        assert await app.schedules.resume("eu")
+        assert await ticks(2) == [("mail", 5, b'{"n":8}')]
         assert await app.schedules.remove("eu")
         assert await ticks(9) == []
         assert await app.schedules.list() == []

@@ -18,14 +18,10 @@ from taskq.calls.arguments import ArgumentCodec
 from taskq.calls.serialization import ResultCodec, encode_loose, encode_reason
 from taskq.calls.signature import Signature
 from taskq.cli.main import main
-from taskq.core.errors import FormatError, InvalidCall, JobFailed, PayloadTooLarge, UsageError
-from taskq.core.model import PAYLOAD_BYTES_MAX
+from taskq.core.errors import FormatError, InvalidCall, JobFailed, UsageError
 from taskq.core.parsing import DEPTH_MAX, VALUE_DEPTH_MAX, parse_json
-from taskq.log.config import LogConfig
 from taskq.log.machine.owners import decode_description, read_servings
 from taskq.log.read.reader import LogReader
-from taskq.log.requests import EnqueueSpec
-from taskq.log.store.store import open_store
 from taskq.schedules import _facts
 
 if TYPE_CHECKING:
@@ -147,17 +143,6 @@ def test_a_payload_that_no_longer_fits_is_an_invalid_call(payload: bytes, messag
         codec_of(task).decode(payload)
 
 
-def test_a_payload_over_the_limit_is_refused_with_its_size() -> None:
-    signature, text = Signature("shop.buy", typed(str)), "x" * PAYLOAD_BYTES_MAX
-    with pytest.raises(PayloadTooLarge, match=r"buy: the payload has 167772\d\d bytes") as raised:
-        ArgumentCodec(signature).encode((text,), {})
-    assert raised.value.limit == PAYLOAD_BYTES_MAX
-    with pytest.raises(PayloadTooLarge):
-        encode_loose("task", (text,), {})
-    with pytest.raises(PayloadTooLarge, match=r"shop.buy: the result"):
-        ResultCodec(signature).encode(text)
-
-
 class Plain:
     """Nothing that pydantic could read."""
 
@@ -247,67 +232,38 @@ def test_whatever_is_nested_too_deeply_is_a_value_error(data: bytes | str) -> No
 
 
 @pytest.mark.posix("pydantic writes at most 99 levels on Windows")
-@pytest.mark.parametrize("depth", [VALUE_DEPTH_MAX + 1, 300, 100_000])
-async def test_arguments_that_no_worker_could_read_are_refused_at_the_call(
-    depth: int, tmp_path: Path
-) -> None:
-    app = TaskQ(tmp_path)
+async def test_what_is_nested_too_deeply_is_no_argument_payload_or_result(app: TaskQ) -> None:
+    """A call is refused; a stored payload is dead at its first attempt."""
 
     @app.task(name="deep")
     def deep(value: Any) -> None:
         del value
 
-    async with app:
-        job = await deep.enqueue(_nested(VALUE_DEPTH_MAX))
-        with pytest.raises(InvalidCall, match=r"deep: .*nested more than 160 deep"):
-            await deep.enqueue(_nested(depth))
-        with pytest.raises(InvalidCall, match=r"deep: .*nested more than 160 deep"):
-            await deep.options(delay=5).enqueue(value=_nested(depth))
-        assert (await app.stats()).queues[0].ready == 1
-        async with app.worker():
-            await job.result(timeout=20)
-
-
-async def test_a_payload_that_is_nested_too_deeply_dies_at_its_first_attempt(
-    tmp_path: Path,
-) -> None:
-    app = TaskQ(tmp_path)
-
-    @app.task(name="deep")
-    def deep(value: Any = None) -> None:
-        del value
-
-    store = open_store(str(tmp_path), LogConfig())
-    spec = EnqueueSpec("default", "deep", 5, 5)
-    lsn = store.thread_port.enqueue(spec, b'{"value":' + _DEEP + b"}").result(20)
-    store.close()
-    assert isinstance(lsn, int)
-    with LogReader.open(str(tmp_path)) as reader:
-        bad = f"{reader.tag}-{lsn}"
-    async with app:
-        good = await deep.enqueue(1)
-        async with app.worker():
-            await good.result(timeout=20)
-            with pytest.raises(JobFailed, match="no JSON"):
-                await app.job(bad).result(timeout=20)
-    with LogReader.open(str(tmp_path)) as reader:
-        answer = reader.job(lsn)
-        assert answer is not None
-        assert answer.attempt == 1
-
-
-async def test_a_result_that_nobody_could_read_fails_the_job(tmp_path: Path) -> None:
-    app = TaskQ(tmp_path)
-
-    @app.task(name="deep", retry=1)
-    def deep(depth: int) -> Any:
+    @app.task(name="give", retry=1)
+    def give(depth: int) -> Any:
         return _nested(depth)
 
-    async with app, app.worker():
-        for depth in (VALUE_DEPTH_MAX + 1, 100_000):
-            job = await deep.enqueue(depth)
-            with pytest.raises(JobFailed, match="nested more than 160 deep"):
-                await job.result(timeout=20)
+    async with app:
+        good = await deep.enqueue(_nested(VALUE_DEPTH_MAX))
+        for depth in (VALUE_DEPTH_MAX + 1, 300, 100_000):
+            for call in (
+                deep.enqueue(_nested(depth)),
+                deep.options(delay=5).enqueue(value=_nested(depth)),
+            ):
+                with pytest.raises(InvalidCall, match=r"deep: .*nested more than 160 deep"):
+                    await call
+        assert (await app.stats()).queues[0].ready == 1
+        store = app.store()
+        lsn = await store.port().enqueue(deep.spec.packed(0), b'{"value":' + _DEEP + b"}")
+        bad = app.job(f"{store.tag}-{lsn}")
+        async with app.worker():
+            await good.result(timeout=20)
+            jobs = [bad, await give.enqueue(VALUE_DEPTH_MAX + 1), await give.enqueue(100_000)]
+            for job in jobs:
+                words = "no JSON" if job is bad else "nested more than 160 deep"
+                with pytest.raises(JobFailed, match=words):
+                    await job.result(timeout=20)
+        assert (await bad.view()).attempt == 1
 
 
 @pytest.mark.parametrize("deep", [_DEEP, _DEEP_OBJECTS])

@@ -18,10 +18,11 @@ from taskq.cli.main import main
 from taskq.errors import TaskqError
 from tests.cli.logs import Session
 from tests.processes.harness import memory_disk
-from tests.terminal import Shell, matches, steps
+from tests.terminal import Shell, answers, matches, steps
 
-GUESSES: Final = Path(__file__).with_name("first_guesses.md")
-WRONG: Final = Path(__file__).with_name("wrong_usage.md")
+HERE: Final = Path(__file__).parent
+GUESSES: Final = list(answers((HERE / "first_guesses.md").read_text()))
+WRONG: Final = list(answers((HERE / "wrong_usage.md").read_text()))
 SHOP: Final = """
 from taskq import TaskQ
 
@@ -33,21 +34,6 @@ def send(to: str, count: int = 1) -> None: ...
 """
 #: A directory that takes no writes.
 _READ_ONLY: Final = "readonly"
-
-
-def guesses(document: Path = GUESSES) -> Iterator[tuple[str, str]]:
-    """Yield what is typed, and what is printed then: a line that begins with ``$`` or ``>>>``."""
-    typed, shown = "", list[str]()
-    for line in (*document.read_text().splitlines(), "```"):
-        if line.startswith(("$ ", ">>> ", "```", "#")):
-            if typed:
-                yield typed, "\n".join(shown)
-            typed, shown = (line if line.startswith(("$ ", ">>> ")) else ""), []
-        elif typed:
-            shown.append(line)
-
-
-ALL: Final = list(guesses())
 
 
 @pytest.fixture
@@ -66,7 +52,7 @@ def at_home(output: str, home: Path) -> str:
     return output.replace(str(home), "/home/you").replace(os.sep, "/")
 
 
-@pytest.mark.parametrize(("typed", "shown"), ALL, ids=[typed for typed, _ in ALL])
+@pytest.mark.parametrize(("typed", "shown"), GUESSES, ids=[typed for typed, _ in GUESSES])
 def test_a_first_guess_is_answered_as_it_is_written(
     home: Path, monkeypatch: pytest.MonkeyPatch, typed: str, shown: str
 ) -> None:
@@ -76,7 +62,7 @@ def test_a_first_guess_is_answered_as_it_is_written(
     assert matches(output, shown), output
 
 
-@pytest.mark.parametrize(("typed", "shown"), list(guesses(WRONG)))
+@pytest.mark.parametrize(("typed", "shown"), WRONG)
 def test_wrong_usage_is_a_line_or_two_with_the_remedy_and_writes_nothing(
     home: Path, monkeypatch: pytest.MonkeyPatch, typed: str, shown: str
 ) -> None:
@@ -129,7 +115,7 @@ def read_only(home: Path, *, wanted: bool) -> Iterator[None]:
 
 
 #: Typed lines and their output on each log, by heading.
-SESSIONS: Final = Path(__file__).with_name("sessions.md").read_text().split("\n## ")[1:]
+SESSIONS: Final = (HERE / "sessions.md").read_text().split("\n## ")[1:]
 
 
 @pytest.mark.parametrize("section", SESSIONS, ids=[text.partition(":")[0] for text in SESSIONS])
@@ -142,7 +128,7 @@ def test_a_command_on_a_log_prints_and_does_what_is_written(section: str, tmp_pa
         assert matches(shown, step.shown), f"$ {step.typed}\n{shown}"
 
 
-SESSION: Final = Path(__file__).with_name("terminal_session.md")
+SESSION: Final = HERE / "terminal_session.md"
 
 
 @pytest.mark.slow

@@ -10,12 +10,12 @@ import sys
 import unicodedata
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import strategies as st
 
 from taskq import State, TaskLog, TaskQ
 from taskq.cli import render
@@ -46,51 +46,39 @@ bad = pytest.mark.parametrize("name", BAD.values(), ids=BAD)
 
 
 @good
-def test_a_strange_queue_name_is_the_same_everywhere(tmp_path: Path, name: str) -> None:
+def test_a_strange_name_is_the_same_everywhere(tmp_path: Path, name: str) -> None:
     path = tmp_path / "q"
-    with TaskLog.open(path, durability="os") as log:
-        job_id = log.put_sync(b"x", queue=name)
-        log.put_sync(b"other", queue="other")
-        (delivery,) = log.claim_sync(9, queues=[name])
-        assert (delivery.queue, delivery.job_id) == (name, job_id)
-        log.ack_sync(delivery)
-        log.put_sync(b"y", queue=name, key="k")
-        assert [view.payload for view in log.peek_sync(9, queue=name)] == [b"y"]
-        assert log.get_sync(job_id).queue == name
-    with LogReader.open(str(path)) as reader:
-        jobs = reader.jobs({State.SUCCEEDED}, name, None, 9)
-        assert [(job.queue, job.job_id) for job in jobs] == [(name, job_id)]
-    again = taskq("put", "-d", path, f"--queue={name}", "z")
-    assert again.exit_code == 0, again.output
-    listed = taskq_json("ls", "-d", path, f"--queue={name}")
-    assert [job["queue"] for job in listed] == [name] * 3
-    assert taskq("ls", "-d", path).exit_code == 0
-    counted = {row["queue"]: row for row in taskq_json("stats", "-d", path)["queues"]}
-    assert (counted[name]["ready"], counted[name]["succeeded"]) == (2, 1)
-    assert counted.keys() == {name, "other"}
-    assert [path.name for path in tmp_path.iterdir()] == ["q"]
+    app = TaskQ(path, durability="os")
+    aliases = [f"{name[:250]}2"] if len(name.encode()) < 250 else []
 
-
-@good
-def test_a_strange_task_name_is_the_same_everywhere(tmp_path: Path, name: str) -> None:
-    app = TaskQ(tmp_path / "q", durability="os")
-
-    @app.task(name=name, aliases=[f"{name[:250]}2"] if len(name.encode()) < 250 else [])
+    @app.task(name=name, queue=name, aliases=aliases)
     async def work(a: int) -> int:
         return a + 1
 
-    with app, app.worker_thread():
-        job = work.enqueue_sync(1)
-        assert job.result_sync(20) == 2
-        assert app.enqueue_by_name_sync(name, 2).result_sync(20) == 3
-        assert job.view_sync().task == name
-    with LogReader.open(str(tmp_path / "q")) as reader:
-        assert len(reader.jobs(None, None, name, 9)) == 2
-    assert taskq_json("show", job.id, "-d", tmp_path / "q")["task"] == name
-    put = taskq("put", "-d", tmp_path / "q", f"--task={name}", '{"a": 1}')
-    assert put.exit_code == 0, put.output
-    listed = taskq_json("ls", "-d", tmp_path / "q", f"--task={name}")
-    assert [job["task"] for job in listed] == [name] * 3
+    with app:
+        with app.worker_thread(queues=[name]):
+            job = work.enqueue_sync(1)
+            other = app.enqueue_sync(app.call_by_name(name, 2).options(queue=name))
+            assert [it.result_sync(20) for it in (job, other)] == [2, 3]
+        app.enqueue_by_name_sync("other")
+        waits = work.options(key="k").enqueue_sync(3)
+        assert [view.job_id for view in app.peek_sync(9, queue=name)] == [waits.id]
+        view = job.view_sync()
+        assert (view.task, view.queue) == (name, name)
+    with LogReader.open(str(path)) as reader:
+        jobs = reader.jobs({State.SUCCEEDED}, name, name, 9)
+        assert {job.job_id for job in jobs} == {job.id, other.id}
+    again = taskq("put", "-d", path, f"--queue={name}", f"--task={name}", '{"a": 1}')
+    assert again.exit_code == 0, again.output
+    for what in ("queue", "task"):
+        listed = taskq_json("ls", "-d", path, f"--{what}={name}")
+        assert [job[what] for job in listed] == [name] * 4
+    assert taskq_json("show", job.id, "-d", path)["task"] == name
+    assert taskq("ls", "-d", path).exit_code == 0
+    counted = {row["queue"]: row for row in taskq_json("stats", "-d", path)["queues"]}
+    assert (counted[name]["ready"], counted[name]["succeeded"]) == (2, 2)
+    assert counted.keys() == {name, "default"}
+    assert [path.name for path in tmp_path.iterdir()] == ["q"]
 
 
 @bad
@@ -176,13 +164,6 @@ def test_a_job_is_one_line_of_a_narrow_terminal_and_its_id_is_whole(
     assert len(lines) - (not command.startswith("tail")) == rows
     if command == "ls":
         assert [line.split()[0] for line in lines[1:]] == ids[::-1]
-
-
-COLUMNS = st.lists(
-    st.tuples(st.sampled_from(["", ">"]), st.text("ABC", min_size=1, max_size=12),
-              st.sampled_from(["", "~", "?", "~?", "??"])).map("".join),
-    min_size=1, max_size=9,
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("charset", ["cp437", "cp1252"])
@@ -308,44 +289,6 @@ def test_a_changed_file_gives_no_traceback(block: int, sample: Sample, tmp_path:
         _check_seed(seed, sample, tmp_path / str(seed), some(4, len(_COMMANDS)))
 
 
-@pytest.mark.parametrize("content", [
-    b"", b"null", b"[]", b'"x"', b"1e999", b'{"segment": "x", "durable_lsn": "x"}', _DEEP,
-    b'{"segment": null, "durable_lsn": null}', b'{"durable_lsn": 1e999}', b"\xff\xfe",
-    b'{"segment": [], "durable_lsn": -5}', b'{"durable_lsn": 99999999999999999999999999}',
-], ids=lambda content: content[:24].decode("latin-1") or "empty")  # fmt: skip
-def test_a_marker_of_a_failed_sync_may_hold_anything(
-    content: bytes, sample: Sample, tmp_path: Path
-) -> None:
-    path = tmp_path / "log"
-    shutil.copytree(sample.path, path)
-    (path / "failed").write_bytes(content)
-    for command in ("stats", "verify", "health"):
-        _look(path, "", command)
-    assert _holds(path, sample.ids["bytes"])
-    assert not (path / "failed").exists()
-
-
-@pytest.mark.parametrize("name", ["9" * 20, "18446744073709551616", "0" * 20, "٣" * 20])
-def test_a_file_named_like_no_segment_is_none(name: str, sample: Sample, tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    shutil.copytree(sample.path, path)
-    (path / "log" / f"{name}.log").write_bytes(b"taskqlog of nothing" * 9)
-    for command in _COMMANDS:
-        _look(path, sample.ids["bytes"], command)
-    assert _holds(path, sample.ids["bytes"])
-
-
-@pytest.mark.parametrize("time_ns", [-(2**63), -1, 2**63 - 1])
-def test_a_frame_of_any_time_is_read(time_ns: int, tmp_path: Path) -> None:
-    with TaskLog.open(tmp_path, upkeep=False) as log:
-        job = log.put_sync(b"a job")
-    _set_times(tmp_path, time_ns)
-    for command in _COMMANDS:
-        _look(tmp_path, job, command)
-    _open(tmp_path)
-    assert _holds(tmp_path, job)
-
-
 def _set_times(path: Path, time_ns: int) -> None:
     log_id = uuid.UUID(json.loads((path / "taskq.json").read_bytes())["log_id"])
     file = path / "log" / segment_name(1)
@@ -361,3 +304,36 @@ def _set_times(path: Path, time_ns: int) -> None:
         )  # fmt: skip
         at += header.size
     file.write_bytes(b"".join(parts))
+
+
+def _garbled(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda path: (path / name).write_bytes(content)
+
+
+_MARKERS: Final = (
+    b"", b"null", b"[]", b'"x"', b"1e999", b'{"segment": "x", "durable_lsn": "x"}', _DEEP,
+    b'{"segment": null, "durable_lsn": null}', b'{"durable_lsn": 1e999}', b"\xff\xfe",
+    b'{"segment": [], "durable_lsn": -5}', b'{"durable_lsn": 99999999999999999999999999}',
+)  # fmt: skip
+#: What a log may hold: a marker of a failed sync, a file named like no segment, frames of any time.
+_HELD: Final[dict[str, Callable[[Path], object]]] = {
+    **{f"marker {text[:24]!r}": _garbled("failed", text) for text in _MARKERS},
+    **{
+        f"segment {name}": _garbled(f"log/{name}.log", b"taskqlog of nothing" * 9)
+        for name in ("9" * 20, "18446744073709551616", "0" * 20, "٣" * 20)
+    },
+    **{f"time {ns}": partial(_set_times, time_ns=ns) for ns in (-(2**63), -1, 2**63 - 1)},
+}
+
+
+@pytest.mark.parametrize("what", _HELD)
+def test_a_log_is_shown_and_goes_on_whatever_it_holds(
+    what: str, sample: Sample, tmp_path: Path
+) -> None:
+    path, job = tmp_path / "log", sample.ids["bytes"]
+    shutil.copytree(sample.path, path)
+    _HELD[what](path)
+    for command in ("stats", "verify", "health") if what.startswith("marker") else _COMMANDS:
+        _look(path, job, command)
+    assert _holds(path, job)
+    assert not (path / "failed").exists()

@@ -143,6 +143,7 @@ CALLS: list[Callable[[TaskQ], Coroutine[Any, Any, Any]]] = [
     lambda app: app.stats(),
     lambda app: app.dead.list(),
     lambda app: app.pause("mail"),
+    lambda app: app.worker().start(),
     lambda app: TaskLog.open(app.data_dir).__aenter__(),
 ]
 

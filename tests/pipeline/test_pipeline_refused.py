@@ -12,11 +12,10 @@ from taskq_plugins.spark.lake.store import Lake
 from taskq_plugins.spark.sink import writers
 from taskq_plugins.spark.sink.rows import BadRow
 from taskq_plugins.spark.source.options import read_options
-from tests.app.test_refused import lines
 from tests.cli.helpers import taskq
 from tests.pipeline import kit
 from tests.pipeline.test_pipeline_sink import known_app
-from tests.terminal import matches
+from tests.terminal import answers, matches
 
 DOCUMENT: Final = Path(__file__).with_name("refused.md").read_text()
 JOBS: Final = "tests.samples.backlog_jobs"
@@ -104,7 +103,8 @@ def test_wrong_rows_options_and_files_are_refused_as_it_is_written(
     section: str, tmp_path: Path
 ) -> None:
     names = names_here(tmp_path)
-    for typed, expected in lines(section):
+    for line, expected in answers(section):
+        typed = line[4:]
         output = answer(typed, names).replace(str(tmp_path), "/home/you")
         assert matches(output, expected), f"{typed}\n{output}"
         assert not [path for path in tmp_path.glob("data/**/*") if path.is_file()], typed

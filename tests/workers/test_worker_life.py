@@ -437,10 +437,12 @@ def interpreter_wide() -> dict[str, object]:
     }
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # of Python 3.12
 @pytest.mark.parametrize("way", ["alone", "two", "an error", "run_worker", "frozen"])
 def test_a_worker_leaves_its_program_as_it_was(
     tmp_path: Path, way: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """So does a child that the program forks after it: it has the program's handlers."""
     monkeypatch.setattr(joblogs._State, "chosen", joblogs.Logging())  # no command's, as others were
     app, turns = TaskQ(tmp_path / "log"), list[float]()
 
@@ -462,10 +464,22 @@ def test_a_worker_leaves_its_program_as_it_was(
     if way == "frozen":
         gc.freeze()
         request.addfinalizer(gc.unfreeze)
+    if way == "run_worker":
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        for end in (reader, writer):
+            request.addfinalizer(functools.partial(os.close, end))
+        wakes = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        request.addfinalizer(lambda: signal.set_wakeup_fd(wakes))
     before = interpreter_wide()
     if way in {"run_worker", "frozen"}:
         note.enqueue_sync()
         app.run_worker(burst=True)
+        own = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if not (pid := os.fork()):
+            os._exit(signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, own)
+        assert os.waitpid(pid, 0)[1] == 0
     else:
         with contextlib.suppress(ZeroDivisionError):
             asyncio.run(main())

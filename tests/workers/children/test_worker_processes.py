@@ -68,13 +68,6 @@ async def failure(job: JobHandle[Any]) -> str:
 
 
 @pytest.mark.usefixtures("log")
-async def test_no_child_is_started_before_a_job_needs_one() -> None:
-    async with Worker(app) as worker:
-        assert await (await afar_jobs.child.enqueue("x")).result(SECONDS) == "x"
-        assert pids(worker) == []
-
-
-@pytest.mark.usefixtures("log")
 async def test_a_cancelled_slot_kills_its_child_before_the_job_goes_back(tmp_path: Path) -> None:
     path = tmp_path / "pid"
     job = await afar_jobs.lasts.enqueue(str(path))
@@ -97,9 +90,13 @@ async def test_a_child_is_replaced_after_its_number_of_jobs_and_when_it_grew_too
 
 
 @pytest.mark.usefixtures("log")
-async def test_no_more_children_run_than_the_limit(tmp_path: Path) -> None:
+async def test_children_are_started_for_jobs_that_need_one_and_up_to_the_limit(
+    tmp_path: Path,
+) -> None:
     go = tmp_path / "go"
     async with Worker(app, process_limit=2) as worker:
+        assert await (await afar_jobs.child.enqueue("x")).result(SECONDS) == "x"
+        assert pids(worker) == []
         jobs = [await afar_jobs.waits_for.enqueue(str(go)) for _ in range(5)]
         await asyncio.to_thread(eventually, lambda: worker.running == 5)
         assert len(pids(worker)) == 2

@@ -303,36 +303,6 @@ def test_errors_of_a_worker_thread_are_raised_at_its_start_and_hide_none_of_the_
         _ = 1 / 0
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # of Python 3.12
-def test_run_worker_blocks_until_the_burst_is_over_and_leaves_the_process_as_it_was(
-    app: TaskQ,
-) -> None:
-    """So does a child that the program forks after it: it has the program's handlers."""
-    job = app.enqueue_by_name_sync("add", 1, 2)
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    wakes = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        app.run_worker(burst=True)
-        assert job.result_sync(timeout=0) == 3
-        assert signal.set_wakeup_fd(-1) == writer
-        signal.signal(signal.SIGTERM, handle)
-        pid = os.fork()
-        if not pid:
-            os._exit(0 if signal.getsignal(signal.SIGTERM) is handle else 1)
-        assert os.waitpid(pid, 0)[1] == 0
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        signal.set_wakeup_fd(wakes)
-        os.close(reader)
-        os.close(writer)
-
-
-def handle(number: int, frame: object) -> None:
-    del number, frame
-
-
 def test_run_worker_works_in_a_thread_too(app: TaskQ) -> None:
     job = app.enqueue_by_name_sync("add", 1, 2)
     thread = threading.Thread(target=lambda: app.run_worker(burst=True))

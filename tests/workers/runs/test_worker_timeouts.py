@@ -15,7 +15,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 from pydantic import BaseModel, field_validator
 
-from taskq import JobContext, Snooze, SoftTimeout, State, TaskLog, TaskQ, current_job, durable
+from taskq import JobContext, Snooze, SoftTimeout, State, TaskQ, current_job, durable
 from taskq.conditions import condition
 from taskq.core.records import Cause, Kind
 from taskq.errors import JobCancelled
@@ -453,20 +453,3 @@ async def test_a_job_that_waits_in_the_buffer_is_not_begun(app: TaskQ) -> None:
             await job.result(timeout=30)
         held.end.set()
     assert ran == []
-
-
-async def test_cancel_asked_shows_a_cancel_request_of_a_delivery(tmp_path: Path) -> None:
-    async with TaskLog.open(tmp_path / "bytes") as log:
-        job_id = await log.put(b"x")
-        (delivery,) = await log.claim(1)
-        assert not await log.cancel_asked(delivery)
-        assert await log.cancel(job_id) is True
-        assert await log.cancel_asked(delivery)
-        with pytest.raises(JobCancelled):
-            await log.extend(delivery, seconds=30)
-        await log.nack(delivery, reason="given up")
-        view = await log.get(job_id)
-        assert (view.state, view.reason) == (State.CANCELLED, "given up")
-        assert await log.cancel(job_id) is False
-        events = [event.kind for event in await log.timeline(job_id)]
-        assert events == ["enqueued", "claimed", Kind.CANCEL_ASKED.name.lower(), "cancelled"]

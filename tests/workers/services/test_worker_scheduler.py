@@ -156,21 +156,6 @@ async def test_a_schedule_of_a_clock_that_was_wrong_is_named_and_counts_from_now
     assert len(await ticks(app, clock, scheduler, 600)) == 1
 
 
-async def test_a_paused_schedule_ticks_once_it_is_resumed(app: TaskQ, clock: FakeClock) -> None:
-    @app.every("10m", name="often", catch_up="all")
-    def report() -> None: ...
-
-    scheduler = Scheduler(app)
-    assert await ticks(app, clock, scheduler) == []
-    assert await app.schedules.pause("often")
-    assert not await app.schedules.pause("often")
-    assert await ticks(app, clock, scheduler, 3_000) == []
-    (view,) = await app.schedules.list()
-    assert (view.paused, view.last_tick, len(view.next_ticks)) == (True, None, 3)
-    assert await app.schedules.resume("often")
-    assert await ticks(app, clock, scheduler, 600) == ["03-31T01:30"]
-
-
 async def test_a_rule_that_changed_at_a_deploy_counts_from_then(
     app: TaskQ, clock: FakeClock
 ) -> None:

@@ -18,7 +18,7 @@ from taskq import DeadLetter, JobHandle, State, TaskLog, TaskQ, durable
 from taskq.cli.main import main
 from taskq.core.records import Cause, Kind
 from taskq.engine import LogReader
-from taskq.errors import JobFailed, JobNotFound, TaskqError, UsageError
+from taskq.errors import JobFailed, JobNotFound, TaskqError
 from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
 from taskq.log.journal.recovery import FAILED_FILE
 from taskq.log.requests import EnqueueSpec, Op, Settlement
@@ -79,12 +79,6 @@ async def test_a_part_that_fails_stops_its_worker_after_its_jobs(
     assert [record.getMessage() for record in caplog.records] == [
         "the worker stops: it cannot go on"
     ]
-
-
-def test_a_worker_without_an_asyncio_loop_fails_at_once(app: TaskQ) -> None:
-    with pytest.raises(UsageError, match="none runs here: under trio use") as caught:
-        Worker(app).start().send(None)
-    assert "\n" not in str(caught.value)
 
 
 async def until_health_fails(app: TaskQ, names: set[str], text: str = "") -> None:

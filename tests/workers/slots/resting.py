@@ -14,7 +14,6 @@ import math
 import selectors
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 from typing import Any, Final, cast
 
@@ -368,63 +367,23 @@ class Jobs:
             assert event.wait(_THREAD_SECONDS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The special traits of one schedule."""
-
-    concurrency: int
-    burst: bool
-    max_jobs: int | None
-    trouble: float
-    tasks: int
-    steps: int
-
-    @staticmethod
-    def of(random: Random) -> Plan:
-        ends = random.random()
-        return Plan(
-            concurrency=random.randint(1, 16),
-            burst=ends < 0.15,
-            max_jobs=random.randint(1, 40) if ends > 0.85 else None,
-            trouble=random.choice((0.0, 0.0, 0.1)),
-            tasks=random.choice((1, 2, 6, 6)),
-            steps=random.randint(3, 14),
-        )
-
-
-class Seeded:
-    """A run of a seed; ``run`` raises AssertionError where something does not hold.
-
-    Attributes:
-        plan: what is special about it.
-        checks: how often something was to hold.
-    """
-
-    loop: RestLoop
-    plan: Any
-    checks: int
-
-    def run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
-            try:
-                runner.run(self._main())
-            finally:
-                self.loop.on_wait = None
-
-    async def _main(self) -> None: ...
-
-
-class Schedule(Seeded):
-    """One worker, and what befalls it; ``run`` raises AssertionError where it idles in vain.
+class Schedule:
+    """One worker, and what befalls it; ``main`` raises AssertionError where it idles in vain.
 
     A schedule of an odd seed has two to four logs, with weights.
     """
 
     def __init__(self, seed: int) -> None:
-        self.random = Random(seed)
-        self.plan: Plan = Plan.of(self.random)
+        self.random = random = Random(seed)
+        ends = random.random()
+        self.concurrency = random.randint(1, 16)
+        self.burst = ends < 0.15
+        self.max_jobs = random.randint(1, 40) if ends > 0.85 else None
+        self.trouble = random.choice((0.0, 0.0, 0.1))
+        self.tasks = random.choice((1, 2, 6, 6))
+        self.left = random.randint(3, 14)
+        self.plan = str(vars(self))
         self.loop = RestLoop()
-        self.left = self.plan.steps
         self.put = self.checks = 0
         self.count = self.random.randint(2, 4) if seed % 2 else 1
         self.apps: list[App]
@@ -432,12 +391,11 @@ class Schedule(Seeded):
         self.jobs: Jobs
         self.worker: Worker
 
-    async def _main(self) -> None:
-        plan = self.plan
+    async def main(self) -> None:
         self._begin()
         async with self.worker:
             for log in self.logs:
-                log.trouble = plan.trouble
+                log.trouble = self.trouble
             self.loop.runs_threads = self._runs_threads
             self.loop.on_wait = self._on_rest
             await self.worker.stopped.wait()
@@ -448,17 +406,16 @@ class Schedule(Seeded):
             await asyncio.sleep(0)
         claimed = [delivery for log in self.logs for delivery in log.running.values()]
         # Refusals come here in any order, and so perhaps after the worker's last look.
-        assert plan.trouble or not claimed, f"the worker keeps {len(claimed)} jobs at its end"
+        assert self.trouble or not claimed, f"the worker keeps {len(claimed)} jobs at its end"
         attempts = sum(log.attempts for log in self.logs)
-        assert attempts <= (plan.max_jobs or attempts), "more attempts than the worker may begin"
+        assert attempts <= (self.max_jobs or attempts), "more attempts than the worker may begin"
 
     def _begin(self) -> None:
-        plan = self.plan
         self.apps, self.logs = apps_of(self.random, self.count)
         self.jobs = Jobs(self.apps[0], self.random)
         self._arrive()
         self.worker = Worker(
-            self.apps[0], concurrency=plan.concurrency, burst=plan.burst, max_jobs=plan.max_jobs,
+            self.apps[0], concurrency=self.concurrency, burst=self.burst, max_jobs=self.max_jobs,
             schedules=False, warns=False,
         )  # fmt: skip
         if self.count > 1:
@@ -506,7 +463,7 @@ class Schedule(Seeded):
     def _check(self) -> None:
         """A job that may run and a slot that may run it never stand side by side."""
         crew = self.crew
-        free = self.plan.concurrency - crew.running()
+        free = self.concurrency - crew.running()
         if not free:
             return
         for part, log in zip(self.worker._parts, self.logs, strict=True):
@@ -520,12 +477,12 @@ class Schedule(Seeded):
             self.checks += 1
 
     def _arrive(self) -> None:
-        count = self.random.randint(1, 2 * self.plan.concurrency)
+        count = self.random.randint(1, 2 * self.concurrency)
         kind = self.random.choice(_KINDS)
         for _ in range(count):
             if self.random.random() < 0.5:
                 kind = self.random.choice(_KINDS)
-            task = self.random.choice(self.jobs.tasks[-self.plan.tasks :])
+            task = self.random.choice(self.jobs.tasks[-self.tasks :])
             self.random.choice(self.apps).put(task, kind)
         self.put += count
 
@@ -544,7 +501,7 @@ class Schedule(Seeded):
         def one() -> None:
             nonlocal left
             left -= 1
-            task = self.random.choice(self.jobs.tasks[: self.plan.tasks])
+            task = self.random.choice(self.jobs.tasks[: self.tasks])
             self.random.choice(self.apps).put(task, self.random.choice(_KINDS))
             self.put += 1
             if left > 0 and self.worker._phase is Phase.RUNNING:
@@ -553,7 +510,7 @@ class Schedule(Seeded):
         one()
 
     def _let_go(self) -> None:
-        self.jobs.let_go(self.random.randint(1, self.plan.concurrency))
+        self.jobs.let_go(self.random.randint(1, self.concurrency))
 
     def _wait(self, seconds: float | None) -> None:
         self.loop.now += self.random.choice((0.01, 0.3, 1.0, seconds or 0.0))
@@ -665,8 +622,8 @@ class SharedLog(Log):
         loop.call_at(end if begin <= moment < end else moment, call)
 
 
-class Run(Seeded):
-    """One worker over some logs; ``run`` raises AssertionError where one of them is wronged."""
+class Run:
+    """One worker over some logs; ``main`` raises AssertionError where one of them is wronged."""
 
     def __init__(self, seed: int) -> None:
         random = Random(seed)
@@ -692,7 +649,7 @@ class Run(Seeded):
         self.moved = 0.0
         self.worker: Worker
 
-    async def _main(self) -> None:
+    async def main(self) -> None:
         loop = self.loop
         start = loop.now
         for log in self.logs:
@@ -828,14 +785,19 @@ def make_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate.Breaker, "_is_away", _routed)
 
 
-def run_seeds(kind: Callable[[int], Seeded], seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_seeds(kind: type[Schedule | Run], seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     checks = 0
     for seed in seeds:
         # Slots that let the loop turn after each job, and such that never do.
         monkeypatch.setattr(slots, "TURN_SECONDS", 0.0 if seed % 3 == 0 else math.inf)
         schedule = kind(seed)
+        loop = schedule.loop
         try:
-            schedule.run()
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:  # noqa: B023
+                try:
+                    runner.run(schedule.main())
+                finally:
+                    loop.on_wait = None
         except BaseException as error:
             error.add_note(f"seed {seed}: {schedule.plan}")
             raise

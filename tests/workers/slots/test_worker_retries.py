@@ -51,25 +51,39 @@ def due_seconds(view: JobView) -> float:
     return (view.due_ns - view.attempts[-1].ended_ns) / SECOND_NS
 
 
+def deciding(wish: Any) -> retry.RetryPolicy:
+    return retry.fixed(delay=60, decide=lambda *_: wish)
+
+
+DOWN = OSError("down")
+
+
 @pytest.mark.parametrize(
-    ("wish", "outcome", "seconds", "attempt"),
+    ("policy", "error", "outcome", "seconds", "attempt"),
     [
-        (Retry(delay="2h"), "retried", 7_200, 1),
-        (Snooze("3h"), "released", 10_800, 0),
-        (None, "retried", 60, 1),
+        (deciding(Retry(delay="2h")), DOWN, "retried", 7_200, 1),
+        (deciding(Snooze("3h")), DOWN, "released", 10_800, 0),
+        (deciding(None), DOWN, "retried", 60, 1),
+        (retry.fixed(delay_max="1m"), Retry(delay="9d"), "retried", 60, 1),
+        (retry.fixed(delay_max="1m"), Snooze("9d"), "released", 60, 0),
     ],
 )
-async def test_decide_says_when_a_failed_job_runs_again(
-    app: TaskQ, wish: Any, outcome: str, seconds: int, attempt: int
+async def test_decide_or_a_wish_sets_the_next_run_up_to_delay_max(
+    app: TaskQ,
+    policy: retry.RetryPolicy,
+    error: Exception,
+    outcome: str,
+    seconds: int,
+    attempt: int,
 ) -> None:
-    @app.task(retry=retry.fixed(delay=60, decide=lambda *_: wish))
+    @app.task(retry=policy)
     async def fetch() -> None:
-        raise OSError("down")
+        raise error
 
     async with app, app.worker():
         view = await until_waiting(await fetch.enqueue())
     assert (view.attempts[-1].outcome, view.attempt) == (outcome, attempt)
-    assert view.attempts[-1].reason.startswith("OSError: down")
+    assert view.attempts[-1].reason.startswith("OSError: down") is (error is DOWN)
     assert due_seconds(view) == pytest.approx(seconds, abs=0.5)
 
 
@@ -102,17 +116,6 @@ async def test_a_decide_that_fails_is_logged_and_the_policy_goes_on_without_it(
     assert view.reason.startswith("OSError: down")
     expected = f"decide of send failed on job {job.id}: as without it"
     assert [record.getMessage() for record in caplog.records] == [expected, expected]
-
-
-async def test_a_retry_waits_at_most_delay_max_and_so_does_a_snooze(app: TaskQ) -> None:
-    @app.task(retry=retry.fixed(delay_max="1m"))
-    async def wait(*, snooze: bool) -> None:
-        raise Snooze("9d") if snooze else Retry(delay="9d")
-
-    async with app, app.worker():
-        for snooze in (False, True):
-            view = await until_waiting(await wait.enqueue(snooze=snooze))
-            assert due_seconds(view) == pytest.approx(60, abs=0.5)
 
 
 AGES: list[tuple[Any, str, str, str]] = [
