@@ -457,7 +457,8 @@ def _status(reader: engine.LogReader, job_id: str) -> JobStatus:
     if outbox.parent.name == "outbox" and (hub / "devices").is_dir():
         client: Any = importlib.import_module("taskq_plugins.hub.client")
         app = client.Outbox(hub, outbox.name)
-        status.view, status.why = app.look([status.view])[0]
+        status.view = app.merged(status.view)
+        status.why = client.why(app, status.view)
     return status
 
 

@@ -307,7 +307,7 @@ class Agenda:
         location = chunk.locations[index]
         self.table.remove(chunk, index)
         if kind in DEATHS:
-            self.dead.insert(job, location, home.number, max(now_ns // SECOND_NS, 1))
+            self.dead.insert(job, location, home.number, _dead_second(now_ns))
         if meta & _TIED:
             self._untie(kind, job)
         if meta & META_EXPIRES:
@@ -745,7 +745,12 @@ def _apply_carried_dead(
         return
     lane = lane.home
     lane.dead += 1
-    dead.insert(job, location, lane.number, max(ended_ns // SECOND_NS, 1))
+    dead.insert(job, location, lane.number, _dead_second(ended_ns))
+
+
+def _dead_second(time_ns: int) -> int:
+    """Return the second of a death, within the 32 bits of its column; 0 is no death."""
+    return min(max(time_ns // SECOND_NS, 1), 2**32 - 1)
 
 
 def apply_requeued(
