@@ -236,13 +236,12 @@ def killing(table: str, *, before: bool = False) -> Any:
     """Let a run end, as if it were killed, before or after the commit of a table."""
     real = store.LakeWriter.commit
 
-    def commit(self: store.LakeWriter, name: str, *args: Any, **options: Any) -> bool:
+    def commit(self: store.LakeWriter, name: str, *args: Any, **options: Any) -> None:
         if name == table and before:
             raise KeyboardInterrupt
-        done = real(self, name, *args, **options)
+        real(self, name, *args, **options)
         if name == table:
             raise KeyboardInterrupt
-        return done
 
     return mock.patch.object(store.LakeWriter, "commit", commit)
 

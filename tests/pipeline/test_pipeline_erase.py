@@ -143,10 +143,10 @@ def test_an_erasure_that_is_cut_short_anywhere_is_whole_when_run_again(
     for turn in range(20):
         calls = iter(range(turn, -1, -1))
 
-        def killed(*args: Any, calls: Iterator[int] = calls, **options: Any) -> bool:
+        def killed(*args: Any, calls: Iterator[int] = calls, **options: Any) -> None:
             if not next(calls):
                 raise KeyboardInterrupt
-            return real(*args, **options)
+            real(*args, **options)
 
         with monkeypatch.context() as crash, contextlib.suppress(KeyboardInterrupt):
             crash.setattr(LakeWriter, "commit", killed)

@@ -9,7 +9,7 @@ two writers fails at its first commit.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
@@ -373,8 +373,8 @@ class LakeWriter:
         schema: pa.Schema | None = None,
         batch: int | None = None,
         apps: Mapping[str, int] | None = None,
-    ) -> bool:
-        """Commit the next version of a table; False if it has the batch, or nothing changes.
+    ) -> None:
+        """Commit the next version of a table, unless it has the batch, or nothing changes.
 
         Args:
             table: its name; a missing table is created with ``schema``.
@@ -390,9 +390,9 @@ class LakeWriter:
         delta = lake.delta(table)
         if batch is None:
             if not (added or removed or apps):
-                return False
+                return
         elif lake.batch(table) >= batch:
-            return False
+            return
         if schema is not None and (lacking := set(schema.names) - set(lake.schema(table).names)):
             raise LakeError(
                 f"{lake.path}/{table}: another version of taskq made it, without "
@@ -416,7 +416,6 @@ class LakeWriter:
             raise LakeConflict(f"{lake.path}/{table}", str(error)) from error
         except (DeltaError, OSError) as error:
             raise LakeDiskError(f"{lake.path}/{table}", OSError(str(error))) from error
-        return True
 
     def _sync(self, table: str, data: Iterable[Path] = ()) -> None:
         """Fsync data and all versions of a table; ``deltalake`` itself syncs nothing."""
@@ -503,17 +502,15 @@ class LakeWriter:
         """Merge small files, and remove files that no version of the last hour names."""
         lake = self.lake
         for table in filter(lake.has, (*TABLES, OPEN, POSITIONS)):
-            days: defaultdict[tuple[tuple[str, str | None], ...], list[int]] = defaultdict(list)
+            days: Counter[tuple[bool, tuple[tuple[str, str | None], ...]]] = Counter()
             for file in lake.files(table):
                 is_open = (not file.is_over and IS_OVER in PARTED.get(table, ())) or table == OPEN
                 if file.size_bytes < (OPEN_BYTES if is_open else SMALL_BYTES_MAX) // 2:
-                    days[tuple(file.values.items())].append(file.size_bytes)
+                    days[is_open, tuple(file.values.items())] += 1
             delta, before = lake.delta(table), {file.path for file in lake.files(table)}
-            for place, sizes in days.items():
-                if len(sizes) < SMALL_FILES_MAX:
+            for (is_open, place), count in days.items():
+                if count < SMALL_FILES_MAX:
                     continue
-                is_over = dict(place).get(IS_OVER) == "true"
-                is_open = table == OPEN or (IS_OVER in dict(place) and not is_over)
                 delta.optimize.compact(
                     [(name, "=", value) for name, value in place if value is not None] or None,
                     target_size=OPEN_BYTES if is_open else SMALL_BYTES_MAX * 4,
