@@ -122,6 +122,17 @@ def test_a_low_job_waits_at_most_ten_windows_under_constant_high_load(priority: 
     assert (9 - priority) * window <= now - 10**6 <= 10 * window
 
 
+def test_a_claim_takes_the_oldest_aged_jobs_of_more_lanes_than_it_compares() -> None:
+    agenda, jobs = Agenda(), range(1, 201)
+    agenda.ages.window_ns = 100
+    agenda.groups.tell({"t": Limit(concurrency=1_000)}, NOW)
+    agenda.begin_frame(1, NOW)
+    for job in jobs:
+        enqueue(agenda, agenda.queues.lane(5, b"\x07\x01defaultt" + bytes((job,))), job)
+    agenda.begin_frame(len(jobs) + 1, NOW + 1_000)
+    assert claim(agenda, 100) + claim(agenda, 100) == [*jobs]
+
+
 def test_while_nobody_is_old_a_claim_pays_one_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand lanes, ten thousand claims: the lanes are looked over about once a window."""
     looks: Counter[str] = Counter()
