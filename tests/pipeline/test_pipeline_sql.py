@@ -194,9 +194,12 @@ def test_what_cannot_be_read_is_named_and_the_others_answer(tmp_path: Path) -> N
 def test_a_restored_logs_records_count_once(tmp_path: Path) -> None:
     made = MadeLog(tmp_path / "logs" / "old")
     made.enqueue(3)
+    made.frame(claimed(1))
     child = made.child(tmp_path / "logs" / "new")
+    child.frame(succeeded(1, 4, child.next_lsn))
     child.enqueue(2)
-    child.frame(claimed(1), succeeded(1, child.next_lsn, child.next_lsn + 1))
     assert rows(tmp_path / "logs", "SELECT count(*) n FROM records") == [{"n": 7}]
     query = "SELECT device, job, state FROM jobs WHERE job = 1 AND continued_in IS NULL"
     assert rows(tmp_path / "logs", query) == [{"device": "new", "job": 1, "state": "succeeded"}]
+    ended = "SELECT device, job FROM attempts WHERE outcome = 'succeeded'"
+    assert rows(tmp_path / "logs", ended) == [{"device": "new", "job": 1}]
