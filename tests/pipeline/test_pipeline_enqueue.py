@@ -125,6 +125,10 @@ def test_a_dry_run_checks_every_row_and_writes_nothing(tmp_path: Path) -> None:
     )
     assert not (tmp_path / "data").exists()
     assert json.loads(enqueue(file, "--dry-run", "--json").output)["jobs"] == 3
+    wrong = write(tmp_path / "wrong.jsonl", [{"number": "x"}])
+    jobs = "tests.samples.backlog_jobs"
+    refused = enqueue(wrong, "--dry-run", "--app", f"{jobs}:app", task=f"{jobs}.nap")
+    assert "parameter 'number' must be int" in refused.output
 
 
 def test_a_changing_type_in_a_csv_names_the_remedy(

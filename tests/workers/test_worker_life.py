@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ from taskq.log.machine import threads
 from taskq.log.requests import Answer, ClaimRequest, Delivery, Settlement
 from taskq.log.store.store import Store
 from taskq_workers import JobFinished, Worker
-from taskq_workers.runs import joblogs
+from taskq_workers.runs import joblogs, system
 from taskq_workers.runs.executors import SWITCH_INTERVAL_SECONDS
 from taskq_workers.slots import feed, outcomes
 from tests.workers import afar_jobs
@@ -416,6 +417,29 @@ async def test_a_worker_shares_its_claims_between_queues_by_weight(app: TaskQ) -
             await worker.stopped.wait()
     assert Counter(seen) == {"mail": 100, "bulk": 100}
     assert 20 <= Counter(seen[:40])["mail"] <= 36
+
+
+def test_turns_of_threads_are_short_only_while_others_compute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turns, own = system.Turns(), sys.getswitchinterval()
+    clock = SimpleNamespace(now=0.0, others=0.0)
+    times = SimpleNamespace(
+        monotonic=lambda: clock.now, thread_time=lambda: clock.now / 2,
+        process_time=lambda: clock.now / 2 + clock.others,
+    )  # fmt: skip
+    monkeypatch.setattr(system, "time", times)
+    monkeypatch.setattr(system, "IS_LINUX", True)
+    monkeypatch.setattr(system, "_spent_by_storage", lambda: 0.0)
+    for seconds, others, expected in (
+        (9.0, 9.0, own), (0.5, 0.1, own), (0.5, 0.4, system.TURN_SECONDS),
+        (5.0, 0.0, system.TURN_SECONDS), (0.5, 0.0, own), (0.5, 0.4, system.TURN_SECONDS),
+    ):  # fmt: skip
+        clock.now, clock.others = clock.now + seconds, clock.others + others
+        turns.look()
+        assert sys.getswitchinterval() == pytest.approx(expected, abs=1e-6)
+    turns.rest()
+    assert sys.getswitchinterval() == pytest.approx(own, abs=1e-6)
 
 
 def interpreter_wide() -> dict[str, object]:

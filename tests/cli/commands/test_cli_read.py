@@ -19,6 +19,7 @@ from taskq.core.model import PAYLOAD_BYTES_MAX
 from taskq.log.config import SEGMENT_BYTES_MIN
 from tests.cli.helpers import Sample, taskq, taskq_json
 from tests.cli.logs import fill_reader
+from tests.processes.harness import Child
 from tests.programs import run_taskq
 
 #: Commands that create no log.
@@ -106,6 +107,14 @@ async def test_a_reader_sees_which_queues_and_tasks_live_workers_serve(tmp_path:
             assert taskq("workers", "-d", tmp_path).stdout.splitlines()[1].endswith(" mail")
         await _told(other)
         assert taskq_json("why", other.id, "-d", tmp_path)["code"] == "no_worker"
+        with Child("actors.py", "answer", tmp_path) as claimer:
+            pid = claimer.pid
+            claimer.say("claim")
+            claimer.expect("claimed")
+            shown = {
+                owner["pid"]: owner["running"] for owner in taskq_json("workers", "-d", tmp_path)
+            }
+            assert shown == {os.getpid(): 0, pid: 1}
 
 
 async def test_a_process_that_claims_from_a_queue_counts_as_serving_it(tmp_path: Path) -> None:

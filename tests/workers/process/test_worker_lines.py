@@ -18,7 +18,7 @@ from taskq import TaskQ
 from taskq.cli.main import main
 from taskq_workers import pool
 from taskq_workers.events import JobEnd, JobFinished
-from taskq_workers.process.reporting import LINES_PER_SECOND_MAX, LineReporter, Style
+from taskq_workers.process.reporting import LINES_PER_SECOND_MAX, LineReporter, Style, style_for
 from taskq_workers.process.supervisor import Notifier
 from tests.processes.harness import SCRIPTS, Child
 from tests.programs import run_python, run_taskq
@@ -53,7 +53,7 @@ def test_a_flood_is_summed_up_and_a_stuck_output_holds_nobody_up() -> None:
     """The thread is held within a write: ten thousand events must neither block nor pile up."""
     output = Gate()
     output.open.clear()
-    reporter = LineReporter(output, PLAIN)
+    reporter = LineReporter(output, style_for("ascii", colours=False))
     reporter.open(["the banner"])
     assert output.entered.wait(30)
     for _ in range(10_000):
@@ -63,6 +63,7 @@ def test_a_flood_is_summed_up_and_a_stuck_output_holds_nobody_up() -> None:
     reporter.close()
     lines = output.getvalue().splitlines()
     assert len(lines) == 1 + LINES_PER_SECOND_MAX + 1
+    assert lines[1].endswith(" ok mail.send  abcd-7  123 ms"), "ASCII lacks the sign"
     assert lines[-1] == "… 9 800 jobs succeeded"
 
 

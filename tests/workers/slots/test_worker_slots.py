@@ -386,6 +386,15 @@ def test_full_batches_that_are_done_soon_double_and_slow_ones_halve() -> None:
     assert (pace.size, pace.ahead) == (8, False)
 
 
+def test_one_slow_job_among_fast_jobs_does_not_keep_batches_small() -> None:
+    pace = ClaimPace(8)
+    pace.claimed(waiting=8, full=True, now=0.0)
+    pace.finished(7, now=0.001)
+    pace.claimed(waiting=7, full=False, now=0.002)
+    pace.finished(1, now=0.003)  # of the second claim: a job of the first one still runs
+    assert pace.size == 16
+
+
 def test_each_pause_is_twice_the_last_up_to_a_limit_and_a_good_while_forgets_them() -> None:
     now = [1_000.0]
     pause = Pause(lambda: now[0])
