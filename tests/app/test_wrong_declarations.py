@@ -189,7 +189,7 @@ class Whole:
         return 3
 
 
-def test_a_delivery_with_an_odd_number_is_still_held(tmp_path: Path) -> None:
+def test_a_refused_number_leaves_a_delivery_held(tmp_path: Path) -> None:
     number: Any = Whole()
     odd: Any
     with TaskLog.open(tmp_path, durability="os") as log:

@@ -68,7 +68,7 @@ def test_logs_come_to_a_hub_byte_for_byte_over_a_line_that_drops(tmp_path: Path)
 @pytest.mark.timeout(1_800)
 @pytest.mark.xdist_group("spark")
 @pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java 17")
-def test_fifty_devices_with_the_tables_of_all(tmp_path: Path) -> None:
+def test_tables_of_fifty_devices_equal_the_python_fold(tmp_path: Path) -> None:
     result = CliRunner().invoke(hub_main, ["--work", str(tmp_path / "work")])
     assert result.exit_code == 0, result.output
     assert len(re.findall(r"rows, equal to the Python fold", result.output)) == 6

@@ -261,7 +261,9 @@ async def test_refused_jobs_are_dead_on_the_hub(place: Fleet, accept: tuple[str,
     assert sorted(it.queue for it in _jobs(place.log)) == ["default", "hub-refused"]
 
 
-async def test_a_cut_cancel_comes_again(place: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancel_that_was_cut_short_comes_again(
+    place: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = await place.put()
     await place.take()
     await job.cancel()

@@ -306,7 +306,9 @@ async def test_a_herd_that_one_job_wakes_shuts_no_other_device_out(
 
 
 @pytest.mark.parametrize("has_outbox", [False, True])
-async def test_a_question_replaces_the_last_one(place: Place, url: str, has_outbox: bool) -> None:
+async def test_a_new_question_of_a_log_ends_the_one_before(
+    place: Place, url: str, has_outbox: bool
+) -> None:
     lines = [Line(url, place.token) for _ in range(_COUNT)]
     Registry(place.hub).enroll("other")
     async with Hub(place.hub) as hub:

@@ -295,7 +295,7 @@ def jobs_in(path: Path) -> list[int]:
     return [record.lsn for record in of_kind(log_records(path), Kind.ENQUEUED)]
 
 
-def test_an_unreadable_outcome_raises_an_error(
+def test_an_unreadable_outcome_fails_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, "taskq")
