@@ -8,12 +8,11 @@ import pytest
 from pyspark.sql.types import StringType, TimestampType
 
 from taskq.arrow import SCHEMA
-from taskq_plugins.spark.source import rows as source_rows
 from taskq_plugins.spark.source.options import read_options
 from taskq_plugins.spark.source.positions import DataLoss, OptionError, Unreadable
 from taskq_plugins.spark.source.readers import Pieces
 from tests.fleet.made_logs import MadeLog
-from tests.pipeline.kit import batches_of, lsns, read_batch, rows_read, source, spark_schema
+from tests.pipeline.kit import lsns, read_batch, rows_read, source, spark_schema
 
 
 @pytest.fixture
@@ -126,22 +125,6 @@ def test_a_segment_that_fails_between_plan_and_read_is_named_or_passed_over(
         if not is_gone:
             path.rmdir()
         aside.rename(path)
-
-
-def test_small_batches_are_joined_up_to_a_size(
-    tmp_path: Path, fleet: dict[str, MadeLog], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A few rows may hold large payloads: joining by their number alone would take any memory."""
-    for made in fleet.values():
-        made.enqueue(1, size=20_000)  # smaller pieces are decoded together
-    reader = source(tmp_path).reader(spark_schema())
-    (part,) = reader.partitions()
-    (whole,) = batches_of(reader, part)
-    assert whole.num_rows == sum(len(all_lsns(made)) for made in fleet.values())
-    monkeypatch.setattr(source_rows, "JOINED_BYTES_MAX", whole.nbytes // 4)
-    parts = batches_of(reader, part)
-    assert len(parts) > 1
-    assert pa.Table.from_batches(parts).equals(pa.Table.from_batches([whole]))
 
 
 def test_options_are_read_in_any_case_and_form() -> None:

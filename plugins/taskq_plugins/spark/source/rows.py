@@ -10,7 +10,6 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from taskq.arrow import (
-    ROWS_MAX,
     UNLIMITED,
     Break,
     Corrupt,
@@ -29,8 +28,6 @@ from taskq_plugins.spark.source.positions import Unreadable, loss_of
 _log: Final = logging.getLogger("taskq")
 #: Small pieces decoded together at most.
 _TOGETHER_MAX: Final = 256
-#: Batches are joined up to this size; a few compressed payloads may be as large.
-JOINED_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class RowReader(NamedTuple):
@@ -44,10 +41,6 @@ class RowReader(NamedTuple):
 
 
 def read_pieces(pieces: Sequence[Piece], reading: RowReader) -> Iterator[pa.RecordBatch]:
-    return _joined(_all_rows(pieces, reading), reading.schema)
-
-
-def _all_rows(pieces: Sequence[Piece], reading: RowReader) -> Iterator[pa.RecordBatch]:
     for are_small, group in groupby(pieces, is_small):
         chosen, count = list(group), _TOGETHER_MAX if are_small else 1
         for at in range(0, len(chosen), count):
@@ -94,23 +87,3 @@ def _decoded(piece: Piece, reading: RowReader) -> Iterator[pa.RecordBatch]:
             raise Unreadable(error) from error
         _log.warning("corruptMode=skip, left out: %s", error)
         yield break_row(piece, schema, Break(DAMAGED, piece.segment, cause=str(error)))
-
-
-def _joined(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    waiting: list[pa.RecordBatch] = []
-    rows = size_bytes = 0
-    for batch in batches:
-        if not batch.num_rows:
-            continue
-        is_large = batch.num_rows >= ROWS_MAX // 2 or batch.nbytes >= JOINED_BYTES_MAX // 2
-        if not waiting and is_large:
-            yield batch
-            continue
-        waiting.append(batch)
-        rows += batch.num_rows
-        size_bytes += batch.nbytes
-        if rows >= ROWS_MAX or size_bytes >= JOINED_BYTES_MAX:
-            yield from pa.Table.from_batches(waiting, schema).combine_chunks().to_batches()
-            waiting, rows, size_bytes = [], 0, 0
-    if waiting:
-        yield from pa.Table.from_batches(waiting, schema).combine_chunks().to_batches()
