@@ -159,10 +159,10 @@ def check_lives(spark: SparkSession, lives: Lives) -> None:
     jobs, attempts = frames["jobs"], frames["attempts"]
     known = {name: frames[name] for name in ("jobs", "segments", "read")}
     events = spark.sql(queries.EVENTS, jobs=jobs, attempts=attempts)
-    failures = derived._failures(spark, {"jobs": jobs, "attempts": attempts}).toArrow()
+    failures = derived._failures(spark, {"jobs": jobs, "attempts": attempts})
     made = {
         "rollup_hour": spark.sql(queries.ROLLUP_HOUR, events=events).toArrow(),
-        "failures": derived._fingerprinted(failures),
+        "failures": failures.toArrow(),
         "duplicates": spark.sql(queries.DUPLICATES, jobs=jobs).toArrow(),
         "device_lag": spark.sql(queries.DEVICE_LAG, args={"now": kit.NOON}, **known).toArrow(),
     }

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from taskq_plugins.spark.source.plan import Plan
     from taskq_plugins.spark.tables.logs import Lineage
 
-#: Internal column with the part of a row; tables do not show it.
-_HIDDEN: Final = "part"
 LOG_TABLES: Final = ("records", "jobs", "attempts", "steps")
 _NAMED: Final = re.compile(rf"\b({'|'.join(LOG_TABLES)})\b", re.IGNORECASE)
 #: Memory that DuckDB may use before it writes to files, and bytes of log that are folded at once.
@@ -106,8 +104,8 @@ def _schemas() -> dict[str, pa.Schema]:
     rows = rows_of(DETAILS.empty_table(), {})
     return {
         "records": _dated(DETAILS.empty_table()).schema,
-        "jobs": _shown(rows.jobs).schema,
-        "attempts": _handy(_shown(rows.attempts)).schema,
+        "jobs": rows.jobs.schema,
+        "attempts": _handy(rows.attempts).schema,
         "steps": _steps([DETAILS.empty_table()]).schema,
     }
 
@@ -196,7 +194,7 @@ class _Fold:
         logs = self._split()
         for number in range(self._buckets):
             rows = rows_of(self._inherited(self._bucket(number), logs), logs)
-            made = _shown(rows.jobs) if table == "jobs" else _handy(_shown(rows.attempts))
+            made = rows.jobs if table == "jobs" else _handy(rows.attempts)
             yield from made.select(schema.names).cast(schema).to_batches()
 
     def _split(self) -> dict[Any, Any]:
@@ -281,10 +279,6 @@ _STEPS_QUERY: Final = """
 def _steps(records: Iterable[pa.Table]) -> pa.Table:
     with closed_duckdb({"new_records": pa.concat_tables(records)}) as duck:
         return duck.sql(_STEPS_QUERY).to_arrow_table()
-
-
-def _shown(table: pa.Table) -> pa.Table:
-    return table.drop_columns(_HIDDEN) if _HIDDEN in table.column_names else table
 
 
 def _handy(attempts: pa.Table) -> pa.Table:

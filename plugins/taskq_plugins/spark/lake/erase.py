@@ -136,7 +136,7 @@ def _holding(
             continue
         mask = pc.is_in(lake.rows(table, [JOB_ID], None, [file])[JOB_ID], ids)
         if pc.any(mask).as_py():
-            rows = lake.whole(table, file)
+            rows = lake.rows(table, None, None, [file])
             if not without(rows, mask).equals(rows):
                 yield file, rows, mask
 

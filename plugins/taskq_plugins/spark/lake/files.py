@@ -162,11 +162,15 @@ class Folder(NamedTuple):
         where: pc.Expression | None = None,
         names: Sequence[str] | None = None,
     ) -> pa.Table:
-        """Return columns of some files, without the partition columns."""
-        paths = [file.path for file in files]
-        if not paths:
+        """Return columns of some files of one table; partition columns come from their paths."""
+        chosen = list(files)
+        if not chosen:
             return schema.empty_table().select(schema.names if names is None else names)
-        data = dataset.dataset(paths, schema=schema, format="parquet", filesystem=self.filesystem)
+        parted = pa.schema([field for field in schema if field.name in chosen[0].values])
+        data = dataset.dataset(
+            [file.path for file in chosen], schema=schema, format="parquet",
+            filesystem=self.filesystem, partitioning=dataset.partitioning(parted, flavor="hive"),
+        )  # fmt: skip
         try:
             return data.to_table(None if names is None else [*names], filter=where)
         except FileNotFoundError as error:
@@ -200,14 +204,6 @@ class DataFile(NamedTuple):
     @property
     def is_over(self) -> bool:
         return self.values.get(IS_OVER) == "true"
-
-    def placed(self, rows: pa.Table, schema: pa.Schema) -> pa.Table:
-        """Return the file's rows with the partition columns."""
-        for name, value in self.values.items():
-            text = pa.scalar(value, pa.string())
-            same = pa.repeat(text, rows.num_rows).cast(schema.field(name).type)
-            rows = rows.append_column(name, same)
-        return rows.select(schema.names).cast(schema)
 
     def added(self, *, is_change: bool) -> AddAction:
         from deltalake.transaction import AddAction  # noqa: PLC0415 - taskq sql does not need it

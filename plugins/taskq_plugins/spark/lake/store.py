@@ -34,7 +34,7 @@ from taskq_plugins.spark.errors import (
     LakeDiskError,
     LakeError,
 )
-from taskq_plugins.spark.lake import files, words
+from taskq_plugins.spark.lake import files
 from taskq_plugins.spark.lake.files import (
     DATE,
     IS_OVER,
@@ -228,16 +228,9 @@ class Lake:
         where: pc.Expression | None = None,
         files: Iterable[DataFile] | None = None,
     ) -> pa.Table:
-        """Return rows of some files of a table, without the partition columns."""
-        schema = self.schema(table)
-        parted = PARTED.get(table, ())
-        plain = [field for field in schema if field.name not in parted]
+        """Return rows of some files of a table, by default of all."""
         chosen = self.files(table) if files is None else files
-        return self.folder.below(table).rows(chosen, pa.schema(plain), where, names)
-
-    def whole(self, table: str, file: DataFile) -> pa.Table:
-        """Return a file's rows with the partition columns."""
-        return file.placed(self.rows(table, None, None, [file]), self.schema(table))
+        return self.folder.below(table).rows(chosen, self.schema(table), where, names)
 
     def _check(self, table: str, file: DataFile) -> str:
         uri = f"{self.path}/{table}/{file.path}"
@@ -433,31 +426,20 @@ class LakeWriter:
         self._synced |= {root.parent, root, *new} - {log / "_last_checkpoint"}
 
     def _create(self, table: str, schema: pa.Schema) -> None:
-        comments = words.COMMENTS | words.OF_TABLE.get(table, {})
-        never_null = words.NEVER_NULL.get(table, ())
-        fields = [
-            pa.field(
-                field.name,
-                field.type,
-                nullable=field.name not in never_null,
-                metadata={"comment": comments[field.name]} if field.name in comments else None,
-            )
-            for field in schema
-        ]
+        parted = list(PARTED.get(table, ()))
         kept = f"interval {_KEEP_HOURS} hours"
         try:
             DeltaTable.create(
                 self.lake.folder.below(table).uri,
-                pa.schema(fields),
+                schema,
                 mode="ignore",
-                partition_by=list(PARTED.get(table, ())),
-                description=words.DESCRIPTIONS.get(table),
+                partition_by=parted,
                 configuration={
                     "delta.checkpointInterval": str(_CHECKPOINT_EVERY),
                     "delta.logRetentionDuration": kept,
                     "delta.deletedFileRetentionDuration": kept,
                     "delta.dataSkippingStatsColumns": ",".join(
-                        name for name in indexed(schema) if name not in PARTED.get(table, ())
+                        name for name in indexed(schema) if name not in parted
                     ),
                 },
             )

@@ -249,9 +249,8 @@ def _rest(
     """Rewrite the rows of some files that the batch does not touch."""
     made = []
     for table, file in files:
-        folder, schema = lake.below(table), SCHEMAS[table]
-        plain = pa.schema([field for field in schema if field.name not in PARTED[table]])
-        rows = file.placed(folder.rows([file], plain), schema)
+        folder = lake.below(table)
+        rows = folder.rows([file], SCHEMAS[table])
         others = rows.filter(pc.invert(_are_in(rows, touched)))
         made += [(table, new) for new in _write(table, folder, others)]
     return made

@@ -118,9 +118,8 @@ def refresh_tables(
             writer.commit(name, (), (), None, number, versions)
             continue
         rows, gone = made
-        finish = _fingerprinted if name == "failures" else lambda table: table
         folder, parted = lake.folder.below(name), PARTED.get(name, ())
-        files, schema = frames.stage(rows.coalesce(2), folder, parted, finish)
+        files, schema = frames.stage(rows.coalesce(2), folder, parted)
         writer.commit(name, files, gone, schema, number, versions)
     return behind
 
@@ -220,7 +219,9 @@ def _failures(spark: SparkSession, there: Mapping[str, DataFrame]) -> DataFrame:
     lost = FailureKind.pattern_of("", lost=True)
     seen = spark.sql(queries.SEEN, args={"lost": lost}, **there)
     columns = StructType([*seen.schema]).add("pattern", "string")
-    return spark.sql(queries.FAILURES, seen=seen.mapInArrow(_patterned, columns))
+    kinds = spark.sql(queries.FAILURES, seen=seen.mapInArrow(_patterned, columns))
+    columns = StructType([*kinds.schema]).add("fingerprint", "string")
+    return kinds.mapInArrow(_fingerprinted, columns).select("fingerprint", *kinds.columns)
 
 
 def _patterned(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -230,12 +231,11 @@ def _patterned(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batch.append_column("pattern", patterns.take(reasons.indices))
 
 
-def _fingerprinted(kinds: pa.Table) -> pa.Table:
-    if "fingerprint" in kinds.column_names:
-        kinds = kinds.drop_columns(["fingerprint"])
-    names = map(FailureKind, kinds["task"].to_pylist(), kinds["pattern"].to_pylist())
-    fingerprints = pa.array((kind.fingerprint for kind in names), pa.string())
-    return kinds.add_column(0, "fingerprint", fingerprints)
+def _fingerprinted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        tasks, patterns = (batch.column(name).to_pylist() for name in ("task", "pattern"))
+        names = [kind.fingerprint for kind in map(FailureKind, tasks, patterns)]
+        yield batch.append_column("fingerprint", pa.array(names, _TEXT))
 
 
 def _lag(spark: SparkSession, lake: Lake, outside: Outside) -> DataFrame:

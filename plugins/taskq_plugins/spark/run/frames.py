@@ -10,7 +10,6 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from taskq_plugins.spark.lake.files import DataFile, Folder, is_address, write_rows
-from taskq_plugins.spark.lake.store import PARTED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,12 +56,9 @@ def frame(
         reader = spark.read.option("__globPaths__", "false").option("basePath", folder.uri)
         rows = reader.schema(struct).parquet(*(f"{folder.uri}/{file.path}" for file in chosen))
         return few(rows, chosen)
-    parted = PARTED.get(table, ())
-    plain = pa.schema([field for field in columns if field.name not in parted])
 
     def read(file: DataFile) -> Iterator[pa.RecordBatch]:
-        rows = file.placed(folder.rows([file], plain), columns)
-        yield from rows.to_batches(max_chunksize=10_000)
+        yield from folder.rows([file], columns).to_batches(max_chunksize=10_000)
 
     return of_parts(spark, read, chosen, struct)
 
@@ -111,10 +107,7 @@ def on_partitions(rows: DataFrame, step: Callable[[pa.Table], list[R]]) -> list[
 
 
 def stage(
-    rows: DataFrame,
-    folder: Folder,
-    parted: Sequence[str],
-    finish: Callable[[pa.Table], pa.Table] = lambda table: table,
+    rows: DataFrame, folder: Folder, parted: Sequence[str]
 ) -> tuple[list[DataFile], pa.Schema]:
     """Write a data frame into a table's directory, on the executors.
 
@@ -122,14 +115,13 @@ def stage(
         rows: the data frame.
         folder: directory of the table.
         parted: partition columns of the table.
-        finish: adds columns for which SQL has no function.
     """
     plain: pa.Schema = to_arrow_schema(rows.schema, timezone="UTC")
 
     def write(table: pa.Table) -> list[DataFile]:
-        return write_rows(folder, finish(table.select(plain.names).cast(plain)), parted)
+        return write_rows(folder, table.select(plain.names).cast(plain), parted)
 
-    return on_partitions(rows, write), finish(plain.empty_table()).schema
+    return on_partitions(rows, write), plain
 
 
 def results(made: Iterable[list[Any]]) -> Iterator[pa.RecordBatch]:
