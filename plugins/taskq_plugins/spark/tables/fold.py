@@ -81,77 +81,6 @@ _ATTEMPT: Final = pa.schema(
 )  # fmt: skip
 
 
-class FoldResult(NamedTuple):
-    """Result of a fold: the columns of jobs with a row.
-
-    Attributes:
-        events: all events, including events of jobs without a row.
-        born, placed: first event of each job, and the last with its queue or due time.
-        state: state of each job, as a code.
-        is_over: whether the row of each job is final.
-        columns: other recomputed columns, by name.
-        attempts: attempts of all jobs; ``of`` is the index of the job.
-        kept: events for later batches.
-        passed: jobs to skip if a record carries them again, as indexes among all.
-    """
-
-    events: Events
-    born: Ints
-    placed: Ints
-    state: Ints
-    is_over: Mask
-    columns: dict[str, pa.Array]
-    attempts: pa.Table
-    kept: Ints
-    passed: Ints
-
-
-def fold(records: pa.Table, logs: Mapping[str, Log]) -> FoldResult:
-    """Fold the records of some jobs.
-
-    ``records`` has all records of these jobs and rows of kind "told", in any order. ``logs`` is the
-    state of their logs, including these records.
-    """
-    jobs = _Jobs(Events(records, logs))
-    state, due_ns = jobs.standing()
-    early, reasons = _early(jobs)
-    reason, result = jobs.bodies(reasons)
-    parted = jobs.parted(state, due_ns)
-    state, exists = parted.state, parted.exists
-    columns = {
-        "attempt": jobs.attempt(), "enqueued_ns": jobs.enqueued_ns(), "due_ns": parted.due_ns,
-        "expires_ns": jobs.expires_ns(), "settled_ns": jobs.settled_ns(),
-    }  # fmt: skip
-    rows = np.flatnonzero(exists)
-    chosen = {name: numbers(values[rows]) for name, values in columns.items()}
-    others = {"reason": reason, "result": result, "continued_in": parted.continued_in}
-    others |= jobs.writers()
-    chosen |= {name: values.take(pa.array(rows)) for name, values in others.items()}
-    kept, passed = jobs.kept(exists & ~parted.is_over)
-    attempts = _shown(pa.concat_tables([early, _claimed(jobs)]), rows)
-    return FoldResult(
-        jobs.events, jobs.born[rows], jobs.placed[rows], state[rows], parted.is_over[rows], chosen,
-        attempts, kept, passed,
-    )  # fmt: skip
-
-
-class Parted(NamedTuple):
-    """Effects of a log's gaps, parents and children on each job.
-
-    Attributes:
-        state, due_ns: columns after the change of lost jobs.
-        exists: whether the job has a row; jobs that ended before a log began belong to its parent.
-        is_over: whether the row is final.
-        continued_in: the child log that continues the job.
-    """
-
-    state: Ints
-    due_ns: Ints
-    exists: Mask
-    is_over: Mask
-    continued_in: pa.Array
-
-
 def numbers(values: Ints, kind: pa.DataType = _LONG) -> pa.Array:
     return pa.array(values, mask=values == NONE).cast(kind)
 
@@ -166,6 +95,10 @@ class _Jobs:
         last: last of these events for each job.
         placed: last event with the job's queue or due time.
         settling: last event that settled or restarted the job.
+        state, due_ns: state as a code, and due time, also of lost jobs.
+        exists: whether the job has a row; jobs that ended before a log began belong to its parent.
+        is_over: whether the row is final.
+        continued_in: the child log that continues the job.
     """
 
     def __init__(self, events: Events) -> None:
@@ -176,13 +109,14 @@ class _Jobs:
         self._was_told = events.first(events.kind == KINDS.index(TOLD)) >= 0
         self.born = events.first(begins)
         is_carried = self._carried_at == self.born
-        self._exists = (self.born >= 0) & ~self._was_told & ~(is_carried & self._was_read)
+        self.exists = (self.born >= 0) & ~self._was_told & ~(is_carried & self._was_read)
         self.is_acting = self._act()
         self.acting = np.flatnonzero(self.is_acting)
         self.last = self._last_of(self.is_acting)
         edit = self._last_of(IS_EDIT[events.kind])
         self.placed = np.where(edit >= 0, edit, self.born)
         self.settling = self._last_of((IS_END | IS_ANEW)[events.kind])
+        self._stand()
 
     def _last_of(self, which: Mask) -> Ints:
         return self.events.last(self.is_acting & which)
@@ -197,16 +131,17 @@ class _Jobs:
     def _act(self) -> Mask:
         events, born = self.events, self.born
         begun = events.behind[born]
-        goes_on = self._exists & (~IS_OVER[begun] | IS_REVIVAL[events.kind[born]])
+        goes_on = self.exists & (~IS_OVER[begun] | IS_REVIVAL[events.kind[born]])
         acts: Mask = goes_on[events.of] & IS_EVENT[events.kind]
         acts &= events.lsn > events.lsn[born][events.of]
         end = events.first(acts & IS_LAST[events.kind])
-        self._exists &= (end < 0) | ~IS_REMOVAL[events.kind[end]] | IS_OVER[begun]
+        self.exists &= (end < 0) | ~IS_REMOVAL[events.kind[end]] | IS_OVER[begun]
         until = np.where(end < 0, len(events), end)
-        acts &= (np.arange(len(events)) <= until[events.of]) & self._exists[events.of]
+        acts &= (np.arange(len(events)) <= until[events.of]) & self.exists[events.of]
         return acts
 
-    def standing(self) -> tuple[Ints, Ints]:
+    def _stand(self) -> None:
+        """Set the state as of the last records of the logs; gaps and children change it."""
         events, logs = self.events, self.events.logs
         teller = np.where(self.last >= 0, self.last, self.born)
         tells = (self.last < 0) | IS_EDIT[events.kind[teller]]
@@ -216,20 +151,16 @@ class _Jobs:
         state = events.behind[teller]
         waits = state == _SCHEDULED
         is_due = (due_ns == NONE) | (shifted <= logs.now_ns[events.log])
-        return np.where(waits & is_due, _READY, state), np.where(waits & ~is_due, shifted, NONE)
-
-    def parted(self, state: Ints, due_ns: Ints) -> Parted:
-        events, logs = self.events, self.events.logs
-        last_lsn = events.lsn[events.ends]
-        is_over = IS_OVER[state]
+        is_over, last_lsn = IS_OVER[state], events.lsn[events.ends]
+        self.exists &= ~is_over | (last_lsn >= logs.begins[events.log])
         is_lost = ~is_over & (last_lsn < logs.lost_before[events.log])
-        exists = self._exists & (~is_over | (last_lsn >= logs.begins[events.log]))
-        final = is_over | is_lost
+        self.is_over = is_over | is_lost
         child = logs.continued_in(events.log, events.number)
-        child = pc.if_else(pa.array(final), pa.scalar(None, _TEXT), child)
-        is_lost |= ~final & logs.is_replaced[events.log] & child.is_null().to_numpy(False)
-        state, due_ns = np.where(is_lost, _LOST, state), np.where(is_lost, NONE, due_ns)
-        return Parted(state, due_ns, exists, final, child)
+        self.continued_in = pc.if_else(pa.array(self.is_over), pa.scalar(None, _TEXT), child)
+        is_left = ~self.is_over & self.continued_in.is_null().to_numpy(False)
+        is_lost |= is_left & logs.is_replaced[events.log]
+        self.due_ns = np.where(waits & ~is_due & ~is_lost, shifted, NONE)
+        self.state = np.where(is_lost, _LOST, np.where(waits & is_due, _READY, state))
 
     def writers(self) -> dict[str, pa.Array]:
         """Return the logs of each job's enqueue and end."""
@@ -280,7 +211,7 @@ class _Jobs:
         fresh = (IS_SUCCESS | IS_ANEW)[events.kind]
         teller = self._last_of(fresh | events.have_text)
         tells = (teller >= 0) & ~fresh[teller]
-        is_told = (teller < 0) & self._exists & IS_WHOLE[events.kind[born]]
+        is_told = (teller < 0) & self.exists & IS_WHOLE[events.kind[born]]
         is_done = is_told & (events.state[born] == _DONE)
         is_success = (last >= 0) & IS_SUCCESS[events.kind[last]]
         result = pc.coalesce(
@@ -297,7 +228,7 @@ class _Jobs:
         others = [early[job] for job in np.flatnonzero(asked).tolist()]
         return pc.replace_with_mask(reason, asked, pa.array(others, _TEXT)), result
 
-    def kept(self, is_open: Mask) -> tuple[Ints, Ints]:
+    def kept(self) -> tuple[Ints, Ints]:
         """Return (events for later batches, jobs to skip when carried again).
 
         Later batches need the first event that carries a job. After a gap, the last event shows
@@ -310,6 +241,7 @@ class _Jobs:
         needed[first[(first >= 0) & ~self._was_read]] = True
         needed[events.ends[events.logs.has_gaps[events.log]]] = True
         passed = self._was_told | ((self._carried_at >= 0) & ~self._was_read)
+        is_open = self.exists & ~self.is_over
         return np.flatnonzero(needed & is_open[events.of]), np.flatnonzero(passed & ~is_open)
 
 
@@ -485,58 +417,64 @@ def rows_of(records: pa.Table, logs: Mapping[str, Log]) -> JobRows:
         records: all records of these jobs, from the batch and kept from earlier ones, in any order.
         logs: state of their logs, including the batch.
     """
-    folded = fold(records, logs)
-    jobs = _jobs(folded)
-    return JobRows(jobs, _attempts(jobs, folded.attempts), _kept(folded))
+    folded = _Jobs(Events(records, logs))
+    early, reasons = _early(folded)
+    rows = np.flatnonzero(folded.exists)
+    tried = _shown(pa.concat_tables([early, _claimed(folded)]), rows)
+    jobs = _jobs(folded, rows, reasons, tried)
+    return JobRows(jobs, _attempts(jobs, tried), _kept(folded))
 
 
-def _kept(folded: FoldResult) -> pa.Table:
+def _kept(folded: _Jobs) -> pa.Table:
     events = folded.events
-    needed = events.records.take(pa.array(events.row[folded.kept]))
-    keys = [events.keys[log] for log in events.log[folded.passed].tolist()]
+    kept, passed = folded.kept()
     over = [
-        {"log_id": log_id, "job": job, "kind": TOLD}
-        for log_id, job in zip(keys, events.number[folded.passed].tolist(), strict=True)
+        {"log_id": events.keys[log], "job": job, "kind": TOLD}
+        for log, job in zip(events.log[passed], events.number[passed].tolist(), strict=True)
     ]
+    needed = events.records.take(pa.array(events.row[kept]))
     return pa.concat_tables([needed, pa.Table.from_pylist(over, needed.schema)])
 
 
-def _jobs(folded: FoldResult) -> pa.Table:
-    tried, count = folded.attempts, len(folded.born)
-    offsets = np.searchsorted(tried["of"].to_numpy(), np.arange(count + 1)).astype(np.int32)
+def _jobs(folded: _Jobs, rows: Ints, reasons: Mapping[int, str], tried: pa.Table) -> pa.Table:
+    offsets = np.searchsorted(tried["of"].to_numpy(), np.arange(len(rows) + 1)).astype(np.int32)
     lists = pa.ListArray.from_arrays(
         pa.array(offsets), _structs(tried.drop_columns(["of", "is_own"]))
     )
-    born = {name: folded.events.taken(name, folded.born) for name in _OF_BIRTH}
-    placed = {name: folded.events.taken(name, folded.placed) for name in _OF_PLACE}
-    made, state = folded.columns, pa.array(folded.state)
+    events, at = folded.events, pa.array(rows)
+    born = {name: events.taken(name, folded.born[rows]) for name in _OF_BIRTH}
+    placed = {name: events.taken(name, folded.placed[rows]) for name in _OF_PLACE}
+    enqueued_ns = numbers(folded.enqueued_ns()[rows])
+    settled_ns = numbers(folded.settled_ns()[rows])
+    reason, result = folded.bodies(reasons)
     dropped = pc.bit_wise_and(born["flags"], pa.scalar(int(Flag.DROP_RESULT), born["flags"].type))
     first = pa.array(offsets[:-1], mask=offsets[:-1] == offsets[1:])
     return pa.table(
         {
             **placed,
-            "state": _STATES.take(state),
-            "attempt": made["attempt"].cast(pa.int32()),
+            "state": _STATES.take(pa.array(folded.state[rows])),
+            "attempt": numbers(folded.attempt()[rows], pa.int32()),
             "attempts_max": born["attempts_max"],
-            "enqueued_at": moment(made["enqueued_ns"]),
-            "enqueued_ns": made["enqueued_ns"],
-            "due_ns": made["due_ns"],
-            "expires_ns": made["expires_ns"],
+            "enqueued_at": moment(enqueued_ns),
+            "enqueued_ns": enqueued_ns,
+            "due_ns": numbers(folded.due_ns[rows]),
+            "expires_ns": numbers(folded.expires_ns()[rows]),
             "first_started_ns": tried["started_ns"].take(first),
-            "settled_ns": made["settled_ns"],
-            "settled_at": moment(made["settled_ns"]),
+            "settled_ns": settled_ns,
+            "settled_at": moment(settled_ns),
             "key": born["key"],
             "headers": born["headers"],
             "payload": born["value"],
-            "result": made["result"],
-            "reason": made["reason"],
+            "result": result.take(at),
+            "reason": reason.take(at),
             "stores_result": pc.equal(dropped, 0),
             "replay_of": pc.map_lookup(born["headers"], pa.scalar(REPLAY_OF), "first"),
             "epoch": born["epoch"],
-            **{name: made[name] for name in ("continued_in", "enqueued_in", "settled_in")},
+            "continued_in": folded.continued_in.take(at),
+            **{name: logs.take(at) for name, logs in folded.writers().items()},
             "attempts": lists,
-            "is_over": pa.array(folded.is_over),
-            DATE: moment(made["enqueued_ns"]).cast(pa.date32()),
+            "is_over": pa.array(folded.is_over[rows]),
+            DATE: moment(enqueued_ns).cast(pa.date32()),
         }
     )
 
