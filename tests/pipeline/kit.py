@@ -35,7 +35,7 @@ from taskq.log.read.reader import open_journal
 from taskq.log.requests import Delivery, EnqueueSpec
 from taskq.log.segments.bodystore import BodyStore
 from taskq_plugins.spark.lake import store
-from taskq_plugins.spark.log_tables import _Fold
+from taskq_plugins.spark.log_tables import inherited
 from taskq_plugins.spark.run import batch as batches
 from taskq_plugins.spark.run import command, derived, frames, pipeline
 from taskq_plugins.spark.run.pipeline import RunOptions, Summary, update
@@ -45,7 +45,7 @@ from taskq_plugins.spark.sink.rows import RowCalls
 from taskq_plugins.spark.source import plan as planning
 from taskq_plugins.spark.source.logs import look
 from taskq_plugins.spark.source.options import read_options
-from taskq_plugins.spark.source.plan import Plan, Positions, UnreadRest
+from taskq_plugins.spark.source.plan import Plan, Positions
 from taskq_plugins.spark.source.positions import positions_from_json, positions_to_json
 from taskq_plugins.spark.source.readers import StreamReader
 from taskq_plugins.spark.source.rows import RowReader, read_pieces
@@ -410,8 +410,7 @@ def folded_rows(records: pa.Table, lineage: Lineage | None = None) -> FoldedRows
     """Fold records; a log of ``lineage`` begins with its parents' records."""
     logs = logs_of(log_rows(records), lineage)
     if lineage:
-        planned = Plan([], {}, {}, [], [], UnreadRest())
-        records = _Fold(planned, lineage, Path(), has_payload=True)._inherited(records, logs)
+        records = inherited(records, lineage, logs)
     rows = rows_of(records, logs)
     return FoldedRows(plain(rows.jobs), rows.attempts)
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import duckdb
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import dataset
 
 from taskq.arrow import DETAILS
 from taskq.cli import WrongUsage, open_reader, resolve
@@ -26,7 +26,7 @@ from taskq_plugins.spark.tables.logs import log_rows, logs_of
 
 if TYPE_CHECKING:
     from taskq_plugins.spark.source.plan import Plan
-    from taskq_plugins.spark.tables.logs import Lineage
+    from taskq_plugins.spark.tables.logs import Lineage, Log
 
 LOG_TABLES: Final = ("records", "jobs", "attempts", "steps")
 _NAMED: Final = re.compile(rf"\b({'|'.join(LOG_TABLES)})\b", re.IGNORECASE)
@@ -35,6 +35,9 @@ _MEMORY: Final = "384MiB"
 _FOLDED_BYTES: Final = 6 * 1024 * 1024
 #: Records that are split into buckets at a time.
 _ROWS: Final = 65_536
+_BUCKET: Final = "bucket"
+_BUCKETED: Final = DETAILS.append(pa.field(_BUCKET, pa.int64()))
+_BY_BUCKET: Final = dataset.partitioning(pa.schema([_BUCKETED.field(_BUCKET)]))
 _SCAN: Final = "PYTHON_ARROW_SCAN"
 
 
@@ -128,7 +131,8 @@ def _tables_of(
     planned: Plan, lineage: Lineage, need: _Need, folder: Path
 ) -> Iterator[tuple[str, Any]]:
     schemas = _schemas()
-    fold = _Fold(planned, lineage, folder, has_payload="payload" in need.columns)
+    buckets = folder / "buckets"
+    fold = _Fold(planned, lineage, buckets, has_payload="payload" in need.columns)
     for table in sorted(need.tables):
         own = schemas[table]
         names = [name for name in own.names if name in need.columns] or own.names[:1]
@@ -183,72 +187,58 @@ class _Fold:
 
     def __init__(self, planned: Plan, lineage: Lineage, folder: Path, *, has_payload: bool) -> None:
         size = sum(piece.end - piece.start for part in planned.pieces for piece in part)
-        self._folder = folder
         self._buckets = max(-(-size // _FOLDED_BYTES), 1)
-        self._planned = planned
+        self._decoded = _decoded(planned, DETAILS, payload=has_payload)
         self._lineage = lineage
-        self._has_payload = has_payload
-        self._logs: dict[Any, Any] | None = None
+        self._folder = folder
+        self._about = DETAILS.empty_table()
 
     def batches(self, table: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        logs = self._split()
+        logs = self._logs
+        stored = dataset.dataset(
+            self._folder, schema=_BUCKETED, format="ipc", partitioning=_BY_BUCKET
+        )
         for number in range(self._buckets):
-            rows = rows_of(self._inherited(self._bucket(number), logs), logs)
+            records = stored.to_table(DETAILS.names, filter=pc.field(_BUCKET) == number)
+            rows = rows_of(inherited(records, self._lineage, logs), logs)
             made = rows.jobs if table == "jobs" else _handy(rows.attempts)
             yield from made.select(schema.names).cast(schema).to_batches()
 
-    def _split(self) -> dict[Any, Any]:
-        """Put the records of each job into one bucket; return the state of their logs."""
-        if self._logs is not None:
-            return self._logs
-        about = DETAILS.empty_table()
-        options = pa.ipc.IpcWriteOptions(compression="lz4")
-        with ExitStack() as stack:
-            writers = [
-                stack.enter_context(pa.ipc.new_stream(self._path(number), DETAILS, options=options))
-                for number in range(self._buckets)
-            ]
-            for table in _grouped(
-                _decoded(self._planned, DETAILS, payload=self._has_payload), DETAILS
-            ):
-                about = log_rows(pa.concat_tables([about, table]))
-                chosen = table.filter(pc.is_valid(table["job"]))
-                bucket = chosen["job"].to_numpy() % self._buckets
-                order = np.argsort(bucket, kind="stable")
-                ends = np.searchsorted(bucket[order], np.arange(self._buckets + 1))
-                sorted_rows = chosen.take(pa.array(order)) if self._buckets > 1 else chosen
-                for number, writer in enumerate(writers):
-                    first, last = int(ends[number]), int(ends[number + 1])
-                    if first < last:
-                        writer.write_table(sorted_rows.slice(first, last - first))
-        self._logs = logs_of(about, self._lineage)
-        return self._logs
+    @cached_property
+    def _logs(self) -> dict[str, Log]:
+        """State of the logs; puts the records of each job into one bucket."""
+        dataset.write_dataset(
+            self._bucketed(), self._folder, schema=_BUCKETED, format="ipc",
+            partitioning=_BY_BUCKET, max_partitions=self._buckets,
+            file_options=dataset.IpcFileFormat().make_write_options(compression="lz4"),
+        )  # fmt: skip
+        return logs_of(self._about, self._lineage)
 
-    def _inherited(self, records: pa.Table, logs: dict[str, Any]) -> pa.Table:
-        """Return the records, and copies of the parents' records as records of the children."""
-        tables = [records]
-        for child, parents in self._lineage.items():
-            if child not in logs:
-                continue  # an empty log
-            first = 0
-            for parent, next_lsn in parents:
-                lsn = pc.field("lsn")
-                is_shared = (pc.field("log_id") == parent) & (lsn >= first) & (lsn < next_lsn)
-                shared = records.filter(is_shared)
-                for name, text in (("log_id", child), ("device", logs[child].device)):
-                    column = pa.repeat(pa.scalar(text, pa.string()), shared.num_rows)
-                    at = shared.schema.get_field_index(name)
-                    shared = shared.set_column(at, name, column)
-                tables.append(shared)
-                first = next_lsn
-        return pa.concat_tables(tables)
+    def _bucketed(self) -> Iterator[pa.RecordBatch]:
+        for table in _grouped(self._decoded, DETAILS):
+            self._about = log_rows(pa.concat_tables([self._about, table]))
+            chosen = table.filter(pc.is_valid(table["job"]))
+            bucket = pa.array(chosen["job"].to_numpy() % self._buckets)
+            yield from chosen.append_column(_BUCKET, bucket).to_batches()
 
-    def _path(self, number: int) -> str:
-        return str(self._folder / f"{number}.arrows")
 
-    def _bucket(self, number: int) -> pa.Table:
-        with pa.OSFile(self._path(number)) as file, pa.ipc.open_stream(file) as reader:
-            return reader.read_all()
+def inherited(records: pa.Table, lineage: Lineage, logs: Mapping[str, Log]) -> pa.Table:
+    """Return the records, and copies of the parents' records as records of the children."""
+    tables = [records]
+    for child, parents in lineage.items():
+        if child not in logs:
+            continue  # an empty log
+        own = {"log_id": child, "device": logs[child].device}
+        first = 0
+        for parent, next_lsn in parents:
+            lsn = pc.field("lsn")
+            is_shared = (pc.field("log_id") == parent) & (lsn >= first) & (lsn < next_lsn)
+            shared = records.filter(is_shared)
+            columns = {name: shared[name] for name in shared.column_names}
+            columns |= {name: pa.repeat(text, shared.num_rows) for name, text in own.items()}
+            tables.append(pa.table(columns))
+            first = next_lsn
+    return pa.concat_tables(tables)
 
 
 def _grouped(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
