@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,10 +17,10 @@ from taskq.values import PRIORITY_MAX, as_typed
 from taskq_plugins.spark.cli import lake_option
 
 if TYPE_CHECKING:
-    from taskq import TaskQ
+    from taskq import Call
     from taskq_plugins.spark.bulk_files import Rows
     from taskq_plugins.spark.past_jobs import Counted, PastJobs
-    from taskq_plugins.spark.sink.ingest import Ingested, Part
+    from taskq_plugins.spark.sink.ingest import Ingested
     from taskq_plugins.spark.sink.options import SinkOptions
 
 
@@ -89,6 +89,7 @@ def enqueue(
     an empty cell is null. A second run with the same file and options enqueues nothing.
     """
     from taskq_plugins.spark.bulk_files import digest, open_rows  # noqa: PLC0415 - loads pyarrow
+    from taskq_plugins.spark.sink.ingest import Upload  # noqa: PLC0415
     from taskq_plugins.spark.sink.options import parse_options  # noqa: PLC0415
 
     options = _options(given)
@@ -96,14 +97,16 @@ def enqueue(
     upload = name or _name(digest(file), {**options, "key": key or "", "text": ",".join(text)})
     if again:
         upload = f"{upload}-{secrets.token_hex(_AGAIN_BYTES)}"
-    rows = open_rows(file, key=key, as_text=text)
     sink = parse_options({**options, "upload": upload})
-    app = sink.load_app()
+    calls = _calls(file, open_rows(file, key=key, as_text=text), sink, before)
     if dry_run:
-        count = _count(file, rows, sink, app)
-        _tell_dry_run(sink, count, upload, as_json=as_json)
+        count = sum(map(len, calls))
+        if as_json:
+            render.print_json({"dry_run": True, "upload": upload, "jobs": count})
+        else:
+            render.echo(f"would enqueue {count_of(count)} in {sink.data_dir}, enqueued nothing")
         return
-    done = _enqueue(file, rows, sink, app, lambda: _check_unchanged(file, before))
+    done = Upload(sink.data_dir, f"upload-{upload}").bring(calls)
     _tell(sink, done, upload, as_json=as_json)
 
 
@@ -135,44 +138,16 @@ def _version(file: Path) -> tuple[int, int, int]:
     return facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
-def _check_unchanged(file: Path, before: tuple[int, int, int]) -> None:
+def _calls(
+    file: Path, rows: Rows, sink: SinkOptions, before: tuple[int, int, int]
+) -> Iterator[list[Call[Any]]]:
     from taskq_plugins.spark.bulk_files import BadFile  # noqa: PLC0415
+    from taskq_plugins.spark.sink.rows import RowCalls  # noqa: PLC0415
 
+    checked = RowCalls(sink, sink.load_app(), file.name)
+    yield from chain.from_iterable(map(checked.calls, rows))
     if _version(file) != before:
         raise BadFile(f"{file}: was changed while it was read; nothing was enqueued, try again")
-
-
-def _count(file: Path, rows: Rows, sink: SinkOptions, app: TaskQ | None) -> int:
-    from taskq_plugins.spark.sink.rows import RowCalls  # noqa: PLC0415
-
-    checked = RowCalls(sink, app, file.name)
-    return sum(map(len, chain.from_iterable(map(checked.calls, rows))))
-
-
-def _enqueue(
-    file: Path, rows: Rows, sink: SinkOptions, app: TaskQ | None, check: Callable[[], None]
-) -> Ingested:
-    from taskq_plugins.spark.sink.ingest import Upload  # noqa: PLC0415
-    from taskq_plugins.spark.sink.rows import RowCalls  # noqa: PLC0415
-
-    upload = Upload(sink.data_dir, f"upload-{sink.upload}")
-    parts: list[Part] | None = None
-    if upload.published() is None:  # otherwise a killed run wrote them
-        calls = chain.from_iterable(map(RowCalls(sink, app, file.name).calls, rows))
-        parts = upload.write_parts(calls)
-        try:
-            check()
-        except BaseException:
-            upload.discard(parts)
-            raise
-    return upload.finish(parts)
-
-
-def _tell_dry_run(sink: SinkOptions, count: int, upload: str, *, as_json: bool) -> None:
-    if as_json:
-        render.print_json({"dry_run": True, "upload": upload, "jobs": count})
-        return
-    render.echo(f"would enqueue {count_of(count)} in {sink.data_dir}, enqueued nothing")
 
 
 def _tell(sink: SinkOptions, done: Ingested, upload: str, *, as_json: bool) -> None:
@@ -229,20 +204,20 @@ def replay(
     --where "state = 'dead' AND task = 'mail.send' AND settled_at > now() - INTERVAL 1 DAY".
     """
     from taskq_plugins.spark.lake.store import Lake  # noqa: PLC0415 - loads pyarrow
-    from taskq_plugins.spark.past_jobs import past_jobs  # noqa: PLC0415 - loads duckdb
+    from taskq_plugins.spark.past_jobs import PastJobs  # noqa: PLC0415 - loads duckdb
+    from taskq_plugins.spark.sandbox import chosen  # noqa: PLC0415 - as above
     from taskq_plugins.spark.sink.ingest import Upload  # noqa: PLC0415 - as above
     from taskq_plugins.spark.sink.options import check_upload_name  # noqa: PLC0415 - as above
 
     run = check_upload_name(run_name, "run") if run_name else _run_of(lake_path, where)
-    with past_jobs(Lake.open(lake_path), where) as past:
-        chosen = past.counted(_SAMPLE_ROWS)
+    with chosen(Lake.open(lake_path), "jobs", where) as connection:
+        past = PastJobs(connection, where)
+        counted = past.counted(_SAMPLE_ROWS)
         if not yes:
-            _tell_plan(chosen, _command(lake_path, where, data_dir, run), run, as_json=as_json)
+            _tell_plan(counted, _command(lake_path, where, data_dir, run), run, as_json=as_json)
             return
-        upload = Upload(data_dir.absolute(), f"replay-{run}")
-        is_begun = upload.published() is not None
-        done = upload.finish(None if is_begun else upload.write_parts(past.calls()))
-    _print_replay(chosen, past, done, run, as_json=as_json)
+        done = Upload(data_dir.absolute(), f"replay-{run}").bring(past.calls())
+    _print_replay(counted, past, done, run, as_json=as_json)
     if past.problem_count:
         context.exit(Failure.exit_code)
 
@@ -301,9 +276,7 @@ def _print_replay(
                 "count": done.jobs if done.is_new else 0,
                 "done_before": bool(done.jobs) and not done.is_new,
                 "problems": past.problem_count,
-                "errors": [
-                    {"id": problem.job_id, "error": problem.reason} for problem in past.problems
-                ],
+                "errors": [{"id": job_id, "error": reason} for job_id, reason in past.problems],
             }
         )
         return
@@ -315,7 +288,7 @@ def _print_replay(
     else:
         render.echo(f"run {run} was done before, so nothing was enqueued; name another with --run")
     _tell_live(chosen)
-    for problem in past.problems[:_PROBLEMS_SHOWN_MAX]:
-        render.echo(f"taskq: {problem.job_id}: {problem.reason}", err=True)
+    for job_id, reason in past.problems[:_PROBLEMS_SHOWN_MAX]:
+        render.echo(f"taskq: {job_id}: {reason}", err=True)
     if past.problem_count > _PROBLEMS_SHOWN_MAX:
         render.echo(f"taskq: and {past.problem_count - _PROBLEMS_SHOWN_MAX} more", err=True)

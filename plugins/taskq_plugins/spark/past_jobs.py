@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import duckdb
 import pyarrow as pa
@@ -16,10 +15,6 @@ from taskq.errors import TaskqError, UsageError
 from taskq.hooks import Options
 from taskq.reading.replay import REPLAY_HEADER
 from taskq.views import SETTLED_STATES
-from taskq_plugins.spark.sandbox import chosen
-
-if TYPE_CHECKING:
-    from taskq_plugins.spark.lake.store import Lake
 
 _BATCH_ROWS: Final = 4_096
 #: Jobs that cannot be enqueued again are listed up to this number, then counted.
@@ -50,13 +45,6 @@ class Counted(NamedTuple):
         return sum(self.over.values())
 
 
-class ReplayProblem(NamedTuple):
-    """A job that cannot be enqueued again, and the reason."""
-
-    job_id: str
-    reason: str
-
-
 class PastJobs:
     """The jobs of a lake that match a condition.
 
@@ -65,14 +53,14 @@ class PastJobs:
         where: a condition in SQL over the columns of the table ``jobs``.
 
     Attributes:
-        problems: the first PROBLEMS_MAX jobs that could not become calls.
+        problems: (id, reason) of the first PROBLEMS_MAX jobs that could not become calls.
         problem_count: number of all such jobs.
     """
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, where: str) -> None:
         self._duck = connection
         self._where = where
-        self.problems: list[ReplayProblem] = []
+        self.problems: list[tuple[str, str]] = []
         self.problem_count = 0
 
     def counted(self, sample_rows: int) -> Counted:
@@ -93,22 +81,13 @@ class PastJobs:
             try:
                 yield _again(row)
             except TaskqError as error:
-                self._note(ReplayProblem(row["job_id"], str(error)))
-
-    def _note(self, problem: ReplayProblem) -> None:
-        self.problem_count += 1
-        if len(self.problems) < PROBLEMS_MAX:
-            self.problems.append(problem)
+                self.problem_count += 1
+                if self.problem_count <= PROBLEMS_MAX:
+                    self.problems.append((row["job_id"], str(error)))
 
     def _select(self, what: str, group: str) -> duckdb.DuckDBPyRelation:
         # The condition is SQL of the caller, on purpose; the rest is constant.
         return self._duck.sql(f"SELECT {what} FROM rows WHERE ({self._where}\n) {group}")  # noqa: S608
-
-
-@contextmanager
-def past_jobs(lake: Lake, where: str) -> Iterator[PastJobs]:
-    with chosen(lake, "jobs", where) as connection:
-        yield PastJobs(connection, where)
 
 
 def _again(row: dict[str, Any]) -> Call[Any]:

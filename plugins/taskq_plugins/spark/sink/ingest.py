@@ -157,6 +157,10 @@ class Upload(NamedTuple):
     def _manifest(self) -> list[Part]:
         return [Part(*part) for part in json.loads((self.folder / _MANIFEST).read_bytes())]
 
+    def bring(self, calls: Iterable[list[Call[Any]]]) -> Ingested:
+        """Write and ingest calls; parts that a killed run published are ingested instead."""
+        return self.finish(self.write_parts(calls) if self.published() is None else None)
+
     def finish(self, parts: list[Part] | None) -> Ingested:
         """Publish the parts, unless others were published before, and ingest the missing jobs.
 
