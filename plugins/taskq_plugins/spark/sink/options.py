@@ -2,85 +2,46 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 import pyarrow as pa
 from pyarrow import types
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from taskq.engine import Compression, Flag
 from taskq.errors import UsageError
 from taskq.hooks import OptionChanges, Options
-from taskq.values import check_name, parse_json
+from taskq.values import parse_json
+from taskq_plugins.spark.source.options import parsed, reads
 
 if TYPE_CHECKING:
     from taskq import TaskQ
 
     Check = Callable[[pa.DataType], bool]
 
-_SPANS: Final = ("delay", "expires", "window", "keep")
-_NUMBERS: Final = ("priority", "attempts")
 #: Options that need a key; they are checked again with each row's key.
 KEY_OPTIONS: Final = frozenset({"window", "until"})
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@=+-]{0,149}")
-#: Options, as spelled in messages.
-_KNOWN: Final = (
-    "path", "task", "queue", "priority", "attempts", "delay", "expires", "window", "until",
-    "headers", "keep", "compress", "app", "upload",
-)  # fmt: skip
+_DURATION: Final = 'seconds, or text such as "5m"'
+_ALLOWED: Final = {
+    "path": "the task log's directory",
+    "task": "the name of a task",
+    "queue": "the name of a queue",
+    "priority": "a whole number",
+    "attempts": "a whole number",
+    **dict.fromkeys(("delay", "expires", "window", "keep"), _DURATION),
+    "until": "settled",
+    "headers": 'one JSON object of text by name, such as {"source": "import"}',
+    "compress": "none, zlib or zstd",
+    "app": "an app, as module:app",
+    "upload": "a name",
+}
 #: Options that Spark itself passes on to a sink.
 _OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
 _PER_ROW: Final = frozenset({"key", "eta", "value"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinkOptions:
-    """Target and defaults of the rows of a data frame.
-
-    Attributes:
-        data_dir: the task log's directory, absolute.
-        task: name of the task, or "".
-        changes: options of the enqueue.
-        app: ``module:app`` with defaults and argument checks; "" for none.
-        upload: name that makes a second write a repetition; "" for none.
-    """
-
-    data_dir: Path
-    task: str = ""
-    changes: OptionChanges = field(default_factory=OptionChanges)
-    app: str = ""
-    upload: str = ""
-
-    def load_app(self) -> TaskQ | None:
-        if not self.app:
-            return None
-        from taskq_workers.runs.loader import load_app  # noqa: PLC0415 - the option app is rare
-
-        return load_app(self.app)
-
-
-def parse_options(given: Mapping[str, str]) -> SinkOptions:
-    options = {name.lower(): text for name, text in given.items()}
-    _check_names(options)
-    path = options.get("path", "")
-    if not path:
-        raise UsageError(
-            'the sink "taskq" does not know where to put jobs: add .option("path", DIRECTORY)'
-        )
-    task = options.get("task", "")
-    if task:
-        check_name("task name", task)
-    return SinkOptions(
-        data_dir=_directory(path),
-        task=task,
-        changes=_changes(options),
-        app=options.get("app", ""),
-        upload=check_upload_name(options["upload"]) if options.get("upload") else "",
-    )
 
 
 def span(text: str) -> float | str:
@@ -90,15 +51,14 @@ def span(text: str) -> float | str:
         return text
 
 
-def _check_names(options: Mapping[str, str]) -> None:
-    known = {name.lower(): name for name in _KNOWN}
-    for name in options:
-        if name in _PER_ROW:
-            raise UsageError(f"option {name!r}: it differs from row to row, so make it a column")
-        if name not in known and name not in _OF_SPARK:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {known[near[0]]!r}?" if near else f"there are {', '.join(_KNOWN)}"
-            raise UsageError(f'the sink "taskq" has no option {name!r}: {hint}')
+def check_upload_name(name: str, what: str = "upload") -> str:
+    """Return the name of an upload if it is valid as a folder's name, too."""
+    if name and not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{what} name {name!r:.60} becomes a file's name: it may have up to 150 ASCII letters, "
+            f"digits and any of ._@=+- and must begin with a letter or digit"
+        )
+    return name
 
 
 def _directory(path: str) -> Path:
@@ -109,60 +69,67 @@ def _directory(path: str) -> Path:
             f"path is {path!r}: a task log is a directory that driver and executors reach under "
             f"the same name, such as a mounted one"
         )
+    if not plain:
+        raise ValueError("no directory")
     return Path(plain).absolute()
 
 
-def _changes(options: Mapping[str, str]) -> OptionChanges:
-    if "queue" in options:
-        check_name("queue name", options["queue"])
-    names = ("queue", *_NUMBERS, *_SPANS, "until", "compress", "headers")
-    values = {name: _read(name, options[name]) for name in names if name in options}
-    changes: OptionChanges = values  # type: ignore[assignment]
-    probe: OptionChanges = {**changes, "key": "k"} if KEY_OPTIONS & values.keys() else changes
+Span = Annotated[float | str | None, BeforeValidator(span)]
+
+
+class SinkOptions(BaseModel):
+    """Target and defaults of the rows of a data frame.
+
+    Attributes:
+        data_dir: the task log's directory, absolute.
+        task: name of the task, or "".
+        app: ``module:app`` with defaults and argument checks; "" for none.
+        upload: name that makes a second write a repetition; "" for none.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    data_dir: Annotated[Path, BeforeValidator(_directory), Field(alias="path")]
+    task: str = ""
+    queue: str = ""
+    priority: int | None = None
+    attempts: int | None = None
+    delay: Span = None
+    expires: Span = None
+    window: Span = None
+    keep: Span = None
+    until: Literal["settled"] | None = None
+    headers: Annotated[dict[str, Any] | None, reads(parse_json)] = None
+    compress: Compression | None = None
+    app: str = ""
+    upload: Annotated[str, AfterValidator(check_upload_name)] = ""
+
+    @property
+    def changes(self) -> OptionChanges:
+        """Return the options of the enqueue."""
+        chosen = self.model_fields_set - {"data_dir", "task", "app", "upload"}
+        changes: OptionChanges = {name: getattr(self, name) for name in chosen}  # type: ignore[assignment]
+        return changes
+
+    def load_app(self) -> TaskQ | None:
+        if not self.app:
+            return None
+        from taskq_workers.runs.loader import load_app  # noqa: PLC0415 - the option app is rare
+
+        return load_app(self.app)
+
+
+def parse_options(given: Mapping[str, str]) -> SinkOptions:
+    own = {name: text for name, text in given.items() if name.lower() not in _OF_SPARK}
+    for name in own:
+        if name.lower() in _PER_ROW:
+            raise UsageError(f"option {name!r}: it differs from row to row, so make it a column")
+    options = parsed(SinkOptions, _ALLOWED, own)
+    changes = options.changes
+    probe: OptionChanges = {**changes, "key": "k"} if KEY_OPTIONS & changes.keys() else changes
     # Check now, so that a wrong option fails before any row is read.
-    Options().changed(probe).spec("", Flag(0))
-    return changes
-
-
-def _read(name: str, text: str) -> Any:
-    if name not in _READS:
-        return span(text) if name in _SPANS else text
-    read, wanted = _READS[name]
-    try:
-        return read(text)
-    except (ValueError, KeyError, TypeError):
-        raise UsageError(f"option {name!r} is {text[:60]!r}, it must be {wanted}") from None
-
-
-def _object(text: str) -> dict[str, str]:
-    headers: dict[str, str] = parse_json(text)
-    if not isinstance(headers, dict):
-        raise TypeError(text)
-    return headers
-
-
-def _one_of(known: Sequence[str]) -> tuple[Callable[[str], str], str]:
-    return {name: name for name in known}.__getitem__, " or ".join(known)
-
-
-#: Parser and possible values of an option; other options are text.
-_READS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
-    "priority": (int, "a whole number"),
-    "attempts": (int, "a whole number"),
-    "until": _one_of(("settled",)),
-    "compress": _one_of(get_args(Compression)),
-    "headers": (_object, 'one JSON object of text by name, such as {"source": "import"}'),
-}
-
-
-def check_upload_name(name: str, what: str = "upload") -> str:
-    """Return the name of an upload if it is valid as a folder's name, too."""
-    if not _NAME.fullmatch(name):
-        raise UsageError(
-            f"{what} name {name!r:.60} becomes a file's name: it may have up to 150 ASCII letters, "
-            f"digits and any of ._@=+- and must begin with a letter or digit"
-        )
-    return name
+    Options().changed(probe).spec(options.task, Flag(0))
+    return options
 
 
 def _is_text(kind: pa.DataType) -> bool:

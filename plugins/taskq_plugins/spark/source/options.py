@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from taskq.errors import UsageError
 from taskq.values import parse_json
 from taskq_plugins.spark.source.positions import OptionError
 
@@ -31,7 +32,7 @@ _ALLOWED: Final = {
 }
 
 
-def _reads(parse: Callable[[str], object]) -> BeforeValidator:
+def reads(parse: Callable[[str], object]) -> BeforeValidator:
     def read(value: object) -> object:
         try:
             return parse(str(value).strip())
@@ -63,9 +64,9 @@ def _names(text: str) -> frozenset[object]:
     return chosen
 
 
-Flag = Annotated[bool, _reads(_flag)]
-Names = Annotated[frozenset[str] | None, _reads(_names), Field(max_length=_NAMES_MAX)]
-Size = Annotated[int, _reads(size_of), Field(ge=1, le=_SIZE_MAX)]
+Flag = Annotated[bool, reads(_flag)]
+Names = Annotated[frozenset[str] | None, reads(_names), Field(max_length=_NAMES_MAX)]
+Size = Annotated[int, reads(size_of), Field(ge=1, le=_SIZE_MAX)]
 
 
 class ReadOptions(BaseModel):
@@ -81,39 +82,44 @@ class ReadOptions(BaseModel):
     target_partition_bytes: Annotated[
         Size, Field(ge=PARTITION_BYTES_MIN, le=PARTITION_BYTES_MAX)
     ] = 32 * 2**20
-    fail_on_data_loss: Annotated[str, _reads(str.lower), Field(pattern="^(true|false|hold)$")] = (
+    fail_on_data_loss: Annotated[str, reads(str.lower), Field(pattern="^(true|false|hold)$")] = (
         "true"
     )
-    corrupt_mode: Annotated[str, _reads(str.lower), Field(pattern="^(fail|skip)$")] = "fail"
+    corrupt_mode: Annotated[str, reads(str.lower), Field(pattern="^(fail|skip)$")] = "fail"
     include_details: Flag = False
     #: Internal: hold a log that cannot be read, even if a loss is accepted.
     holds: bool = False
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
-    spelled = {name.lower(): name for name in _ALLOWED}
+    return parsed(ReadOptions, _ALLOWED, given)
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def parsed(model: type[M], allowed: Mapping[str, str], given: Mapping[str, str]) -> M:
+    """Check options, whose names may have any case; ``allowed`` has their values in words."""
+    spelled = {name.lower(): name for name in allowed}
     values: dict[str, Any] = {}
     for name, value in given.items():
         option = spelled.get(name.lower())
         if option is None:
-            raise OptionError(name, f" is unknown{_suggestion(name)}")
+            near = get_close_matches(name.lower(), spelled, 1)
+            hint = (
+                f"did you mean {spelled[near[0]]}?" if near else f"there are {', '.join(allowed)}"
+            )
+            raise OptionError(name, f" is unknown: {hint}")
         values[option] = value
     if "path" not in values:
-        raise OptionError("path", f" is missing: it is {_ALLOWED['path']}")
+        raise OptionError("path", f" is missing: it is {allowed['path']}")
     try:
-        options = ReadOptions.model_validate(values)
+        return model.model_validate(values)
     except ValidationError as error:
-        option = str(error.errors()[0]["loc"][0])
+        problem = error.errors()[0]
+        cause = problem.get("ctx", {}).get("error")
+        if isinstance(cause, UsageError):
+            raise cause from error
+        option = str(problem["loc"][0])
         shown = str(values.get(option))[:200]
-        raise OptionError(
-            option, f": {shown!r} is not allowed: it is {_ALLOWED[option]}"
-        ) from error
-    return options
-
-
-def _suggestion(name: str) -> str:
-    near = get_close_matches(name.lower(), [option.lower() for option in _ALLOWED], 1)
-    if near:
-        meant = next(option for option in _ALLOWED if option.lower() == near[0])
-        return f": did you mean {meant}?"
-    return f": there are {', '.join(_ALLOWED)}"
+        raise OptionError(option, f": {shown!r} is not allowed: it is {allowed[option]}") from error
