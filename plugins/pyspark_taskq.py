@@ -3,6 +3,6 @@
 Every Spark session with a Python data source imports it, so it imports next to nothing.
 """
 
-from taskq_plugins.spark.source.source import TaskqSource as DefaultSource
+from taskq_plugins.spark.data_source import TaskqSource as DefaultSource
 
 __all__ = ["DefaultSource"]
