@@ -65,7 +65,7 @@ APP = {
     "taskq.core.folds": "moments",
     "taskq.log": "config requests",
     "taskq.log.format": "bodies codec options",
-    "taskq.log.machine": "forks",
+    "taskq.log.machine": "forks inside",
     "taskq.log.segments": "bodystore",
 }
 #: Packages of the standard library with slow imports: asyncio and its dependencies.

@@ -39,6 +39,7 @@ from taskq.core.retry import DEFAULT, RetryPolicy, policy_of
 from taskq.core.values import TypedDict
 from taskq.log.config import MAILBOX_MAX
 from taskq.log.format.bodies import COMPRESSED_BYTES_MIN, Compression
+from taskq.log.machine.inside import uninterrupted
 from taskq.log.requests import Duplicate, Item, Plain
 
 if TYPE_CHECKING:
@@ -334,6 +335,7 @@ class Enqueuer(typing.Generic[P, R]):
         key, other = chosen.key, chosen.concurrency_key
         if self._is_plain:
             return self._task.encode(args, kwargs), self._extras
+        serialization.begin_writing()
         codec = self._task.arguments
         values = codec.validated(args, kwargs)
         body = codec.dump(values)
@@ -454,7 +456,7 @@ class Task(Enqueuer[P, R]):
         Raises:
             UsageError: an annotation has no form in JSON, or uses an undefined name.
         """
-        codec = ArgumentCodec(self.signature)
+        codec = uninterrupted(ArgumentCodec)(self.signature)
         self.encode, self.decode = codec.encode, codec.decode
         return codec
 
@@ -540,6 +542,7 @@ class Task(Enqueuer[P, R]):
         return f"<Task {self.name}>"
 
     def _first_encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        serialization.begin_writing()
         return self.arguments.encode(args, kwargs)
 
     def _first_decode(self, payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -9,7 +9,7 @@ import sys
 import typing
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Reversible
 from enum import Enum
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, cast, get_args, get_origin
 
@@ -18,6 +18,7 @@ from taskq.calls import loose, naming
 from taskq.calls.signature import REST, Signature
 from taskq.core import errors, model, parsing
 from taskq.log.format.bodies import check_size
+from taskq.log.machine.inside import uninterrupted
 
 if TYPE_CHECKING:
     from pydantic import ConfigDict
@@ -43,6 +44,15 @@ FLAT_BYTES_MAX: Final = 2 * parsing.VALUE_DEPTH_MAX
 #: Longer whole numbers can be written, but not read.
 _DIGITS_MAX: Final = 4_300
 _ROOM: Final = parsing.DEPTH_MAX - parsing.VALUE_DEPTH_MAX
+
+
+@cache
+@uninterrupted
+def begin_writing() -> None:
+    """Let pydantic_core import its modules, which it does in a lock at the first write."""
+    from pydantic_core import to_json  # noqa: PLC0415 - see the module's docstring
+
+    to_json(None)
 
 
 def is_deep(body: bytes, around: int = 0) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from taskq.core.errors import UsageError, no_loop
 from taskq.log.machine.forks import on_fork
+from taskq.log.machine.inside import refuse_inside, uninterrupted
 
 if TYPE_CHECKING:
     import asyncio
@@ -96,14 +97,12 @@ def run(coroutine: Coroutine[Any, Any, R]) -> R:
     Raises:
         UsageError: a finalizer or a signal handler calls it in the middle of a commit.
     """
-    from taskq.log.machine.threads import Pending, refuse_inside  # noqa: PLC0415 - as above
-
+    pending: Pending[R]
     try:
-        refuse_inside("a blocking call")
+        loop, pending = _begun()
     except UsageError:
         coroutine.close()
         raise
-    loop, pending = _Background.current().loop, Pending[R]()
     call = _Call(coroutine, pending)
     loop.call_soon_threadsafe(call.begin)
     try:
@@ -112,6 +111,13 @@ def run(coroutine: Coroutine[Any, Any, R]) -> R:
         pending.cancel()
         loop.call_soon_threadsafe(call.give_up)
         raise
+
+
+@uninterrupted
+def _begun() -> tuple[asyncio.AbstractEventLoop, Pending[Any]]:
+    from taskq.log.machine.threads import Pending  # noqa: PLC0415 - as above
+
+    return _Background.current().loop, Pending()
 
 
 class _Call(Generic[R]):
@@ -145,11 +151,12 @@ class _Call(Generic[R]):
 
 
 def refuse_in_loop(call: str, instead: str) -> None:
-    """Raise if an event loop runs in this thread.
+    """Raise if an event loop runs in this thread, or the call interrupts another one.
 
     Raises:
         UsageError: a loop runs here; the message names the coroutine to await.
     """
+    refuse_inside(call)
     if "asyncio" not in sys.modules:  # then no loop runs
         return
     import asyncio  # noqa: PLC0415 - see the module's docstring

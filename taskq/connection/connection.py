@@ -19,7 +19,7 @@ from taskq.core.parsing import Tag
 from taskq.log import requests
 from taskq.log.config import LogConfig
 from taskq.log.format.bodies import Compression, check_compression, check_size
-from taskq.log.machine import forks
+from taskq.log.machine import forks, inside
 from taskq.log.segments.bodystore import QUICK_BYTES_MAX, BodyStore
 
 if TYPE_CHECKING:
@@ -324,8 +324,6 @@ class Connection:
         self._closed = False
         #: open ``with`` blocks, nested or in parallel
         self._blocks = 0
-        #: guarded by ``_lock``, which is reentrant
-        self._is_opening = False
         self._tag = Tag("")
         self._lock = threading.RLock()
         self._opening: Future[Store] | None = None
@@ -339,7 +337,7 @@ class Connection:
     def is_traced(self) -> bool:
         """Return whether enqueues are traced or measured, or may go to another log."""
         if self.current is None:
-            tracing.look()
+            inside.uninterrupted(tracing.look)()
         return tracing.is_traced or self.is_routed
 
     def check_move(self, path: str) -> None:
@@ -442,9 +440,7 @@ class Connection:
             block_ends: close only if no other block needs the log.
         """
         if self.current is not None:
-            from taskq.log.machine.threads import refuse_inside  # noqa: PLC0415 - it is loaded
-
-            refuse_inside(self.path)
+            inside.refuse_inside(self.path)
         with self._lock:
             self.enter(-1 if block_ends else -self._blocks)
             if self._blocks:
@@ -558,11 +554,10 @@ class Connection:
         store = self.current
         if store is not None and store.usable:
             return store
-        if self._is_opening:
-            raise errors.UsageError(
-                f"{self.path}: a signal handler or a finalizer came while its thread opens the "
-                f"log, and would wait for that for ever: enqueue from another thread, or later"
-            )
+        return self._first_store(is_told=is_told)
+
+    @inside.uninterrupted
+    def _first_store(self, *, is_told: bool) -> Store:
         if self.refusal:
             raise errors.UsageError(self.refusal)
         if self._closed:
@@ -577,15 +572,9 @@ class Connection:
             )
         _check_threads()
         tracing.look()
-        from taskq.log.machine.threads import refuse_inside  # noqa: PLC0415 - as below
         from taskq.log.store.store import open_store  # noqa: PLC0415 - see the module's docstring
 
-        refuse_inside(self.path)
-        self._is_opening = True
-        try:
-            store = open_store(self.path, self.config)
-        finally:
-            self._is_opening = False
+        store = open_store(self.path, self.config)
         self._tag = store.tag
         self.current = store
         return store

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import shlex
 import sys
 import threading
@@ -358,3 +359,81 @@ def test_what_a_question_reads_begins_at_the_newest_snapshot(spaced: TaskQ) -> N
     with LogReader.open(str(spaced.data_dir)) as after:
         assert list((spaced.data_dir / "snapshot").glob("*agenda*"))
         assert 0 <= after.unfolded_bytes() < 10_000
+
+
+#: A first call, interrupted at each Python call from a number on by calls of each kind.
+INTERRUPTED = """
+import datetime, sys
+from taskq import TaskLog, TaskQ, errors
+
+app, log = TaskQ("data", durability="os"), TaskLog.open("bytes")
+
+@app.task(name="plain")
+def plain(n: int) -> None: ...
+
+@app.task(key=lambda day: str(day))
+def keyed(day: datetime.date) -> None: ...
+
+CALLS = {
+    "plain": lambda: plain.enqueue_sync(1),
+    "keyed": lambda: keyed.enqueue_sync(datetime.date(2026, 1, 1)),
+    "many": lambda: plain.enqueue_many_sync([(1,), (2,)]),
+    "call": lambda: app.enqueue_sync(plain.call(1)),
+    "name": lambda: app.enqueue_by_name_sync("plain", 1),
+    "stats": lambda: app.stats_sync(),
+    "put": lambda: log.put_sync(b"x"),
+    "with": lambda: app.__enter__(),
+}
+start, steps, refused = int(sys.argv[2]), 0, 0
+
+def interrupt(*_):
+    global steps, refused
+    steps += 1
+    if steps < start:
+        return
+    sys.settrace(None)
+    try:
+        CALLS[list(CALLS)[steps % len(CALLS)]]()
+    except errors.UsageError:
+        refused += 1
+    sys.settrace(interrupt)
+
+sys.settrace(interrupt)
+CALLS[sys.argv[1]]()
+sys.settrace(None)
+print(refused > 0)
+app.close_sync()
+log.close_sync()
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "start"), [("plain", 500), ("keyed", 12_000), ("many", 9_000), ("with", 500)]
+)
+def test_a_handler_within_a_first_call_is_refused_or_served(
+    tmp_path: Path, call: str, start: int
+) -> None:
+    """It neither waits for ever nor meets half of a module, at any step."""
+    done = run_python("-c", INTERRUPTED, call, start, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_a_log_handler_that_enqueues_does_not_keep_a_log_from_opening(
+    app: TaskQ, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data").chmod(0o777)
+    jobs: list[str] = []
+
+    class Enqueuer(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            jobs.append(record.name + app.tasks["add"].enqueue_sync(1, 2).id)
+
+    handler = Enqueuer()
+    logging.getLogger("taskq").addHandler(handler)
+    try:
+        assert app.tasks["add"].enqueue_sync(1, 2).id
+        app.close_sync()
+    finally:
+        logging.getLogger("taskq").removeHandler(handler)
+    assert len(jobs) == 1

@@ -18,8 +18,8 @@ from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 
-from taskq.core.errors import UsageError
 from taskq.log.machine.forks import on_fork
+from taskq.log.machine.inside import inside
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -181,21 +181,6 @@ on_fork(_pools.clear)
 REPORTS_MAX: Final = 1_000
 #: Longest wait of a closing log for its last reports.
 DRAIN_SECONDS: Final = 1.0
-#: Threads within the engine: they have, or will take, locks that other threads wait for.
-inside: Final[set[int]] = set()
-
-
-def refuse_inside(path: str) -> None:
-    """Refuse to wait for the engine on a thread within it.
-
-    Raises:
-        UsageError: this thread is a storage thread, or in the middle of a commit.
-    """
-    if get_ident() in inside:
-        raise UsageError(
-            f"{path}: a signal handler or a finalizer came in the midst of a commit and would wait "
-            f"for it for ever: enqueue from another thread, or later"
-        )
 
 
 class Aside:

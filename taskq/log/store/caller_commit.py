@@ -18,7 +18,7 @@ from taskq.log.commit.answers import refusals
 from taskq.log.config import BATCH_BYTES_MAX
 from taskq.log.decide.context import BatchNeeds
 from taskq.log.decide.enqueue import LINE_WIDTH
-from taskq.log.machine.threads import inside, refuse_inside
+from taskq.log.machine.inside import inside, refuse_inside
 from taskq.log.requests import Answer, Item, Op, Request
 
 if TYPE_CHECKING:

@@ -22,8 +22,9 @@ from taskq.log import requests
 from taskq.log.config import MAILBOX_MAX
 from taskq.log.decide.enqueue import LINE_WIDTH, Run, answer, paired, together
 from taskq.log.format.flows import Stepped
+from taskq.log.machine.inside import refuse_inside
 from taskq.log.machine.system import system
-from taskq.log.machine.threads import Pending, Reporter, errands, refuse_inside
+from taskq.log.machine.threads import Pending, Reporter, errands
 from taskq.log.read.gauges import age_ns
 from taskq.log.requests import Op, Order, Settlement, Trait, Withdrawal
 from taskq.log.segments.segments import Extent

@@ -19,9 +19,10 @@ from taskq.log import config, requests
 from taskq.log.machine import forks
 from taskq.log.machine.access import enter, exposures
 from taskq.log.machine.forks import fill_standard
+from taskq.log.machine.inside import inside, refuse_inside
 from taskq.log.machine.owners import ProgressBoard, Stall, publish, publish_stall
 from taskq.log.machine.system import system
-from taskq.log.machine.threads import Reporter, drain, inside, refuse_inside
+from taskq.log.machine.threads import Reporter, drain
 from taskq.log.store.mailbox import Mailbox
 from taskq.log.store.port import LoopPort, ThreadPort
 from taskq.log.store.thread import StorageThread
