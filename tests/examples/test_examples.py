@@ -471,4 +471,5 @@ def test_a_tutorial_does_what_it_shows(tmp_path: Path, tutorial: str) -> None:
                     assert is_shown(shown, step.shown), f"$ {step.typed}\n{shown}"
     finally:
         shell.close()
+    assert took
     print("\n".join(f"{seconds:6.2f} s  {line}" for seconds, line in took))  # noqa: T201
