@@ -24,11 +24,16 @@ NO_HANDLES: Final = "a log has jobs as bytes, without handles"
 
 async def test_what_a_job_carries_comes_back_whole(front: Front) -> None:
     headers = {"a": "é" * ((HEADERS_BYTES_MAX - 5) // 2)}
-    job = await front.put("b", queue="mail", priority=9, headers=headers, attempts=2, key="k")
+    begin, times = datetime.now(UTC) - timedelta(seconds=2), {"delay": "1h", "expires": "2h"}
+    job = await front.put(
+        "b", queue="mail", priority=9, headers=headers, attempts=2, key="k", **times
+    )
     view = await front.view(job)
     assert (view.job_id, view.payload) == (job, front.payload("b"))
     assert (view.queue, view.priority, view.headers) == ("mail", 9, headers)
-    assert (view.attempts_max, view.key, view.state) == (2, b"k", State.READY)
+    assert (view.attempts_max, view.key, view.state) == (2, b"k", State.SCHEDULED)
+    assert begin < view.enqueued_at < view.due_at < view.expires_at  # type: ignore[operator]
+    assert (view.enqueued_at.tzinfo, view.settled_at) == (UTC, None)
 
 
 async def test_jobs_are_claimed_by_priority_and_then_by_age(front: Front) -> None:
@@ -385,14 +390,6 @@ async def test_handles_are_equal_by_their_id(front: Front) -> None:
     for nonsense in ("nonsense", None):
         with pytest.raises(errors.UsageError):
             front.holder.job(nonsense)
-
-
-async def test_a_view_has_aware_times(front: Front) -> None:
-    begin = datetime.now(UTC) - timedelta(seconds=2)
-    view = await front.view(await front.put(delay="1h", expires="2h"))
-    assert begin < view.enqueued_at < view.due_at < view.expires_at  # type: ignore[operator]
-    assert view.enqueued_at.tzinfo is UTC
-    assert view.settled_at is None
 
 
 async def test_a_signal_is_kept_once_for_a_job_that_is_not_over(front: Front) -> None:

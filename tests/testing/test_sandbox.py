@@ -230,29 +230,28 @@ _OPENING: Final = (
 )
 
 
-def test_a_real_log_in_a_test_is_warned_of(pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_real_log_in_a_test_is_warned_of_or_refused(
+    pytester: pytest.Pytester, strict: bool
+) -> None:
     """However it is opened; what lies in a sandbox or in ``tmp_path`` is made for the test."""
     pytester.makepyfile(jobs=_MODULE, test_of_real_logs=_REAL)
+    if strict:
+        pytester.makeini("[pytest]\ntaskq_strict = error\n")
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-W", "default")
-    result.assert_outcomes(passed=4, warnings=3)
-    result.stdout.fnmatch_lines(
-        [f"*RealLogWarning: a test opens the real log {pytester.path}/production,*"]
-    )
     # The tests open it themselves, and no line of ours does.
     lines = [line.strip() for line in _REAL.strip().splitlines()]
     numbers = [lines.index(opening) + 1 for opening in _OPENING]
-    result.stdout.fnmatch_lines(
-        [f"*test_of_real_logs.py:{number}: RealLogWarning*" for number in numbers]
-    )
-
-
-def test_a_real_log_in_a_test_is_refused_when_that_is_strict(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(jobs=_MODULE, test_of_real_logs=_REAL)
-    pytester.makeini("[pytest]\ntaskq_strict = error\n")
-    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
-    result.assert_outcomes(passed=1, failed=3)
-    result.stdout.fnmatch_lines(["*UsageError: a test opens the real log *Sandbox(app)*"])
-    assert not Path(pytester.path, "production").exists()
+    warned = [f"*test_of_real_logs.py:{number}: RealLogWarning*" for number in numbers]
+    if strict:
+        result.assert_outcomes(passed=1, failed=3)
+        result.stdout.fnmatch_lines(["*UsageError: a test opens the real log *Sandbox(app)*"])
+        assert not Path(pytester.path, "production").exists()
+    else:
+        result.assert_outcomes(passed=4, warnings=3)
+        opens = f"*RealLogWarning: a test opens the real log {pytester.path}/production,*"
+        result.stdout.fnmatch_lines([opens])
+        result.stdout.fnmatch_lines(warned)
 
 
 async def test_where_memory_takes_no_files_a_sandbox_is_among_temporary_ones(

@@ -18,11 +18,12 @@ import pyte
 import pytest
 from rich.console import Console
 
-from taskq import State, TaskQ, progress
+from taskq import State, TaskQ
 from taskq.log.read.reader import LogReader
 from taskq_plugins.top.screen import ConsoleKeyboard, Picture, Screen, Watcher, draw
 from tests.cli.helpers import taskq
 from tests.processes.harness import is_readable
+from tests.workers.fakes import Held
 
 #: How long a terminal may take to show what is waited for; a busy machine is slow to start Python.
 PATIENCE_SECONDS: Final = 40.0
@@ -253,22 +254,15 @@ def test_once_prints_what_is_and_ends(path: Path, monkeypatch: pytest.MonkeyPatc
 def test_jobs_that_nobody_can_run_and_progress_are_seen(path: Path) -> None:
     async def live() -> Picture:
         async with TaskQ(path, durability="os") as app:
-            begun, enough = asyncio.Event(), asyncio.Event()
-
-            @app.task(name="film")
-            async def film() -> None:
-                await progress(0.5, "half of it")
-                begun.set()
-                await enough.wait()
-
-            await app.enqueue(film.call())
+            film = Held(app, "half of it", name="film")
+            await film.task.enqueue()
             await app.enqueue_by_name("ghost")
             async with app.worker(concurrency=3):
-                await begun.wait()
+                await film.runs.wait()
                 picture = await asyncio.to_thread(seen, path)
                 while not picture.status.running[0][1]:  # a thread records the calls
                     picture = await asyncio.to_thread(seen, path)
-                enough.set()
+                film.end.set()
             return picture
 
     picture = asyncio.run(live())

@@ -342,19 +342,6 @@ async def test_any_name_of_the_outer_apps_login_acts_and_is_in_the_audit(tmp_pat
     assert said[-len(names) :] == list(names.values())
 
 
-async def test_the_audit_of_an_enqueue_is_written_once_it_is_answered(tmp_path: Path) -> None:
-    """Nothing else has to happen in the log first: a server may be killed at once."""
-    path = await made(tmp_path)
-    async with program(path, allow_actions=True) as client:
-        for asked in ({"task": "mail.send"}, {"payload": {"encoding": "text", "data": "1"}}):
-            answer = await client.post("/api/jobs", json=asked)
-            assert answer.status_code == 200, answer.text
-            job = answer.json()["id"]
-            with LogReader.open(str(path)) as reader:
-                events = reader.timeline(reader.find_job(job))
-            assert [it.reason for it in events if it.kind == "acted"] == ["program (web): enqueue"]
-
-
 # -- other names and other pages -------------------------------------------------------------------
 
 #: A visitor with or without leave to act, path and headers; status and words of the answer.

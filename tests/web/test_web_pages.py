@@ -23,6 +23,7 @@ from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq_plugins.web.pages import _inside
 from tests.web.browser import ORIGIN, browser, program
 from tests.web.test_web_api import get, made
+from tests.workers.fakes import Held
 
 NAME = "<script>alert(1)</script>\"'&<img src=x onerror=alert(1)>"
 EVIL = "<script>alert(1)</script>\"'&<img src=x onerror=alert(1)>\u202e\x1b[31m"
@@ -226,20 +227,17 @@ async def test_every_page_shows_a_past_state_of_the_log(data: Path) -> None:
 
 async def test_limits_and_what_workers_wait_for_are_shown(tmp_path: Path) -> None:
     app = TaskQ(tmp_path, upkeep=False)
-    running, done = anyio.Event(), anyio.Event()
-
-    @app.task(name="resize", concurrency=1, rate="5/min", concurrency_key=lambda user: user)
-    async def resize(user: str) -> None:
-        running.set()
-        await done.wait()
+    resize = Held(
+        app, name="resize", concurrency=1, rate="5/min", concurrency_key=lambda given: given
+    )
 
     @app.task(name="sync", requires=[condition(lambda: False, name="the VPN is up")])
     async def sync() -> None: ...
 
     async with app, app.worker(), browser(tmp_path) as client, program(tmp_path) as other:
-        await resize.enqueue_many([("ada",), ("ada",)])
+        await resize.task.enqueue_many([("ada",), ("ada",)])
         await sync.enqueue()
-        await running.wait()
+        await resize.runs.wait()
         page = ""
         with anyio.fail_after(30):
             while "the VPN is up" not in page:
@@ -250,7 +248,7 @@ async def test_limits_and_what_workers_wait_for_are_shown(tmp_path: Path) -> Non
         assert facts.items() <= limit.items()
         assert (limit["rate"], limit["room"]) == ("5/min", 0), "one of one runs"
         assert re.search(r'class="number paused"[^>]*>1</td>', page)
-        done.set()
+        resize.end.set()
 
 
 async def test_a_flow_is_drawn(tmp_path: Path) -> None:

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import anyio
 import httpx
 import pytest
 
-from taskq import JobHandle, TaskQ, progress, retry
+from taskq import JobHandle, TaskQ, retry
 from taskq.engine import LogReader
 from taskq.errors import JobFailed
 from taskq.reading import search
@@ -20,6 +19,7 @@ from taskq_plugins.web import api
 from taskq_plugins.web.pages import code_of
 from tests.web.browser import browser
 from tests.web.test_web_pages import forms, ids, send_form, shown
+from tests.workers.fakes import Held
 
 COUNT = 30
 
@@ -162,22 +162,16 @@ async def test_a_bulk_action_covers_all_matches(
 async def test_a_bulk_cancel_counts_cancelled_jobs_and_stop_requests(tmp_path: Path) -> None:
     """A job that began to run since it was listed is neither: what was asked for was of others."""
     app = TaskQ(tmp_path, upkeep=False, name="taskq web")
-    runs, done = anyio.Event(), anyio.Event()
-
-    @app.task(name="crawl")
-    async def crawl() -> None:
-        runs.set()
-        await done.wait()
-
+    crawl = Held(app, name="crawl")
     async with app, browser(tmp_path, allow_actions=True) as client:
-        job = await crawl.enqueue()
+        job = await crawl.task.enqueue()
         listed = await app.job(job.id).view()
         async with app.worker(concurrency=1):
-            await runs.wait()
+            await crawl.runs.wait()
             looks = Looks(str(tmp_path))
             assert await api.Acts(looks, app)._do("cancel", [listed]) == (0, 0)
             looks.close()
-            await crawl.options(delay="1h").enqueue_many([()] * 3)
+            await crawl.task.options(delay="1h").enqueue_many([()] * 3)
             (form,) = forms(await shown(client, "/many", act="cancel", q="task:crawl"))
             answer = await send_form(client, form)
             page = await shown(client, answer.headers["location"])
@@ -302,18 +296,11 @@ async def test_the_tasks_page_shows_counts_and_times(log: Path) -> None:
 
 async def test_the_workers_page_shows_running_jobs_and_lost_workers(tmp_path: Path) -> None:
     app = TaskQ(tmp_path, upkeep=False, name="shop")
-    runs, done = anyio.Event(), anyio.Event()
-
-    @app.task(name="resize")
-    async def resize() -> None:
-        await progress(0.5, "half of it")
-        runs.set()
-        await done.wait()
-
+    resize = Held(app, "half of it", name="resize")
     async with app, app.worker(concurrency=3), browser(tmp_path) as client:
-        job = await resize.enqueue()
+        job = await resize.task.enqueue()
         await app.enqueue_by_name("invoices.print")
-        await runs.wait()
+        await resize.runs.wait()
         while await job.progress() is None:  # a thread of its own writes it down
             pass
         page = await shown(client, "/")
@@ -327,7 +314,7 @@ async def test_the_workers_page_shows_running_jobs_and_lost_workers(tmp_path: Pa
         assert re.search(r"memory</dt><dd>[\d.]+ MiB", page)
         assert "Python 3." in page
         assert "Gone today" not in page
-        done.set()
+        resize.end.set()
     async with browser(tmp_path) as client:
         page = await shown(client, "/workers")
         assert "Gone today" in page

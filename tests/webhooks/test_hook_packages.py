@@ -63,7 +63,7 @@ async def test_each_failed_attempt_is_an_event_with_its_job(
         if to != "good":
             raise ValueError("no such address")
 
-    @app.task(retry=5)
+    @app.task(retry=retry.fixed(5, "1h"))
     async def again() -> None:
         raise ValueError("once more")
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
-from taskq import TaskQ
+from taskq import TaskQ, progress
 from taskq.core.errors import TaskqError
 from taskq.core.folds.lanes import Lane
 from taskq.core.model import Extras
@@ -195,19 +195,20 @@ class FakeApp(TaskQ):
 
 
 class Held:
-    """A task whose runs last until ``end`` is set.
+    """A task whose runs last until ``end`` is set, with a report of progress if there is one.
 
     Attributes:
         runs: whether one has begun.
     """
 
-    def __init__(self, app: TaskQ) -> None:
+    def __init__(self, app: TaskQ, report: str = "", **options: Any) -> None:
         self.runs, self.end = asyncio.Event(), asyncio.Event()
 
-        @app.task(name="hold")
-        async def hold() -> str:
+        async def hold(given: str = "") -> str:
+            if report:
+                await progress(0.5, report)
             self.runs.set()
             await self.end.wait()
             return "done"
 
-        self.task = hold
+        self.task: Any = app.task(**{"name": "hold", **options})(hold)

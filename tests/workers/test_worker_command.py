@@ -76,7 +76,8 @@ async def leaves() -> None:
 def start(tmp_path: Path) -> Callable[..., Child]:
     (tmp_path / "jobs.py").write_text(JOBS)
     os.mkfifo(tmp_path / "gate")
-    return lambda *words: Child(sys.executable, "-m", "taskq", "worker", "jobs:app", *words)
+    command = (sys.executable, "-m", "taskq", "worker", "jobs:app")
+    return lambda *words, below=(): Child(*below, *command, *words)
 
 
 def ran(*words: object) -> tuple[list[str], str]:
@@ -135,16 +136,22 @@ def test_quiet_prints_no_job_lines_and_honours_queues_and_directory(tmp_path: Pa
     queue.close_sync()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(("number", "below"), [
+    (signal.SIGTERM, ()), (signal.SIGINT, ()), (signal.SIGHUP, ()), (signal.SIGTERM, ("nohup",)),
+])  # fmt: skip
 def test_a_first_signal_lets_the_running_job_finish(
-    start: Callable[..., Child], queue: TaskQ, tmp_path: Path, number: signal.Signals
-) -> None:
+    start: Callable[..., Child], queue: TaskQ, tmp_path: Path, number: signal.Signals,
+    below: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Below nohup the end of a terminal is none."""
     job = put(queue, "gate")
-    with start() as worker:
+    with start(below=below) as worker:
         worker.expect("HERE")
         worker.send(signal.SIGTSTP)
         eventually(lambda: worker.state() == "T")
         worker.send(signal.SIGCONT)
+        if below:
+            worker.send(signal.SIGHUP)
         worker.send(number)
         worker.expect("draining: 1 running job gets 10 s to finish; once more cancels")
         assert worker.expect(f"  jobs.gate  {job}  running for ")
@@ -154,19 +161,6 @@ def test_a_first_signal_lets_the_running_job_finish(
         *_, last = worker.rest()
         assert worker.wait() == 0
     assert re.fullmatch(r"stopped after .*, drained in .*: 1 job succeeded", last)
-    assert look(queue, job)[0] is State.SUCCEEDED
-
-
-@pytest.mark.usefixtures("start")
-def test_below_nohup_the_end_of_a_terminal_is_ignored(queue: TaskQ, tmp_path: Path) -> None:
-    job = put(queue, "gate")
-    with Child("nohup", sys.executable, "-m", "taskq", "worker", "jobs:app") as worker:
-        worker.expect("HERE")
-        worker.send(signal.SIGHUP)
-        worker.send(signal.SIGTERM)  # it would be the second
-        worker.expect("draining")
-        (tmp_path / "gate").write_text("go on\n")
-        assert worker.wait() == 0
     assert look(queue, job)[0] is State.SUCCEEDED
 
 

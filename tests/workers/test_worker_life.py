@@ -588,7 +588,7 @@ async def test_a_loop_that_ends_while_the_worker_cleans_up_ends_run(fake: FakeAp
 
 
 async def test_a_hook_and_a_job_that_hang_share_the_time_of_the_drain(app: TaskQ) -> None:
-    hangs, runs = asyncio.Event(), asyncio.Event()
+    hangs, last = asyncio.Event(), Held(app)
 
     @app.on_dead
     async def hang(_: DeadLetter) -> None:
@@ -599,16 +599,11 @@ async def test_a_hook_and_a_job_that_hang_share_the_time_of_the_drain(app: TaskQ
     async def fail() -> None:
         raise ValueError("no good")
 
-    @app.task
-    async def last() -> None:
-        runs.set()
-        await asyncio.Event().wait()
-
     async with app:
         await fail.enqueue()
-        await last.enqueue()
+        await last.task.enqueue()
         async with Worker(app, drain_timeout=2):
-            await asyncio.gather(hangs.wait(), runs.wait())
+            await asyncio.gather(hangs.wait(), last.runs.wait())
             began = time.monotonic()
         assert time.monotonic() - began < 3.8
 

@@ -24,6 +24,7 @@ from taskq_workers.runs.reasons import summary
 from tests.effort import within
 from tests.processes.harness import eventually
 from tests.programs import free_port
+from tests.workers.fakes import Held
 from tests.workers.gates import switches
 from tests.workers.gates.switches import Switch, records
 
@@ -61,25 +62,15 @@ async def test_a_job_that_waited_for_a_slot_as_its_gate_opened_is_stopped_too(
     monkeypatch.setattr("taskq_workers.gates.gate.TRIAL_SECONDS", 0.05)
     monkeypatch.setattr("taskq_workers.gates.gate.HELD_SECONDS", 0.05)
     monkeypatch.setattr("taskq_workers.slots.feed.HOARD_SECONDS", 60)
-    switch, busy, free, began = Switch(on=True), asyncio.Event(), asyncio.Event(), asyncio.Event()
-
-    @app.task
-    async def first() -> None:
-        busy.set()
-        await free.wait()
-
-    @app.task(requires=[switch.condition()], while_running=True)
-    async def lasts() -> None:
-        began.set()
-        await asyncio.Event().wait()
-
+    switch, first = Switch(on=True), Held(app)
+    lasts = Held(app, name="lasts", requires=[switch.condition()], while_running=True)
     async with within(20), app, Worker(app, concurrency=1) as worker:
-        await first.enqueue()
-        await busy.wait()
-        job = await lasts.enqueue()
+        await first.task.enqueue()
+        await first.runs.wait()
+        job = await lasts.task.enqueue()
         await switch.probed(4)
-        free.set()
-        await began.wait()
+        first.end.set()
+        await lasts.runs.wait()
         switch.on = False
         await _held(worker, job)
 

@@ -245,24 +245,17 @@ def test_a_worker_on_a_thread_claims_when_its_block_begins_and_has_drained_when_
 
     with app.worker_thread(concurrency=2) as thread:
         assert thread.worker.started.is_set()
+        with pytest.raises(UsageError, match="was started before"):
+            thread.start()
         job = app.enqueue_by_name_sync("wait")
         assert begun.wait(20)
         go_on.set()
+    for ended_or_never_begun in (thread, WorkerThread(app)):
+        for _ in range(2):
+            ended_or_never_begun.stop()
     assert job.status_sync().name == "SUCCEEDED"
     # The app is open still, for a program that goes on.
     assert app.enqueue_by_name_sync("add", 1, 2).status_sync().name == "READY"
-
-
-def test_a_worker_on_a_thread_lives_once_and_stops_as_often_as_one_likes(app: TaskQ) -> None:
-    thread: Any = app.worker_thread()
-    thread.start()
-    with pytest.raises(UsageError, match="was started before"):
-        thread.start()
-    thread.stop()
-    thread.stop()
-    never = WorkerThread(app)
-    never.stop()
-    never.stop()
 
 
 def test_a_worker_that_is_stopped_while_its_thread_starts_ends_at_once(

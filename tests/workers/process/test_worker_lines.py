@@ -213,32 +213,24 @@ def start_worker(path: Path, *options: object) -> Child:
     return Child(sys.executable, *command, cwd=SCRIPTS)
 
 
-@pytest.mark.parametrize("options", [(), pytest.param(("--processes", 2), marks=pytest.mark.slow)])
-def test_a_worker_notifies_systemd_of_ready_and_stopping(
+@pytest.mark.parametrize("options", [(), ("--processes", 1)])
+def test_a_worker_notifies_systemd_of_ready_reloading_and_stopping(
     tmp_path: Path, manager: socket.socket, monkeypatch: pytest.MonkeyPatch,
     options: tuple[object, ...],
 ) -> None:  # fmt: skip
-    """And that it lives, as often as the watchdog wants; a guard for all its processes."""
+    """And that it lives, as often as the watchdog wants; a guard reloads, too."""
     monkeypatch.setenv("WATCHDOG_USEC", "100000")
     with start_worker(tmp_path, *options) as worker:
         assert told(manager, "READY=1")[1].startswith("STATUS=")
         for _ in range(5):
             told(manager, "WATCHDOG=1")
+        if options:
+            worker.send(signal.SIGHUP)
+            assert told(manager, "RELOADING=1")[1].startswith("MONOTONIC_USEC=")
+            told(manager, "READY=1")
         worker.send(signal.SIGTERM)
         told(manager, "STOPPING=1")
         assert worker.wait() == 0
-
-
-def test_a_reload_notifies_systemd_of_reloading_and_then_ready(
-    tmp_path: Path, manager: socket.socket
-) -> None:
-    with start_worker(tmp_path, "--processes", 1) as guard:
-        told(manager, "READY=1")
-        guard.send(signal.SIGHUP)
-        assert told(manager, "RELOADING=1")[1].startswith("MONOTONIC_USEC=")
-        told(manager, "READY=1")
-        guard.send(signal.SIGTERM)
-        assert guard.wait() == 0
 
 
 def test_notes_go_to_an_abstract_address_and_a_watchdog_of_another_process_gets_none(

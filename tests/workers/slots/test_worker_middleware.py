@@ -15,6 +15,7 @@ from taskq import Inject, JobContext, PendingJob, Snooze, TaskQ, current_job, in
 from taskq.errors import JobCancelled, JobFailed, UsageError
 from taskq_workers.slots import middleware
 from tests.workers import afar_jobs
+from tests.workers.fakes import Held
 
 SECONDS = 30
 _who: ContextVar[str] = ContextVar("who", default="nobody")
@@ -148,12 +149,7 @@ async def test_a_cancelled_job_and_a_wish_pass_through_it(app: TaskQ) -> None:
             errors.append(type(error))
             raise
 
-    begun = asyncio.Event()
-
-    @app.task
-    async def hangs() -> None:
-        begun.set()
-        await asyncio.Event().wait()
+    held = Held(app)
 
     @app.task
     async def waits() -> None:
@@ -162,8 +158,8 @@ async def test_a_cancelled_job_and_a_wish_pass_through_it(app: TaskQ) -> None:
 
     async with app.worker():
         await (await waits.enqueue()).result(timeout=SECONDS)
-        job = await hangs.enqueue()
-        await begun.wait()
+        job = await held.task.enqueue()
+        await held.runs.wait()
         await job.cancel()
         with pytest.raises(JobCancelled):
             await job.result(timeout=SECONDS)
