@@ -1,6 +1,6 @@
 """``Agenda``: any history of enqueues, claims, settles, steps of the clock … equals the model's."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import pytest
@@ -8,8 +8,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from taskq.core.folds import agenda, jobtable, lanes, moments
-from taskq.core.folds import moments as timetable
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.claims import GONE
 from taskq.core.folds.freeze import freeze_agenda, thaw_agenda
@@ -21,6 +19,8 @@ from taskq.core.records import Kind
 from taskq.core.views import QueueStats
 from tests.core.folds.test_freeze import Columns
 from tests.effort import grows, some
+
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 Where = tuple[int, str, str, bytes]
 
@@ -217,19 +217,6 @@ SOME_TASKS = st.none() | st.frozensets(st.sampled_from(TASKS))
 DELAYS = st.integers(-20, 200)
 EXPIRIES = st.none() | st.integers(-20, 300)
 PICK = st.integers(0, 10_000)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _small_parts() -> Iterator[None]:
-    """Parts so small that a short history splits, tidies and merges them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(moments, "_BLOCK", 4)
-        patch.setattr(lanes, "_BLOCK", 4)
-        patch.setattr(jobtable, "CHUNK", 16)
-        patch.setattr(agenda, "STALE_MAX", 4)
-        patch.setattr(timetable, "STALE_MAX", 4)
-        patch.setattr(agenda, "_SWEEP_EVERY", 2)
-        yield
 
 
 class AgendaMachine(RuleBasedStateMachine):

@@ -2,7 +2,7 @@
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -12,24 +12,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from taskq.core.errors import UsageError
-from taskq.core.folds import dedup, moments
+from taskq.core.folds import dedup
 from taskq.core.folds.dedup import Dedup, key_hash
 from taskq.core.folds.moments import SortedBlocks
 from tests.effort import grows, some
+
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 #: Few values, so that hashes collide; neighbours at both ends; and any.
 HASHES = st.integers(1, 30) | st.integers(2**64 - 5, 2**64 - 1) | st.integers(1, 2**64 - 1)
 WINDOWS = st.just(0) | st.integers(1, 60)
 PICK = st.integers(0, 10_000)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _small_pages() -> Iterator[None]:
-    """Pages of 4 keys, so that a short history splits, sweeps and joins them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dedup, "_PAGE", 4)
-        patch.setattr(dedup, "_SWEEP_EVERY", 2)
-        yield
 
 
 @dataclass(slots=True)
@@ -208,14 +201,6 @@ REMOVE_PAIR = st.tuples(st.just("remove pair"), st.integers(0, 12), st.integers(
 SWEEP = st.tuples(st.just("sweep"), st.integers(1, 3), st.integers(1, 5))
 POP = st.tuples(st.just("pop"), KEYS, st.integers(0, 9))
 STEPS = st.lists(ADD | ADD | ADD | POP | REMOVE | REMOVE_PAIR | SWEEP, max_size=120)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _small_blocks() -> Iterator[None]:
-    """Blocks of 4 pairs, so that a short history meets every split."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(moments, "_BLOCK", 4)
-        yield
 
 
 def pairs_of(held: SortedBlocks) -> list[tuple[int, int]]:

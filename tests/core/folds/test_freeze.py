@@ -13,8 +13,6 @@ import pytest
 
 from taskq.core.flows import Flows, needs_of
 from taskq.core.folds import agenda as agendas
-from taskq.core.folds import dedup as dedups
-from taskq.core.folds import jobtable, lanes, moments
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.claims import GONE, LaneQueues
 from taskq.core.folds.dedup import Dedup, _Page
@@ -34,6 +32,8 @@ from taskq.core.model import State
 from taskq.core.records import Kind
 from taskq.core.schedules import ScheduleState, TickRecord
 from taskq.core.sources import SourceRecord, SourceState
+
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 NOW: Final = 10**18
 
@@ -158,19 +158,6 @@ class Columns:
 
     def is_empty(self) -> bool:
         return not self._columns
-
-
-@pytest.fixture(autouse=True)
-def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts so small that a few jobs fill several of them, and are swept."""
-    for module in (moments, lanes):
-        monkeypatch.setattr(module, "_BLOCK", 4)
-    monkeypatch.setattr(jobtable, "CHUNK", 16)
-    monkeypatch.setattr(agendas, "STALE_MAX", 4)
-    monkeypatch.setattr(moments, "STALE_MAX", 4)
-    monkeypatch.setattr(agendas, "_SWEEP_EVERY", 2)
-    monkeypatch.setattr(dedups, "_PAGE", 4)
-    monkeypatch.setattr(dedups, "_SWEEP_EVERY", 2)
 
 
 class Filled:

@@ -2,18 +2,18 @@
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskq.core.folds import lanes, moments
 from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.claims import Weights
 from taskq.core.folds.lanes import Lane
 from taskq.core.folds.moments import NO_JOB, Leases, Returned
 from tests.effort import grows, some
+
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 PUSH = st.tuples(st.just("push"), st.integers(1, 4), st.just(0))
 RUN = st.tuples(st.just("push run"), st.integers(0, 13), st.just(0))
@@ -21,15 +21,6 @@ BACK = st.tuples(st.just("give back"), st.integers(0, 10_000), st.just(0))
 POP = st.tuples(st.just("pop"), st.integers(0, 11), st.integers(0, 200) | st.just(NO_JOB))
 SWEEP = st.tuples(st.just("sweep"), st.integers(1, 5), st.just(0))
 STEPS = st.lists(PUSH | PUSH | RUN | BACK | POP | SWEEP, max_size=120)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _small_blocks() -> Iterator[None]:
-    """Blocks of 4 ids, so that a short history meets their ends."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(moments, "_BLOCK", 4)
-        patch.setattr(lanes, "_BLOCK", 4)
-        yield
 
 
 def lane() -> Lane:
