@@ -6,7 +6,7 @@ import random
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
 
 import pytest
 from hypothesis import given, settings
@@ -14,32 +14,23 @@ from hypothesis import strategies as st
 
 from taskq.core.errors import LogDamaged
 from taskq.core.kinds import OF_JOBS
-from taskq.core.model import Durability, Extras, State
-from taskq.core.records import Cause, Kind
-from taskq.core.sources import SourceRecord, SourceState
+from taskq.core.model import Durability, State
+from taskq.core.records import Kind
 from taskq.core.views import JobView
-from taskq.log.config import SEGMENT_BYTES_MIN, LogConfig
+from taskq.log.config import LogConfig
 from taskq.log.format import codec
-from taskq.log.format.carried import Carried, encode_carried, encode_compacted
 from taskq.log.format.frames import Gap
-from taskq.log.format.notes import encode_moved
-from taskq.log.format.options import encode_extras
 from taskq.log.format.record import Record, places
 from taskq.log.journal.journal import Journal
-from taskq.log.requests import Op
+from taskq.log.requests import Op, Settlement
 from taskq.log.segments.index import index_name
 from taskq.log.state.job_history import Story, find_end, job_view, records
 from tests.effort import grows, some
+from tests.log.mix import Mix
 from tests.log.simulation import Simulation
-from tests.log.world import PATH, PLAIN, Process, World, cuts, revived
+from tests.log.world import PATH, PLAIN, SMALL, Process, World, cuts, revived
 
 pytestmark = grows
-
-
-_DONE_KINDS: Final = (
-    Kind.CLAIMED, Kind.SUCCEEDED, Kind.DEAD, Kind.CANCELLED, Kind.EXPIRED, Kind.PURGED,
-    Kind.EXTENDED, Kind.CANCEL_ASKED,
-)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -81,102 +72,23 @@ class Scan:
             self.steps.append((lsn, record.step_ns))
 
 
-class Writer:
-    """Appends frames of random records, in runs and alone, through one process."""
+class Busy(Mix):
+    """A history of much work, some of it of many jobs alike; nobody compacts."""
 
-    def __init__(self, process: Process, seed: int) -> None:
-        self._process = process
-        self._chance = random.Random(seed)
-        #: draws what is in one record; the same draws make one of the same kind and length
-        self._draw = self._chance
-        self._records: list[bytes] = []
+    ACTS: ClassVar = {"ask": 60, "many": 3, "pass_time": 20, "step_clock": 2, "restart": 1}
 
-    @property
-    def _lsn(self) -> int:
-        return self._process.journal.next_lsn + len(self._records)
+    def many(self) -> None:
+        process, draw = self.chance.choice(self.processes), self.chance
+        body = bytes(draw.randrange(90))
+        process.ask(Op.ENQUEUE_MANY, [(PLAIN, body, None)] * draw.choice((2, 40, 300)))
+        ends = [Settlement(Kind.SUCCEEDED, delivery, body) for delivery in process.claim(300)]
+        process.ask(Op.SETTLE, ends[: draw.randrange(len(ends) + 1)])
 
-    def write(self, frames: int) -> None:
-        chance, clock = self._chance, self._process.world.clock
-        for _ in range(frames):
-            journal = self._process.journal
-            journal.lock()
-            if journal.offset >= journal.segment_bytes:
-                journal.rotate()
-            journal.writer.release()
-            for _ in range(chance.choice((1, 1, 1, 3))):
-                self._add(chance.choice(_MAKERS))
-            self._process.append(b"".join(self._records), len(self._records))
-            self._records.clear()
-            clock.advance(chance.random())
-            if chance.random() < 0.1:
-                clock.step(chance.choice((-20, -3, 20)))
-
-    def _add(self, make: Callable[[Writer], bytes]) -> None:
-        seed = self._chance.random()
-        for _ in range(self._chance.choice((1, 1, 2, 40, 300))):
-            is_alike = self._chance.random() < 0.97
-            self._draw = random.Random(seed if is_alike else self._chance.random())
-            self._records.append(make(self))
-            if sum(map(len, self._records)) > SEGMENT_BYTES_MIN // 2:
-                return
-
-    def _job(self) -> int:
-        lsn = self._lsn
-        return self._draw.choice((self._draw.randrange(1, lsn + 2), lsn // 2 + 1, 2**40 + lsn % 9))
-
-    def _body(self) -> bytes:
-        return self._draw.choice((b"", b"x", b"y" * self._draw.randrange(200)))
-
-    def _enqueued(self, extras: Extras, lsn: int) -> bytes:
-        body = self._body()
-        options = encode_extras(extras, 10**18)
-        tail = codec.enqueue_tail(5, 1, 3, 4, 2, b"mailto", options)
-        return codec.encode_checked(tail, body, lsn)
-
-    def _plain(self) -> bytes:
-        return self._enqueued(Extras(), self._lsn)
-
-    def _extras(self) -> bytes:
-        key = b"key %d" % self._draw.randrange(50) if self._draw.random() < 0.6 else None
-        return self._enqueued(Extras(key=key, headers={"a": "b"}), self._lsn)
-
-    def _done(self) -> bytes:
-        kind = self._draw.choice(_DONE_KINDS)
-        body = self._draw.choice((None, None, self._body()))
-        return codec.encode_job(kind, 0, 1, self._job(), 7, body, self._lsn)
-
-    def _back(self) -> bytes:
-        kind = self._draw.choice((Kind.RETRIED, Kind.RELEASED))
-        return codec.encode_back(kind, Cause.DRAIN, 1, self._job(), 7, 0, self._body(), self._lsn)
-
-    def _carried(self) -> bytes:
-        job, chance = self._job(), self._draw
-        born = self._enqueued(Extras(key=b"carried %d" % chance.randrange(9)), job)
-        body = chance.choice((None, b"result"))
-        state = chance.choice((State.READY, State.SUCCEEDED, State.DEAD))
-        carried = Carried(job, state, born, 10**18, body=body)
-        return encode_carried(
-            chance.choice((Kind.CARRIED, Kind.REQUEUED, Kind.EDITED)), carried, self._lsn
-        )
-
-    def _clock(self) -> bytes:
-        return codec.encode_clock(self._draw.choice((-(10**12), 10**12)), self._lsn)
-
-    def _other(self) -> bytes:
-        kind = self._draw.randrange(4)
-        if kind == 0:
-            return codec.encode_owner(9, b"{}", self._lsn)
-        if kind == 1:
-            return encode_compacted(1, self._lsn)
-        if kind == 2:
-            return encode_moved(SourceRecord("s", SourceState(b"7", 9)), self._lsn)
-        return codec.PREFIX.pack(20, 200, 0, 0, 0) + bytes(8)
-
-
-_MAKERS: Final[list[Callable[[Writer], bytes]]] = [
-    Writer._plain, Writer._plain, Writer._extras, Writer._done, Writer._done, Writer._done,
-    Writer._back, Writer._carried, Writer._clock, Writer._other,
-]  # fmt: skip
+    def write(self, segments: int) -> Process:
+        """Let all work until so many segments are full; returns a process."""
+        while len(self.world.segments()) <= segments:
+            self.act()
+        return self.processes[0]
 
 
 _FAR: Final = 2**40
@@ -192,10 +104,8 @@ def index_files(world: World) -> list[str]:
     return [path for path in world.machine.paths() if ".idx" in path]
 
 
-def random_log(seed: int, frames: int = 40) -> Process:
-    process = World(seed).process()
-    Writer(process, seed).write(frames)
-    return process
+def random_log(seed: int) -> Process:
+    return Busy(seed, SMALL).write(3)
 
 
 def check_lookups(journal: Journal) -> None:
@@ -253,16 +163,15 @@ def test_lookups_in_files_find_what_a_plain_scan_finds(seed: int) -> None:
 @given(st.integers(0, 2**32))
 @settings(max_examples=some(2, 4), deadline=None)
 def test_lookups_while_the_log_grows_find_what_a_plain_scan_finds(seed: int) -> None:
-    process = World(seed).process()
-    other = process.world.process()
-    writer = Writer(process, seed)
+    busy = Busy(seed, SMALL)
     for turn in range(4):
-        writer.write(6)
-        other.journal.refresh()
-        check_lookups(process.journal)
-        check_lookups(other.journal)
+        for _ in range(20):
+            busy.act()
+        for process in (busy.processes[0], busy.observer):
+            process.journal.refresh()
+            check_lookups(process.journal)
         if turn % 2:
-            save(other)
+            save(busy.observer)
 
 
 def told_by_walking(journal: Journal, job: int, now_ns: int) -> JobView | None:
