@@ -335,30 +335,21 @@ def test_letters_go_when_they_are_dead_for_too_long() -> None:
     assert world.kinds().count(Kind.PURGED) == 2
 
 
-def test_a_queue_may_keep_more_or_less_than_its_log() -> None:
-    policies = {"mail": QueuePolicy(dead_max=1), "sync": QueuePolicy(keep_dead_seconds=10 * HOUR)}
-    world, process = world_with(keep_dead_seconds=HOUR, queues=policies)
-    mail = dead_letters(process, 3, "mail")
-    sync = dead_letters(process, 2, "sync")
-    other = dead_letters(process, 2, "other")
-    tend(process)
-    assert left(process) == [mail[2], *sync, *other]
-    world.clock.advance(2 * HOUR)
-    tend(process)
-    assert left(process) == sync
-    world.clock.advance(9 * HOUR)
-    tend(process)
-    assert left(process) == []
-
-
-def test_a_queue_with_a_number_of_its_own_is_counted_by_itself() -> None:
-    world, process = world_with(dead_max=2, queues={"mail": QueuePolicy(dead_max=4)})
+def test_a_queue_may_keep_more_or_less_than_its_log_and_is_counted_by_itself() -> None:
+    policies = {"mail": QueuePolicy(dead_max=4), "sync": QueuePolicy(keep_dead_seconds=10 * HOUR)}
+    world, process = world_with(keep_dead_seconds=HOUR, dead_max=2, queues=policies)
     mail = dead_letters(process, 5, "mail")
     sync = dead_letters(process, 2, "sync")
     world.clock.advance(1)
     other = dead_letters(process, 1, "other")
     tend(process)
     assert left(process) == [*mail[1:], sync[1], *other]
+    world.clock.advance(2 * HOUR)
+    tend(process)
+    assert left(process) == [sync[1]]
+    world.clock.advance(9 * HOUR)
+    tend(process)
+    assert left(process) == []
 
 
 def test_thousands_go_in_slices_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
