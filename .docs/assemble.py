@@ -159,11 +159,12 @@ class Site:
         if is_picture:
             there = there.replace("demo-still", "demo")  # a site can play it
             self.pictures.add(there)
-            address: str | None = picture(there)
+            address = picture(there)
         elif there in self.sections:
-            address = self.address(there, anchor)
-            if address is None:
+            found = self.address(there, anchor)
+            if found is None:
                 raise ValueError(f"{document}: there is no {target}")
+            address = found
         elif there.startswith("examples/") and (ROOT / there).is_file():
             self.sources.add(there)
             address = f"source/{there}.md"

@@ -16,7 +16,7 @@ _PICTURE: Final = re.compile(r"!\[[^\]]*\]\((?!\w+:)[^)\s]+\)\n+")
 _LINK: Final = re.compile(r"\[([^\[\]]+)\]\((?!\w+:)[^)\s]+\)")
 
 
-class Described(MetadataHookInterface):
+class Described(MetadataHookInterface):  # type: ignore[misc, unused-ignore]
     """Set the description that an index shows."""
 
     def update(self, metadata: dict[str, Any]) -> None:
