@@ -104,16 +104,16 @@ def _option_bytes(option: engine.Option, holder: str) -> Callable[[RecordRows], 
 
 
 def _option_number(
-    option: engine.Option, holder: str, *, strict: bool = False
+    option: engine.Option, holder: str, *, strict: frozenset[int] = frozenset()
 ) -> Callable[[RecordRows], pa.Array]:
-    """Take the first number of each row; with ``strict`` another size is an error."""
+    """Take the first number of each row; in ``strict`` kinds another size is an error."""
 
     def build(rows: RecordRows) -> pa.Array:
         options: RecordOptions = getattr(rows, holder)
         if not options:
             return arrays.nothing(_LONG, len(rows))
         out = np.zeros(len(rows), np.int64)
-        options.find_numbers(option, out, strict=strict)
+        options.find_numbers(option, out, rows.is_among(strict))
         return arrays.somewhere(out)
 
     return build
@@ -293,7 +293,7 @@ BUILDERS: Final[dict[str, Callable[[RecordRows], pa.Array]]] = {
     "ended_ns": _ended_ns,
     "step_ns": _step_ns,
     "history": _option_bytes(engine.Option.HISTORY, "carried_options"),
-    "key_hash": _option_number(engine.Option.KEY_HASH, "plain_options", strict=True),
+    "key_hash": _option_number(engine.Option.KEY_HASH, "plain_options", strict=engine.kinds.ENDS),
     "replaces": _option_number(engine.Option.REPLACES, "birth_options"),
     "concurrency_key": _option_bytes(engine.Option.CONCURRENCY_KEY, "birth_options"),
     "lease_ns": _lease_ns,

@@ -78,13 +78,20 @@ class RecordOptions:
             if had is not None:
                 had[step.row] = True
 
-    def find_numbers(self, option: Option, out: arrays.Ints, *, strict: bool = False) -> None:
-        """Write the option's numbers to ``out``: the first of each row with the right size."""
-        for step in reversed(list(self.each(option))):
-            if strict:
-                self._check_sizes(step)
-            fits = step.size == _I64.size
+    def find_numbers(
+        self, option: Option, out: arrays.Ints, strict: arrays.Mask | None = None
+    ) -> None:
+        """Write the option's numbers to ``out``: the first of each row with the right size.
+
+        In ``strict`` rows another size is an error, as in the fold.
+        """
+        unread = np.ones(len(out), np.bool_)
+        for step in self.each(option):
+            if strict is not None:
+                self._check_sizes(step, strict[step.row] & unread[step.row])
+            fits = (step.size == _I64.size) & unread[step.row]
             out[step.row[fits]] = arrays.numbers_at(self._data, step.at[fits], "<i8")
+            unread[step.row[fits]] = False
 
     def bytes_of(
         self, option: Option, start: arrays.Ints, end: arrays.Ints, had: arrays.Mask
@@ -100,8 +107,8 @@ class RecordOptions:
             for step in self.each(option):
                 self._check_sizes(step)
 
-    def _check_sizes(self, step: OptionColumn) -> None:
-        wrong = step.size != _I64.size
+    def _check_sizes(self, step: OptionColumn, strict: arrays.Mask | bool = True) -> None:
+        wrong = (step.size != _I64.size) & strict
         if wrong.any():
             index = int(np.argmax(wrong))
             raise errors.FormatError(

@@ -15,7 +15,7 @@ from taskq.arrow import DETAILS, Corrupt, Piece, decode
 from taskq.core import kinds
 from taskq.core.errors import TaskqError
 from taskq.core.folds.steps import Form
-from taskq.core.kinds import CARRYING, OF_JOBS, OF_STEPS
+from taskq.core.kinds import CARRYING, ENDS, OF_JOBS, OF_STEPS
 from taskq.core.model import Extras
 from taskq.core.parsing import Tag
 from taskq.core.records import PACKED, Kind, Option
@@ -23,7 +23,7 @@ from taskq.log.config import LogConfig
 from taskq.log.format import codec
 from taskq.log.format.carried import Carried, find_moment
 from taskq.log.format.frames import segment_lsn
-from taskq.log.format.options import each_option
+from taskq.log.format.options import decode_key_hash, each_option
 from taskq.log.format.record import Record
 from taskq.log.journal.journal import Journal
 from taskq.log.read.jobs import entries
@@ -139,8 +139,8 @@ def _details(record: Record, bodies: BodyStore, tag: str) -> Iterator[tuple[str,
     if kind in OF_JOBS - OF_STEPS - CARRYING:
         fixed = codec.FIXED_SIZES[kind]
         _, _, _, size, _ = codec.PREFIX.unpack_from(record.data)
-        hashes = [it for tag, it in each_option(record.data, fixed, size) if tag == Option.KEY_HASH]
-        assert {*map(len, hashes)} <= {8}, "no reader knows such a hash"
+        if kind in ENDS:
+            decode_key_hash(record.data, fixed, size)  # refuses another size, as in the fold
         yield "key_hash", find_moment(record.data, fixed, size, Option.KEY_HASH) or None
     yield "lease_ns", record.lease_ns or None
     if record.extras is not None:

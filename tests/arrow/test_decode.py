@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import uuid
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +24,8 @@ from taskq.arrow import (
 from taskq.arrow.arrays import HEAD_SIZE, PAD_SIZE
 from taskq.arrow.problems import SegmentUnreadable
 from taskq.core.errors import FormatError, UsageError
-from taskq.core.records import Kind
+from taskq.core.kinds import ENDS
+from taskq.core.records import Kind, Option
 from taskq.log.format import codec
 from taskq.log.format.bodies import compress
 from taskq.log.machine import posix
@@ -277,6 +279,16 @@ def test_records_of_unknown_types_are_passed_on_or_refused(tmp_path: Path) -> No
     segments.add(codec.PREFIX.pack(12, 99, 1, 0, 0))
     with pytest.raises(FormatError, match=r"001\.log: record type 99 at lsn 3 is unknown"):
         _rows(segments)
+
+
+@pytest.mark.parametrize("kind", sorted(ENDS | {Kind.CLAIMED, Kind.PURGED, Kind.EXTENDED}))
+def test_a_hash_of_another_size_is_refused_in_the_kinds_whose_hash_the_fold_reads(
+    tmp_path: Path, kind: Kind
+) -> None:
+    segments, hashed = Segments(tmp_path / "log"), codec.option(Option.KEY_HASH, b"short")
+    segments.add(enqueued(b"x"), codec.encode_job(kind, 0, 1, 1, 1, None, 2, hashed, 0))
+    with pytest.raises(FormatError, match="has 5 bytes") if kind in ENDS else nullcontext():
+        assert [row["key_hash"] for row in _rows(segments)] == [None, None]
 
 
 def test_a_length_that_cannot_be_is_refused(tmp_path: Path) -> None:
