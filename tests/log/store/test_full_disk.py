@@ -27,6 +27,7 @@ from taskq.testing import use_clock
 from taskq.testing.sandbox import FakeClock
 from tests.effort import grows, some
 from tests.processes.harness import eventually, memory_disk, mounted, removed
+from tests.programs import run_python
 
 _SPEC: Final = EnqueueSpec(task="mail.send")
 _SIZE_BYTES: Final = 4 * 1024 * 1024
@@ -187,6 +188,17 @@ def _enqueue_within(store: Store, count: int, size: int) -> None:
         with contextlib.suppress(DiskFull):
             store.thread_port.enqueue(_SPEC, bytes(size)).result(_SECONDS)
             count -= 1
+
+
+def test_the_disk_of_a_killed_test_is_unmounted(small_disk: Path) -> None:
+    program = (
+        "import os, sys, pathlib; from tests.processes.harness import memory_disk\n"
+        "disk = memory_disk(pathlib.Path(sys.argv[1]) / 'disk', 65536)\n"
+        "disk.__enter__()\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    assert run_python("-c", program, small_disk).returncode == -9
+    eventually(lambda: not (small_disk / "disk").is_mount())
 
 
 _JOBS: Final = 120
