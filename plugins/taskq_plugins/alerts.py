@@ -27,6 +27,7 @@ from anyio.abc import TaskStatus
 
 from taskq import TaskQ, engine, errors, hooks, values, views
 from taskq.cli import render
+from taskq.limits import Deadline
 from taskq_plugins.webhooks import _checked_url, key_of, signed
 
 #: Between two looks.
@@ -296,7 +297,7 @@ class Watch:
             directory=str(self._app.data_dir), since=after["since"],
         )  # fmt: skip
         try:
-            async with asyncio.timeout(_TELL_SECONDS):
+            async with Deadline(_TELL_SECONDS):
                 await self._send(rule, alert)
         except (asyncio.CancelledError, KeyboardInterrupt):
             raise

@@ -22,6 +22,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from taskq import DeadLetter, Discard, JobContext, Retry, current_job, errors, retry
+from taskq.limits import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterable, Mapping
@@ -114,8 +115,8 @@ class Webhooks:
         answer: httpx.Response | None = None
         send = self._client().stream("POST", self._url, content=body, headers=headers)
         try:
-            # httpx limits only the time of a single read.
-            async with asyncio.timeout(TIMEOUT_SECONDS), send as answer:
+            # httpx limits only the time of a single read, and counts a stall of the loop.
+            async with Deadline(TIMEOUT_SECONDS), send as answer:
                 await _read_to_the_end(answer)
         except TimeoutError:
             if answer is None:
@@ -153,7 +154,9 @@ class Webhooks:
         line = self._lines[asyncio.get_running_loop()]
         if line.client is None:
             line.client = httpx.AsyncClient(
-                timeout=TIMEOUT_SECONDS, transport=self._transport, follow_redirects=False
+                timeout=None,  # noqa: S113 - the whole exchange has a limit
+                transport=self._transport,
+                follow_redirects=False,
             )
         return line.client
 

@@ -128,6 +128,27 @@ class Endless(httpx.AsyncByteStream):
         await asyncio.Event().wait()
 
 
+async def test_an_answer_that_comes_while_the_loop_stands_still_is_in_time(
+    app: TaskQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    time = loop.time
+
+    async def answer(_: httpx.Request) -> httpx.Response:
+        monkeypatch.setattr(loop, "time", lambda: time() + 2 * webhooks.TIMEOUT_SECONDS)
+        for _turn in range(10):
+            await asyncio.sleep(0)
+        return httpx.Response(200)
+
+    Webhooks(app, URL, SECRET, events=["succeeded"], transport=httpx.MockTransport(answer))
+    fine, _ = tasks_of(app)
+    async with app:
+        await fine.enqueue()
+        await app.worker(burst=True).run()
+        queues = {queue.queue: queue for queue in (await app.stats()).queues}
+    assert queues["webhooks"].succeeded == 1
+
+
 @pytest.mark.parametrize("piece", [b"x" * 65_536, b"", None], ids=["long", "slow", "no head"])
 async def test_a_receiver_that_never_ends_its_answer_holds_no_slot(
     app: TaskQ, monkeypatch: pytest.MonkeyPatch, piece: bytes | None
