@@ -101,18 +101,19 @@ class Store:
         self.usable = self.mailbox.usable = False
 
     def wait_open(self) -> None:
-        """Block until the log is open.
+        """Block until the log is open; only a wait for the lock has a time limit.
 
         Raises:
             LogError: the log cannot be opened.
         """
-        limit = self.config.lock_wait_seconds
-        if not self._opened.wait(limit):
-            self.mailbox.closing = True
-            self._shut()
-            if self._storage is not None:
-                raise self._storage.writer.locked_error(limit)
-            raise LogError(f"{self.path}: opening took over {limit:g} s")
+        left = limit = self.config.lock_wait_seconds
+        while not self._opened.wait(left):
+            since = 0.0 if self._storage is None else self._storage.writer.waiting_since
+            left = since + limit - time.monotonic() if since else limit
+            if left <= 0:
+                self.mailbox.closing = True
+                self._shut()
+                raise self._open.writer.locked_error(limit)
         if self._error is not None:
             raise self._error
 

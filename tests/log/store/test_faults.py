@@ -39,7 +39,7 @@ from taskq.log.read.reader import LogReader
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Request, Settlement
 from taskq.log.store import thread
 from taskq.log.store.store import Store
-from taskq.log.store.thread import seconds_until_due
+from taskq.log.store.thread import StorageThread, seconds_until_due
 from tests.effort import every, grows
 from tests.log.world import PLAIN, SMALL, World
 from tests.machine.crashable import CrashableDisk
@@ -454,6 +454,29 @@ async def test_a_claim_does_not_return_empty_while_the_log_is_stalled(tmp_path: 
             fcntl.flock(lock, fcntl.LOCK_EX)
             with pytest.raises(LogLocked, match="the writer lock is held"):
                 await log.claim(wait=0.1)
+
+
+def test_the_disk_may_take_longer_to_open_a_log_than_another_process_may_have_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, opened = threading.Semaphore(0), StorageThread.open
+
+    def slow(storage: StorageThread) -> None:
+        looks.acquire()
+        looks.acquire()
+        opened(storage)
+
+    monkeypatch.setattr(StorageThread, "open", slow)
+    store = Store(str(tmp_path), LogConfig(lock_wait_seconds=0.001))
+    wait = store._opened.wait
+
+    def look(seconds: float) -> bool:
+        looks.release()
+        return wait(seconds)
+
+    monkeypatch.setattr(store._opened, "wait", look)
+    store.wait_open()
+    store.close()
 
 
 #: Nobody waits longer: a sleeper looks by itself each second, should a wake-up be lost.
