@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from taskq.log.config import LogConfig
     from taskq.log.format.bodies import Compression
     from taskq.log.format.codec import FrameHeader
-    from taskq.log.format.flows import Takes
     from taskq.log.format.frames import Cursor, Gap, Scanner, segment_lsn, segment_name
     from taskq.log.format.record import Record, places
     from taskq.log.journal.replica import Border, DurableLog, Replica
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from taskq.log.machine.disk import LocalDisk, PatientDisk, SystemClock
     from taskq.log.machine.ports import Clock, Disk, replace_file, write_all
     from taskq.log.machine.system import system
+    from taskq.log.machine.threads import start_thread
     from taskq.log.read.reader import LogReader
     from taskq.log.read.readers import NamedReader
     from taskq.log.read.timeline import StepView
@@ -102,7 +102,6 @@ __all__ = [
     "Store",
     "SystemClock",
     "Tag",
-    "Takes",
     "Turn",
     "Weights",
     "back_up",
@@ -122,6 +121,7 @@ __all__ = [
     "restore",
     "segment_lsn",
     "segment_name",
+    "start_thread",
     "strays_of",
     "system",
     "write_all",
@@ -141,7 +141,6 @@ _HOMES: Final = {
     "taskq.log.config": "LogConfig",
     "taskq.log.format.bodies": "Compression",
     "taskq.log.format.codec": "FrameHeader",
-    "taskq.log.format.flows": "Takes",
     "taskq.log.format.frames": "Cursor Gap Scanner segment_lsn segment_name",
     "taskq.log.format.record": "Record places",
     "taskq.log.journal.replica": ("Border DurableLog Replica"),
@@ -149,6 +148,7 @@ _HOMES: Final = {
     "taskq.log.machine.disk": "LocalDisk PatientDisk SystemClock",
     "taskq.log.machine.ports": "Clock Disk replace_file write_all",
     "taskq.log.machine.system": "system",
+    "taskq.log.machine.threads": "start_thread",
     "taskq.log.read.reader": "LogReader",
     "taskq.log.read.readers": "NamedReader",
     "taskq.log.read.timeline": "StepView",

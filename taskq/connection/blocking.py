@@ -178,8 +178,14 @@ class _Background:
     def __init__(self) -> None:
         import asyncio  # noqa: PLC0415 - see the module's docstring
 
+        from taskq.log.machine.threads import start_thread  # noqa: PLC0415 - as above
+
         self.loop: asyncio.AbstractEventLoop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, name="taskq-sync", daemon=True).start()
+        try:
+            start_thread(self.loop.run_forever, "taskq-sync")
+        except BaseException:
+            self.loop.close()
+            raise
 
     @classmethod
     def current(cls) -> _Background:

@@ -588,6 +588,8 @@ class Connection:
     def _open_on_thread(self) -> Future[Store]:
         from concurrent.futures import Future  # noqa: PLC0415 - asyncio has loaded it
 
+        from taskq.log.machine.threads import start_thread  # noqa: PLC0415 - as above
+
         with self._lock:
             opening = self._opening
             if opening is None:
@@ -596,9 +598,7 @@ class Connection:
                 opening.set_running_or_notify_cancel()
                 # A daemon thread: waiting for a stopped process's lock must not keep this process
                 # alive.
-                threading.Thread(
-                    target=self._open_for, args=(opening,), name="taskq-open", daemon=True
-                ).start()
+                start_thread(functools.partial(self._open_for, opening), "taskq-open")
                 self._opening = opening
             return opening
 

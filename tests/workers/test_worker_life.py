@@ -9,6 +9,7 @@ import gc
 import logging
 import math
 import os
+import re
 import shutil
 import signal
 import sys
@@ -37,6 +38,7 @@ from taskq.errors import (
     DuplicateKey,
     JobFailed,
     LogClosed,
+    LogError,
     LogGone,
     LogLocked,
     PayloadTooLarge,
@@ -51,6 +53,7 @@ from taskq_workers import JobFinished, Worker
 from taskq_workers.runs import joblogs, system
 from taskq_workers.runs.executors import SWITCH_INTERVAL_SECONDS
 from taskq_workers.slots import feed, outcomes
+from tests.tables import ROOT
 from tests.workers import afar_jobs
 from tests.workers.fakes import FakeApp, Held
 
@@ -265,7 +268,7 @@ async def test_sync_tasks_run_in_parallel_threads_with_their_context(fake: FakeA
     assert threading.current_thread().name not in names
 
 
-@pytest.mark.parametrize("name", ["open", "storage", "run", "progress", "aside"])
+@pytest.mark.parametrize("name", ["open", "storage", "run", "progress", "aside", "watch"])
 async def test_a_thread_that_the_system_refuses_once_is_started_with_the_next_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -289,13 +292,29 @@ async def test_a_thread_that_the_system_refuses_once_is_started_with_the_next_re
         current_job().progress(fraction)
         return fraction
 
-    with contextlib.nullcontext() if name == "aside" else contextlib.suppress(RuntimeError):
-        await app.open()
+    if name in {"open", "storage"}:
+        with pytest.raises(LogError, match=f"taskq-{name}.*can't.*limit of threads"):
+            await app.open()
+    await app.open()
     with fail_after(20):
         async with app, app.worker(concurrency=1):
             for part in (0.25, 0.5):
                 assert await (await report.enqueue(part)).result() == part
     assert refused
+
+
+def test_every_thread_is_started_where_its_refusal_names_the_limits_or_does_no_harm() -> None:
+    own = {
+        "taskq/log/machine/threads.py", "taskq/log/machine/windows.py", "taskq/conditions/base.py",
+        "workers/taskq_workers/runs/executors.py",
+    }  # fmt: skip
+    starting = {
+        path.relative_to(ROOT).as_posix()
+        for room in ("taskq", "workers", "plugins")
+        for path in ROOT.glob(f"{room}/**/*.py")
+        if re.search(r"\bThread\(", path.read_text("utf-8"))
+    }
+    assert starting == own
 
 
 async def test_a_sync_job_that_waits_for_a_thread_when_cancelled_never_runs(fake: FakeApp) -> None:

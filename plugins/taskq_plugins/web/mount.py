@@ -8,9 +8,9 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from threading import Thread
 from typing import Any, Final, TypeAlias
 
 import anyio.to_thread
@@ -265,8 +265,7 @@ def worker_page(app: TaskQ) -> Iterator[str]:
         hosts = (f"127.0.0.1:{port}", f"localhost:{port}")
         place = door.SiteAddress(scheme="http", hosts=hosts, allow_actions=True)
         server = server_of(make_site(str(app.data_dir), place, keys, app), None)
-        thread = Thread(target=server.run, args=([listener],), name="taskq-web")
-        thread.start()
+        thread = engine.start_thread(partial(server.run, [listener]), "taskq-web")
         try:
             yield f"{place.address}{door.ENTRY}?token={keys.entry()}"
         finally:

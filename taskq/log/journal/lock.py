@@ -517,8 +517,8 @@ class LockWatch:
 
     def _start(self) -> None:
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, name="taskq-lock-watch", daemon=True)
-            self._thread.start()
+            with contextlib.suppress(errors.LogError):  # then this wait has no time limit
+                self._thread = threads.start_thread(self._run, "taskq-lock-watch")
 
     def _run(self) -> None:
         quiet = looks = 0

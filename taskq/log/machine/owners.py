@@ -279,12 +279,10 @@ class ProgressBoard:
             if self._has_news:
                 return
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name="taskq-progress", daemon=True)
                 try:
-                    thread.start()
-                except RuntimeError:  # no further thread is available; the next report tries again
+                    self._thread = threads.start_thread(self._run, "taskq-progress")
+                except errors.LogError:  # the next report tries again
                     return
-                self._thread = thread
             self._has_news = True
             self._guard.notify()
 

@@ -18,6 +18,7 @@ from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 
+from taskq.core.errors import LogError
 from taskq.log.machine.forks import on_fork
 from taskq.log.machine.inside import inside
 
@@ -80,6 +81,24 @@ def _outcome(work: Callable[[], R]) -> tuple[R | None, BaseException | None]:
         return work(), None
     except BaseException as error:  # noqa: BLE001 - for the caller, not for the thread
         return None, error
+
+
+def start_thread(work: Callable[[], object], name: str) -> threading.Thread:
+    """Start a daemon thread.
+
+    Raises:
+        LogError: the system refuses it; the message names the limits.
+    """
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise LogError(
+            f"the thread {name} cannot be started ({error}). Raise the limit of threads, of the "
+            f"user (ulimit -u) or of the container or service (pids limit, TasksMax), or end "
+            f"programs"
+        ) from None
+    return thread
 
 
 class Pending(Generic[R]):

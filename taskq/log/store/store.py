@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
-from taskq.core.errors import LogError, UsageError, no_loop, refusal
+from taskq.core.errors import UsageError, no_loop, refusal
 from taskq.core.model import SECOND_NS
 from taskq.core.parsing import Tag
 from taskq.core.views import OwnerView, Serving
@@ -22,7 +22,7 @@ from taskq.log.machine.forks import fill_standard
 from taskq.log.machine.inside import inside, refuse_inside
 from taskq.log.machine.owners import ProgressBoard, Stall, publish, publish_stall
 from taskq.log.machine.system import system
-from taskq.log.machine.threads import Reporter, drain
+from taskq.log.machine.threads import Reporter, drain, start_thread
 from taskq.log.store.mailbox import Mailbox
 from taskq.log.store.port import LoopPort, ThreadPort
 from taskq.log.store.thread import StorageThread
@@ -63,8 +63,7 @@ class Store:
         self._latest: dict[int, LoopPort] = {}
         #: of threads without an event loop
         self.thread_port: ThreadPort = ThreadPort(self.mailbox)
-        self._thread = threading.Thread(target=self._run, name="taskq-storage", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, "taskq-storage")
 
     def _run(self) -> None:
         # A program may set SIGPIPE to end it; waking a dead process must not do so.

@@ -27,6 +27,7 @@ from taskq_workers.process.guard import Event, Guard, ProcessLife, WorkerProcess
 from taskq_workers.process.supervisor import Notifier, run_to_the_end
 from taskq_workers.runs import system
 from tests.effort import ended
+from tests.processes.harness import eventually
 from tests.programs import run_python
 
 
@@ -261,28 +262,19 @@ def test_a_worker_on_a_thread_claims_when_its_block_begins_and_has_drained_when_
 def test_a_worker_that_is_stopped_while_its_thread_starts_ends_at_once(
     app: TaskQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, stopping = threading.Event(), threading.Event()
+    begun, worker = threading.Event(), WorkerThread(app)
 
     def late(main: Coroutine[Any, Any, None]) -> None:
         begun.set()
-        assert stopping.wait(30)
+        eventually(lambda: worker._is_asked)
         run_to_the_end(main)
 
     monkeypatch.setattr(supervisor, "run_to_the_end", late)
-    worker = WorkerThread(app)
-    join = worker._thread.join
-
-    def joined() -> None:
-        stopping.set()
-        join(30)
-
-    monkeypatch.setattr(worker._thread, "join", joined)
     starting = threading.Thread(target=worker.start)
     starting.start()
     assert begun.wait(30)
     worker.stop()
     ended(starting)
-    assert not worker._thread.is_alive()
     assert not worker.worker.started.is_set()
 
 

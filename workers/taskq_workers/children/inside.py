@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any, BinaryIO, Final
 
 import taskq.hooks as hooks
 import taskq.telemetry as telemetry
-from taskq import JobContext, Task, TaskQ, engine, values
+from taskq import JobContext, Task, TaskQ, engine, errors, values
 from taskq.log.machine.forks import fill_standard
 from taskq_workers.children import wire
 from taskq_workers.runs import guards, joblogs, lifespans, loader, reasons, system, timeouts
@@ -119,7 +118,8 @@ def _die_with(parent: int, life: int) -> None:
         os.read(life, 1)
         os._exit(1)
 
-    threading.Thread(target=wait, name="taskq-life", daemon=True).start()
+    with contextlib.suppress(errors.LogError):  # then only the signal counts
+        engine.start_thread(wait, "taskq-life")
 
 
 class _Bench:

@@ -96,9 +96,7 @@ class Child:
             self._channel.setblocking(False)
             loop.add_reader(self._channel, self._on_readable)
         else:
-            read = self._read_to_the_end
-            self._reader = threading.Thread(target=read, name="taskq-read", daemon=True)
-            self._reader.start()
+            self._reader = engine.start_thread(self._read_to_the_end, "taskq-read")
         self._watch_exit()
         if programs.is_frozen():
             self._killer = Alarm(FROZEN_START_SECONDS, self._give_up)
@@ -235,7 +233,7 @@ class Child:
                 self._pidfd = os.pidfd_open(self.pid)
                 self._loop.add_reader(self._pidfd, self._on_exit)
                 return
-        threading.Thread(target=self._wait, name="taskq-wait", daemon=True).start()
+        engine.start_thread(self._wait, "taskq-wait")
 
     def _wait(self) -> None:
         self._process.wait()

@@ -5,6 +5,7 @@ Both ends run the same user's code, so a pickle gives neither end more rights.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import socket
 import threading
@@ -170,9 +171,11 @@ class Outlet:
             self._channel.sendall(pack(Logged(line)))
 
     def _send(self, progress: JobProgress) -> None:
-        self._timer = threading.Timer(PAUSE_SECONDS, self._on_time)
-        self._timer.daemon = True
-        self._timer.start()
+        timer = threading.Timer(PAUSE_SECONDS, self._on_time)
+        timer.daemon = True
+        with contextlib.suppress(RuntimeError):  # no thread is to be had: without a pause
+            timer.start()
+            self._timer = timer
         self._channel.sendall(pack(progress))
 
     def _on_time(self) -> None:

@@ -38,12 +38,12 @@ class LineReporter:
         self._news = threading.Event()
         self._closing = threading.Event()
         self._broken = False
-        self._thread = threading.Thread(target=self._work, name="taskq-report", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def open(self, banner: list[str]) -> None:
         self._lines.extendleft(reversed(banner))
         self._news.set()
-        self._thread.start()
+        self._thread = engine.start_thread(self._work, "taskq-report")
 
     def __call__(self, event: JobFinished) -> None:
         if self._quota > 0:
@@ -62,7 +62,7 @@ class LineReporter:
         """Write the remaining lines, unless the output is blocked. Legal twice, and before open."""
         self._closing.set()
         self._news.set()
-        if self._thread.ident is not None:
+        if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)
 
     def _work(self) -> None:

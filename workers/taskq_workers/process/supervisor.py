@@ -46,7 +46,7 @@ class Leash:
         self._socket = system.channel_of(descriptor)
         self._socket.set_inheritable(False)
         self._seconds = drain_seconds + GRACE_SECONDS
-        threading.Thread(target=self._watch, name="taskq-leash", daemon=True).start()
+        engine.start_thread(self._watch, "taskq-leash")
 
     def ready(self) -> None:
         try:
@@ -524,7 +524,8 @@ class WorkerThread:
         self._is_asked = False
         self._started: Future[None] = Future()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="taskq-worker", daemon=True)
+        self._thread: threading.Thread | None = None
+        self._guard = threading.Lock()
 
     def start(self) -> None:
         """Start, and return once the worker claims.
@@ -533,9 +534,10 @@ class WorkerThread:
             LogError: the directory cannot be used.
             UsageError: it was started before.
         """
-        if self._thread.ident is not None:
-            raise errors.UsageError("this worker was started before: make a new one")
-        self._thread.start()
+        with self._guard:
+            if self._thread is not None:
+                raise errors.UsageError("this worker was started before: make a new one")
+            self._thread = engine.start_thread(self._run, "taskq-worker")
         self._started.result()
 
     def stop(self) -> None:
@@ -544,7 +546,9 @@ class WorkerThread:
         Raises:
             LogError: the log failed under the worker.
         """
-        if self._thread.ident is None:
+        with self._guard:
+            thread = self._thread
+        if thread is None:
             self.worker.request_stop()
             return
         self._is_asked = True
@@ -553,7 +557,7 @@ class WorkerThread:
                 self._loop.call_soon_threadsafe(self.worker.request_stop)
             except RuntimeError:  # the worker has just ended by itself, with its loop
                 _log.debug("the worker's loop was closed before its stop")
-        self._thread.join()
+        thread.join()
         error, self._error = self._error, None
         if error is not None:
             raise error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -162,9 +161,11 @@ def resources_in_thread(app: TaskQ) -> Iterator[hooks.Resources]:
         yield hooks.Resources()
         return
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=_run, args=(loop,), name="taskq-lifespans", daemon=True)
-    thread.start()
-
+    try:
+        thread = engine.start_thread(partial(_run, loop), "taskq-lifespans")
+    except BaseException:
+        loop.close()
+        raise
     holder = LifespanHolder(app)
     try:
         asyncio.run_coroutine_threadsafe(holder.enter(), loop).result()

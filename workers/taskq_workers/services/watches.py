@@ -80,8 +80,11 @@ class LoopWatch:
     async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
         """Watch until cancelled: jobs may block the loop while the worker drains, too."""
         del store  # there may be several logs
-        # A separate daemon thread works even if the loop has stopped.
-        threading.Thread(target=self._watch, name="taskq-watch", daemon=True).start()
+        try:
+            # A separate daemon thread works even if the loop has stopped.
+            engine.start_thread(self._watch, "taskq-watch")
+        except errors.LogError as error:
+            _log.warning("no standstill of the event loop is logged: %s", error)
         try:
             task_status.started()
             await sleep_forever()
