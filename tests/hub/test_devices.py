@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 import zlib
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -13,10 +14,11 @@ import pytest
 
 from taskq import TaskLog
 from taskq.core.model import PAYLOAD_BYTES_MAX, State
+from taskq.errors import LogError
 from taskq.log.read.reader import LogReader
 from taskq.log.upkeep.backup import restore
 from taskq_plugins.hub.line import Line
-from taskq_plugins.hub.models import FRAMES, PACKED, PART_BYTES_MAX, HubError, HubStops
+from taskq_plugins.hub.models import FRAMES, PACKED, PART_BYTES_MAX, SPOKEN, HubError, HubStops
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.server import used_bytes
 from taskq_plugins.hub.sync import Verdict, sync
@@ -53,7 +55,7 @@ async def test_a_token_is_refused_on_a_second_machine_until_it_is_moved(place: P
     assert await place.sync(machine="first") == [Verdict.NEW]
     with pytest.raises(HubStops, match="enroll HUB NAME --replace"):
         await place.sync(machine="second")
-    assert "another machine with its token was refused" in run("hub", "devices", place.hub).output
+    assert "another machine has its token" in run("hub", "devices", place.hub).output
     assert await place.sync(machine="first") == [Verdict.BEHIND]
     assert await place.sync(machine="") == [Verdict.BEHIND]
     Registry(place.hub).replace(DEVICE)
@@ -62,6 +64,69 @@ async def test_a_token_is_refused_on_a_second_machine_until_it_is_moved(place: P
     token = Registry(place.hub).enroll(DEVICE)
     assert await place.sync(token, machine="second") == [Verdict.BEHIND]
     assert b"second" not in b"".join(path.read_bytes() for path in place.hub.glob("*.db*"))
+
+
+async def _other_machine(place: Place) -> None:
+    await place.sync(machine="first")
+    await place.sync(machine="second")
+
+
+async def _wrong_token(place: Place) -> None:
+    await place.sync(place.token[:-9] + "A" * 9)
+
+
+async def _old_version(place: Place) -> None:
+    line = place.line()
+    line._own[SPOKEN] = "0"
+    await place.sync_over(line)
+
+
+def _harm(harm: Callable[[Path], object]) -> Callable[[Place], Awaitable[None]]:
+    async def synced(place: Place) -> None:
+        async with TaskLog.open(place.log, segment_bytes=64 * 1024) as log:
+            for _ in range(60):
+                await log.put(bytes(4_000))
+        harm(sorted((place.log / "log").glob("*.log"))[1])
+        await place.sync()
+
+    return synced
+
+
+async def _large(place: Place) -> None:
+    place.restart(device_bytes=150_000)
+    await place.write(1, 150_000)
+    await place.sync()
+
+
+async def _unreadable_copy(place: Place) -> None:
+    await place.sync()
+    (place.copy / "taskq.json").write_text("{")
+    place.restart()
+    await place.sync()
+
+
+@pytest.mark.parametrize(("act", "remedy"), [
+    (_other_machine, "taskq hub enroll HUB OTHER"),
+    (_wrong_token, "taskq hub enroll HUB NAME --replace"),
+    (_old_version, "bring the older one up to date"),
+    (_harm(lambda file: file.write_bytes(file.read_bytes()[::-1])), "taskq repair"),
+    (_harm(Path.unlink), "taskq repair"),
+    (_large, "taskq hub serve HUB --keep"),
+    (_unreadable_copy, "restore it from a backup"),
+])  # fmt: skip
+async def test_a_refused_device_is_shown_with_its_remedy_and_stops_no_other(
+    place: Place, act: Callable[[Place], Awaitable[None]], remedy: str
+) -> None:
+    other = Registry(place.hub).enroll("edge-8")
+    await place.write()
+    with pytest.raises(LogError):
+        await act(place)
+    shown, well = run("hub", "devices", place.hub).output.splitlines()
+    assert ("edge-7: " in shown, remedy in shown) == (True, True)
+    assert "edge-8: heard of never" in well
+    place.remove()
+    await place.write()
+    assert await place.sync(other) == [Verdict.NEW]
 
 
 # -- what it may fill -----------------------------------------------------------------------------

@@ -429,7 +429,9 @@ async def test_a_group_gets_one_job_a_member(place: Fleet) -> None:
         await place.client.group("us").enqueue(update("update", "7.2"))
 
 
-async def test_more_than_a_part_holds_comes_in_several_at_once(place: Fleet) -> None:
+async def test_more_than_a_part_holds_comes_in_several_at_once(
+    place: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     device = place.client.device("edge-7")
     large = update("update", "x" * 700_000)
     for call in (large, large, large, *[update("update", "1")] * 300):
@@ -439,6 +441,11 @@ async def test_more_than_a_part_holds_comes_in_several_at_once(place: Fleet) -> 
     async with TaskLog.open(place.log) as log:
         moves = [it async for it in log.stream(follow=False, kinds=["ingested"])]
     assert len(moves) >= 4
+    await place.take()
+    opened = Mock(wraps=LogReader.open)
+    monkeypatch.setattr(LogReader, "open", opened)
+    assert len(place.client.outbox("edge-7").open_jobs()) == 303
+    assert opened.call_count == 2, "each log once, not once a job"
 
 
 async def _fill_a_segment(place: Fleet) -> None:

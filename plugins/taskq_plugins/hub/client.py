@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
@@ -114,7 +115,7 @@ class Hub:
         """Return the app of the log of jobs for a device."""
         app = self._outboxes.get(device)
         if app is None:
-            app = self._outboxes[device] = Outbox(self.path, device)
+            app = self._outboxes[device] = Outbox(self.path, device, self.registry)
         return app
 
     async def hand_on(self, device: str, other: str) -> int:
@@ -241,10 +242,10 @@ def _checked(call: Call[R]) -> Call[R]:
 class Outbox(TaskQ):
     """App of the log of jobs for one device; no worker runs them here."""
 
-    def __init__(self, hub: Path, device: str) -> None:
+    def __init__(self, hub: Path, device: str, registry: Registry | None = None) -> None:
         self.path = outbox.folder(hub, device)
         super().__init__(self.path, keep=outbox.KEEP_SECONDS)
-        self.hub, self.device = hub, device
+        self.hub, self.device, self._registry = hub, device, registry or Registry(hub)
         self._reader = outbox.DeviceReader(hub, device)
 
     @property
@@ -289,89 +290,91 @@ class Outbox(TaskQ):
 
     async def why(self, job: Any) -> Reason:
         view = await self._handle(job, None).view()
-        return await off_loop(lambda: why(self, self.merged(view)))
-
-    def find_there(self, view: JobView) -> tuple[outbox.There, JobView] | None:
-        """Return a job from the hub's copy of its device's log; None if the job is not there."""
-        self._reader.read(view.headers)
-        there = self._reader.find(self._tag, view.lsn)
-        its = there and self._reader.view(there)
-        return (there, its) if there and its else None
+        return (await off_loop(self.look, [view]))[0][1]
 
     def jobs(self, states: Collection[State] = ()) -> list[JobView]:
         """Return the device's jobs with one of these states in the outbox, oldest first."""
+        return [view for view, _ in self._looked(states)]
+
+    def open_jobs(self) -> list[tuple[JobView, Reason]]:
+        """Return the jobs that have not ended, oldest first, and why."""
+        looked = self._looked(WAITING_STATES)
+        return [(view, reason) for view, reason in looked if view.state in LIVE_STATES]
+
+    def _looked(self, states: Collection[State]) -> list[tuple[JobView, Reason]]:
         with LogReader.open(str(self.path)) as reader:
             views = reader.jobs(set(states) or None, None, None, _JOBS_MAX)
-        return [self.merged(view) for view in reversed(views)]
+        return self.look(views[::-1])
 
-    def merged(self, view: JobView) -> JobView:
-        """Return a job of the outbox with the state and result of its device's log."""
+    def look(self, views: Sequence[JobView]) -> list[tuple[JobView, Reason]]:
+        """Return jobs of the outbox, oldest first, with the state and result of the device's log.
+
+        The reason explains each job's state. The copies of the log are read once for all jobs.
+        """
+        if not views:
+            return []
+        identity = Identity.read(LocalDisk(), str(self.path))
+        tag = Tag("") if identity is None else identity.tag
+        standing = self._registry.standing(self.device)
+        self._reader.read(views[0].headers)
+        looked = []
+        with contextlib.ExitStack() as readers:
+            opened = cache(lambda path: readers.enter_context(LogReader.open(path)))
+            for view in views:
+                there = self._reader.find(tag, view.lsn)
+                its = opened(there.path).job(there.number) if there else None
+                words = there.words if there else ""
+                is_given = view.lsn <= int(standing.get("given", {}).get(tag.of(view.lsn), 0))
+                is_taken = self._reader.is_taken(tag, view.lsn)
+                merged = self._merged(view, its, words, is_given=is_given, is_taken=is_taken)
+                looked.append((merged, self._reason(merged, its, standing, is_given=is_given)))
+        return looked
+
+    def _merged(
+        self, view: JobView, its: JobView | None, words: str, *, is_given: bool, is_taken: bool
+    ) -> JobView:
+        """Return a job with the state on its device, which may refuse it with some words."""
         if view.state is State.CANCELLED:
             return view
-        if pair := self.find_there(view):
-            there, its = pair
-            reason = f"{self.device} refuses it: {there.words}" if there.words else its.reason
+        if its is not None:
+            reason = f"{self.device} refuses it: {words}" if words else its.reason
             return replace(
-                view, state=State.DEAD if there.words else its.state, attempt=its.attempt,
+                view, state=State.DEAD if words else its.state, attempt=its.attempt,
                 attempts=its.attempts, settled_ns=its.settled_ns, result=its.result,
                 result_flags=its.result_flags, stores_result=its.stores_result, reason=reason,
                 problem=its.problem,
             )  # fmt: skip
-        is_taken = self._reader.is_taken(self._tag, view.lsn)
         if 0 < view.expires_ns <= time.time_ns():
-            is_its_own = self.is_given(view) and not is_taken
-            return replace(view, state=State.READY if is_its_own else State.EXPIRED)
+            # The device may have the job without having reported it yet.
+            return replace(view, state=State.READY if is_given and not is_taken else State.EXPIRED)
         if is_taken:
             reason = f"{self.device} took it, and its log does not show how it ended"
             return replace(view, state=State.DEAD, reason=reason)
         return view
 
-    def is_given(self, view: JobView) -> bool:
-        """Return whether the device may have the job without having reported it yet."""
-        given = Registry(self.hub).standing(self.device).get("given", {})
-        return view.lsn <= int(given.get(self._tag.of(view.lsn), 0))
-
-    @property
-    def _tag(self) -> Tag:
-        identity = Identity.read(LocalDisk(), str(self.path))
-        return Tag("") if identity is None else identity.tag
-
-
-def why(app: Outbox, view: JobView) -> Reason:
-    """Return the reason why a job has not ended, from an outbox and the copies."""
-    registry, device, pair = Registry(app.hub), app.device, app.find_there(view)
-    if view.state not in LIVE_STATES:
-        word, where = view.state.name.lower(), f" on {device}" if pair else ""
-        verb = word if view.state is State.SUCCEEDED else f"is {word}"
-        words = f": {view.reason}" if view.reason else ""
-        return Reason(code=Why[view.state.name], text=f"it {verb}{where}{words}")
-    heard = _heard(registry, device)
-    if pair is None:
-        text = f"it was handed over to {device}, which told no more of it yet"
-        text = text if app.is_given(view) else f"{device} has not taken it yet"
-        return Reason(code=Why.NO_WORKER, text=f"{text}; {heard}")
-    its = pair[1]
-    if its.state is State.RUNNING:
-        since = f" since {moment(its.attempts[-1].started_ns)}" if its.attempts else ""
-        text = f"it has been running on {device}{since}, as job {its.job_id}"
-        return Reason(code=Why.RUNNING, text=f"{text}; {heard}")
-    text = f"it was handed over to {device} at {moment(its.enqueued_ns)}, and is "
-    text += f"{its.state.name.lower()} there as job {its.job_id}"
-    return Reason(code=Why.NO_WORKER, text=f"{text}; {heard}")
-
-
-def _heard(registry: Registry, device: str) -> str:
-    seen = registry.standing(device).get("heard_ns", 0)
-    if not seen:
-        return f"{device} was never heard of"
-    return f"{device} was last heard of {spoken(max(time.time_ns() - seen, 0))} ago"
-
-
-def open_jobs(hub: Path, device: str) -> list[tuple[str, JobView, str]]:
-    """Return (device, job, reason) of the device's open jobs, oldest first."""
-    app = Outbox(hub, device)
-    waiting = [view for view in app.jobs(WAITING_STATES) if view.state in LIVE_STATES]
-    return [(device, view, why(app, view).text) for view in waiting]
+    def _reason(
+        self, view: JobView, its: JobView | None, standing: dict[str, Any], *, is_given: bool
+    ) -> Reason:
+        device = self.device
+        if view.state not in LIVE_STATES:
+            word, where = view.state.name.lower(), f" on {device}" if its else ""
+            verb = word if view.state is State.SUCCEEDED else f"is {word}"
+            words = f": {view.reason}" if view.reason else ""
+            return Reason(code=Why[view.state.name], text=f"it {verb}{where}{words}")
+        code, heard = Why.NO_WORKER, f"{device} was never heard of"
+        if seen := standing.get("heard_ns", 0):
+            heard = f"{device} was last heard of {spoken(max(time.time_ns() - seen, 0))} ago"
+        if its is None:
+            text = f"{device} has not taken it yet"
+            if is_given:
+                text = f"it was handed over to {device}, which told no more of it yet"
+        elif its.state is State.RUNNING:
+            since = f" since {moment(its.attempts[-1].started_ns)}" if its.attempts else ""
+            code, text = Why.RUNNING, f"it has been running on {device}{since}, as job {its.job_id}"
+        else:
+            text = f"it was handed over to {device} at {moment(its.enqueued_ns)}, and is "
+            text += f"{its.state.name.lower()} there as job {its.job_id}"
+        return Reason(code=code, text=f"{text}; {heard}")
 
 
 class SentJob(JobHandle[R]):
@@ -420,4 +423,4 @@ class SentJob(JobHandle[R]):
     cancel_sync = blocking(cancel)  # type: ignore[arg-type, misc]
 
     async def _view(self) -> JobView:
-        return await off_loop(self._outbox.merged, await super()._view())
+        return (await off_loop(self._outbox.look, [await super()._view()]))[0][0]

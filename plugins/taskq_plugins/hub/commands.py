@@ -25,6 +25,7 @@ from taskq_plugins.hub.registry import OUTBOX, Registry
 
 if TYPE_CHECKING:
     from taskq.hooks import OptionChanges
+    from taskq.views import JobView, Reason
     from taskq_plugins.hub.client import Hub
     from taskq_plugins.hub.transport import Each
 
@@ -185,7 +186,8 @@ def devices(directory: Path, names: list[str], late: str, as_json: bool) -> None
             facts = known[name]
             seconds = (now_ns - facts["heard_ns"]) / 1e9 if "heard_ns" in facts else None
             since_ns = facts.get("heard_ns", facts.get("enrolled_ns", 0))
-            is_late = facts["state"] == "active" and now_ns - since_ns > _seconds(late) * 1e9
+            # A time still to come is from before the hub's clock was set back.
+            is_late = facts["state"] == "active" and abs(now_ns - since_ns) > _seconds(late) * 1e9
             rows.append({"device": name, **facts, "late": is_late, "seconds": seconds})
             with each(name):
                 rows[-1] |= {"logs": _package("copies").described(directory, name)} if names else {}
@@ -206,9 +208,9 @@ def _words(row: dict[str, Any], now_ns: int) -> Iterator[str]:
     yield f"clock {clock:+.0f} s" if abs(clock) > _LATE else ""
     if row["gaps"]:
         yield f"{count_of(row['gaps'], 'gap')}: see 'taskq hub devices HUB {row['device']}'"
-    refused = (now_ns - row.get("refused_ns", 0)) / 1e9
-    clone = f"another machine with its token was refused {refused:.0f} s ago"
-    yield clone if refused < _DAY_SECONDS else ""
+    refused_ns, why = row.get("refused", (0, ""))
+    ago = (now_ns - refused_ns) / 1e9
+    yield f"refused {ago:.0f} s ago: {why}" if 0 <= ago < _DAY_SECONDS else ""
     yield "LATE" if row["late"] else ""
     yield "" if row["state"] == "active" else row["state"]
     if row["state"] == "held":
@@ -364,18 +366,17 @@ def _cancel_open(directory: Path, device: str) -> None:
 @json_option
 def jobs(directory: Path, names: list[str], as_json: bool) -> None:
     """Show the jobs for devices that have not ended yet, the oldest first."""
-    client = _package("client")
-    hub, waiting = directory.absolute(), []
-    with _each_device() as each:
-        for device in client.outbox.devices(hub):
+    waiting: list[tuple[str, JobView, Reason]] = []
+    with _opened(directory) as hub, _each_device() as each:
+        for device in _package("outbox").devices(directory):
             if not names or device in names:
                 with each(device):
-                    waiting += client.open_jobs(hub, device)
+                    waiting += [(device, *job) for job in hub.outbox(device).open_jobs()]
         if as_json:
             render.print_json([view.as_dict() | {"device": device} for device, view, _ in waiting])
         else:
             for device, view, why in waiting:
-                render.echo(flat(f"{view.job_id}: {view.task} for {device}: {why}"))
+                render.echo(flat(f"{view.job_id}: {view.task} for {device}: {why.text}"))
 
 
 def _seconds(text: str) -> float:

@@ -727,7 +727,10 @@ class Copy:
             raise models.Refusal(models.Trouble.DAMAGED, at)
         end = self._files.end_before(at, header, asked.before) if at.frame else models.NOWHERE
         if end is None:
-            raise models.Refusal(models.Trouble.MISMATCH, at)
+            # The device has no frame between this end and the segment: it lost a segment.
+            is_lost = at.stem.hex() == asked.before
+            trouble = models.Trouble.DAMAGED if is_lost else models.Trouble.MISMATCH
+            raise models.Refusal(trouble, at)
         self._ended = end
         return header.epoch
 

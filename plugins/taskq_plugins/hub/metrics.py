@@ -32,7 +32,9 @@ class HubMetrics:
     def collect(self) -> Iterator[Metric]:
         known = list(self._registry.all_standing().values())
         active = [each for each in known if each["state"] == "active"]
-        silent = [time.time() - each["heard_ns"] / 1e9 for each in active if "heard_ns" in each]
+        silent = [
+            abs(time.time() - each["heard_ns"] / 1e9) for each in active if "heard_ns" in each
+        ]
         states = Counter(str(each["state"]) for each in known)
         yield _each(GaugeMetricFamily, "devices", "Devices by state", "state", states)
         text = "Longest time that an active device was not heard of"

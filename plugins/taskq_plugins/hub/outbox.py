@@ -236,10 +236,6 @@ class DeviceReader:
         there = self.find(tag, job)
         return there.is_over if there is not None else self.is_taken(tag, job)
 
-    def view(self, there: There) -> JobView | None:
-        with LogReader.open(there.path) as reader:
-            return reader.job(there.number)
-
 
 # -- the hub's side --------------------------------------------------------------------------------
 

@@ -180,11 +180,14 @@ class Registry:
         return sorted((name for (name,) in self.run("SELECT name FROM devices")), key=_natural)
 
     def known(self, device: str) -> str:
-        if not self._facts(checked(device)):
+        if not self.is_known(checked(device)):
             raise UsageError(
                 f"{self._hub} has no device {device!r}: see taskq hub devices {self._hub}"
             )
         return device
+
+    def is_known(self, device: str) -> bool:
+        return bool(self._facts(device))
 
     def has_token(self, device: str) -> bool:
         return bool(self._facts(device).get("tokens"))

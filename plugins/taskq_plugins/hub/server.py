@@ -18,6 +18,7 @@ import zlib
 from asyncio import get_running_loop, timeout
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 from uuid import UUID
@@ -37,6 +38,7 @@ from taskq.errors import LogError, TaskqError
 from taskq.values import SECOND_NS
 from taskq_plugins.hub import copies, models
 from taskq_plugins.hub.copies import Copies
+from taskq_plugins.hub.line import device_of
 from taskq_plugins.hub.outbox import OutboxServer
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.patience import Patient, config_of
@@ -61,6 +63,7 @@ _OF_DEVICE_MAX: Final = 4
 _DIGITS_MAX: Final = 20
 _REFUSAL: Final = 400
 _TOO_LARGE: Final = 413
+_UNKNOWN: Final = 401
 _RETRY_SECONDS: Final = 5
 _AGAIN: Final = frozenset({408, 429, 503, 507})
 _NOT_THERE: Final = frozenset({404, 405})
@@ -83,6 +86,7 @@ class Gate:
         app: gets requests with whole bodies.
         device_of: returns the device of a token, or None.
         asking: returns the device of each waiting long poll, which takes no slot.
+        note: notes for ``taskq hub devices`` why a device was refused.
 
     Attributes:
         refused: number of refusals by status.
@@ -94,8 +98,9 @@ class Gate:
         app: ASGIApp,
         device_of: Callable[[str], Awaitable[str | None]],
         asking: Callable[[], list[str]],
+        note: Callable[[str, str], Awaitable[None]],
     ) -> None:
-        self._app, self._device_of, self._asking = app, device_of, asking
+        self._app, self._device_of, self._asking, self._note = app, device_of, asking, note
         self._waiting: dict[str, int] = {}
         self._tries: dict[str, int] = {}
         self._tries_began = 0.0
@@ -121,15 +126,18 @@ class Gate:
     @contextlib.asynccontextmanager
     async def _admitted(self, request: Request) -> AsyncIterator[None]:
         if request.url.path == _ENROLL:
-            _require_version(request)
+            await self._require_version(request)
             yield
             return
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         device = await self._device_of(token) if scheme.lower() == "bearer" else None
         if device is None:
-            raise self.unknown(request, "the token is not known here")
+            refusal = self.unknown(request, "the token is not known here")
+            if refusal.status_code == _UNKNOWN:
+                await self._note(device_of(token), _STRANGER)
+            raise refusal
         request.state.device = device
-        _require_version(request)
+        await self._require_version(request)
         # A long poll uses no slot, neither while waiting nor when thousands wake up together.
         waiting, asking = self._waiting.get(device, 0), self._asking()
         if waiting - asking.count(device) >= _OF_DEVICE_MAX:
@@ -169,17 +177,18 @@ class Gate:
             self._tries.clear()
             self._tries_began = now
         tries = self._tries[address] = self._tries.get(address, 0) + 1
-        return HTTPException(401 if tries <= _TRIES_MAX else 429, title)
+        return HTTPException(_UNKNOWN if tries <= _TRIES_MAX else 429, title)
 
-
-def _require_version(request: Request) -> None:
-    spoken = request.headers.get(models.SPOKEN, "")
-    if not models.agreed(spoken.replace(" ", "").split(",")):
-        device = getattr(request.state, "device", "a new device")
-        ours = ", ".join(map(str, models.VERSIONS))
-        text = f"this hub speaks protocol {ours}, and the device {spoken[:40] or 'none'}"
-        _log.warning("hub: %s was refused: %s", device, text)
-        raise HTTPException(426, f"{text}: bring the older one up to date")
+    async def _require_version(self, request: Request) -> None:
+        spoken = request.headers.get(models.SPOKEN, "")
+        if not models.agreed(spoken.replace(" ", "").split(",")):
+            device = getattr(request.state, "device", "")
+            ours = ", ".join(map(str, models.VERSIONS))
+            text = f"this hub speaks protocol {ours}, and the device {spoken[:40] or 'none'}"
+            _log.warning("hub: %s was refused: %s", device or "a new device", text)
+            text += ": bring the older one up to date"
+            await self._note(device, text)
+            raise HTTPException(426, text)
 
 
 async def _read(receive: Receive, most: int) -> bytes:
@@ -273,6 +282,13 @@ _NOTED_SECONDS: Final = 10.0
 _ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FULL: Final = "its disk is full: free some space there, then try again"
 _LATER: Final = "it could not be written: try again later"
+_STRANGER: Final = "its token does not hold: 'taskq hub enroll HUB NAME --replace' gives it another"
+_WHY: Final = {
+    models.Trouble.CLONED: "another machine has its token: give that one a name of its own with "
+    "'taskq hub enroll HUB OTHER', or this name with 'taskq hub enroll HUB NAME --replace'",
+    models.Trouble.DAMAGED: "a frame of its log is damaged, or a segment is missing: run 'taskq "
+    "verify' and 'taskq repair' on the device",
+}
 _ANEW: Final = models.Refused(models.Trouble.SUPERSEDED, models.NOWHERE)
 
 
@@ -325,6 +341,7 @@ class Server:
             self.site,
             lambda token: self._on_thread(self._registry.device_of, token),
             lambda: [device for device, _ in self._outbox.asking],
+            self._note_refusal,
         )
 
     def _routes(self) -> FastAPI:
@@ -332,8 +349,8 @@ class Server:
             title="A hub of task logs", version=str(max(models.VERSIONS)), docs_url=None,
             redoc_url=None, lifespan=self._life, responses=_REFUSED,
             exception_handlers={
-                HTTPException: _refused, RequestValidationError: _misread, models.Refusal: _told,
-                OSError: _failed, TaskqError: _failed,
+                HTTPException: _refused, RequestValidationError: _misread,
+                models.Refusal: self._differs, OSError: self._failed, TaskqError: self._failed,
             },
         )  # fmt: skip
         app.get("/healthz")(self._health)
@@ -474,7 +491,6 @@ class Server:
             raise HTTPException(400, "that is no request of this protocol") from error
         registry = self._registry
         if isinstance(asked, models.Sync) and not registry.is_bound(device, asked.machine):
-            registry.note(device, refused_ns=time.time_ns())
             return models.Refused(models.Trouble.CLONED, models.NOWHERE)
         if isinstance(asked, models.Sync) and registry.standing(device)["state"] == "held":
             return models.Refused(models.Trouble.HELD, models.NOWHERE)
@@ -500,6 +516,28 @@ class Server:
         copy = self._copy(device, asked.log_id)
         gaps = len(copies.gaps(copy))
         self._registry.note_end(device, copy.identity, (lsn, end, gaps), **clock)
+
+    # -- refusals ---------------------------------------------------------------------------------
+
+    async def _differs(self, request: Request, error: Any) -> Response:
+        answer = error.answer
+        if why := _WHY.get(answer.trouble):
+            await self._note_refusal(request.state.device, why)
+        return Response(models.as_json(answer), models.STATUS[answer.trouble], None, models.PROBLEM)
+
+    async def _failed(self, request: Request, error: Exception) -> Response:
+        device = getattr(request.state, "device", "")
+        _log.warning("hub: a request of %s failed: %s", device or "a new device", error)
+        title = error.strerror if isinstance(error, OSError) and error.errno in _ROOM else None
+        await self._note_refusal(device, title or str(error))
+        return _problem(HTTPException(507 if title else 503, title or _LATER))
+
+    async def _note_refusal(self, device: str, why: str) -> None:
+        """Note it for a device of the hub; a wrong token may have any name."""
+        if await self._on_thread(self._registry.is_known, device):
+            await self._on_thread(
+                partial(self._registry.note, refused=[time.time_ns(), why]), device
+            )
 
     # -- reads by a device of its own logs, for a restore -----------------------------------------
 
@@ -579,18 +617,6 @@ async def _refused(_request: Request, error: Any) -> Response:
 async def _misread(_request: Request, error: Any) -> Response:
     is_path = any(each["loc"][:1] == ("path",) for each in error.errors())
     return _problem(HTTPException(404 if is_path else 400, "that is no request of this protocol"))
-
-
-async def _told(_request: Request, error: Any) -> Response:
-    answer = error.answer
-    return Response(models.as_json(answer), models.STATUS[answer.trouble], None, models.PROBLEM)
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    device = getattr(request.state, "device", "a new device")
-    _log.warning("hub: a request of %s failed: %s", device, error)
-    title = error.strerror if isinstance(error, OSError) and error.errno in _ROOM else None
-    return _problem(HTTPException(507 if title else 503, title or _LATER))
 
 
 # -- the process: sockets, limits, prompt shutdown -------------------------------------------------

@@ -177,7 +177,12 @@ class Push:
             data, following = log.part(behind, self._part_bytes())
             answer = await self._sent(behind, partial(_piece, data), before)
             if answer != models.Stored(following):
-                self._require_whole(behind, answer, before)
+                if isinstance(answer, models.Refused) and answer.trouble is models.Trouble.DAMAGED:
+                    raise LogDamaged(
+                        f"{engine.segment_name(behind.segment)}: a frame is not as it was written, "
+                        f"or a segment before it is missing, so the hub does not take it. See "
+                        f"taskq verify, and taskq repair; then the rest goes"
+                    )
                 return False
             behind, before = following, models.NOWHERE
         return True
@@ -196,22 +201,6 @@ class Push:
             if not isinstance(answer, models.Stored) or answer.held <= held:
                 return answer
             held = answer.held
-
-    @staticmethod
-    def _require_whole(
-        behind: engine.Border, answer: models.Answer | None, before: engine.Border
-    ) -> None:
-        if not isinstance(answer, models.Refused):
-            return
-        what = f"after offset {answer.at.offset}: a frame is not as it was written"
-        if answer.trouble is not models.Trouble.DAMAGED:
-            if answer.at != before or not before.segment:
-                return
-            what = "a segment before it is missing"  # its header names another end
-        raise LogDamaged(
-            f"{engine.segment_name(behind.segment)}, {what}, so the hub does not take it. See "
-            f"taskq verify, and taskq repair; then the rest goes"
-        )
 
     # -- the last common position ------------------------------------------------------------------
 

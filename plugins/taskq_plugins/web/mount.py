@@ -172,7 +172,7 @@ def _rows(path: str, standing: Standing) -> list[dict[str, Any]]:
             "device": device,
             "logs": [log for owner, log in logs if owner == device],
             "is_late": facts["state"] == "active"
-            and now_ns - (facts.get("heard_ns") or facts.get("enrolled_ns") or 0) > _LATE_NS,
+            and abs(now_ns - (facts.get("heard_ns") or facts.get("enrolled_ns") or 0)) > _LATE_NS,
             "skew_ns": skew if abs(skew := facts.get("clock_ns", 0)) > _SKEW_NS else 0,
             **facts,
         }

@@ -457,8 +457,7 @@ def _status(reader: engine.LogReader, job_id: str) -> JobStatus:
     if outbox.parent.name == "outbox" and (hub / "devices").is_dir():
         client: Any = importlib.import_module("taskq_plugins.hub.client")
         app = client.Outbox(hub, outbox.name)
-        status.view = app.merged(status.view)
-        status.why = client.why(app, status.view)
+        status.view, status.why = app.look([status.view])[0]
     return status
 
 
