@@ -104,6 +104,32 @@ async def test_a_hub_lets_go_only_what_the_log_has_written_again_and_goes_on(pla
     assert await place.sync() == [Verdict.BEHIND]
 
 
+async def test_a_clock_that_is_years_ahead_for_an_upkeep_ends_no_retention(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _work(place, keep_segments=100)
+    for _ in range(2):
+        await place.sync()
+        _arrived(place, 20 * _DAY)
+    await place.sync()
+    await _work(place, keep_segments=1)
+    await place.sync()
+    _arrived(place, 20 * _DAY)
+    before, real = place.copies(), time.time_ns
+    await place.server._tidy()
+    for days in (3_650, -3_650, 3_650, 0):
+        monkeypatch.setattr(time, "time_ns", lambda days=days: real() + days * round(_DAY) * 10**9)
+        await place.server._tidy()
+        assert place.copies() == before, days
+    assert "LATE" not in run("hub", "devices", place.hub).output
+    monkeypatch.setattr(time, "time_ns", lambda: real() - 3_650 * round(_DAY) * 10**9)
+    assert "LATE" in run("hub", "devices", place.hub).output, "nobody knows how long it is silent"
+    monkeypatch.setattr(time, "time_ns", lambda: real() + 12 * round(_DAY) * 10**9)
+    for _ in range(12):
+        await place.server._tidy()
+    assert place.copies() != before, "they are old, and the device has them no more"
+
+
 async def test_what_was_before_a_gap_goes_as_a_whole_once_all_of_it_is_old(place: Place) -> None:
     await _work(place)
     await place.sync()

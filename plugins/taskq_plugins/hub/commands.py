@@ -367,11 +367,13 @@ def _cancel_open(directory: Path, device: str) -> None:
 def jobs(directory: Path, names: list[str], as_json: bool) -> None:
     """Show the jobs for devices that have not ended yet, the oldest first."""
     waiting: list[tuple[str, JobView, Reason]] = []
-    with _opened(directory) as hub, _each_device() as each:
-        for device in _package("outbox").devices(directory):
+    client, registry, hub = _package("client"), Registry(directory), directory.absolute()
+    with _each_device() as each:
+        for device in client.outbox.devices(hub):
             if not names or device in names:
                 with each(device):
-                    waiting += [(device, *job) for job in hub.outbox(device).open_jobs()]
+                    jobs = client.Outbox(hub, device, registry).open_jobs()
+                    waiting += [(device, *job) for job in jobs]
         if as_json:
             render.print_json([view.as_dict() | {"device": device} for device, view, _ in waiting])
         else:

@@ -81,6 +81,11 @@ class CopyFiles:
         return whole_lines(self.disk, f"{self.path}/{BREAKS}")[0]
 
     @property
+    def is_in_gap(self) -> bool:
+        """Return whether a kill cut a declared gap short; the next opening carries it out."""
+        return any(line["step"] == "begun" for line in self.breaks[-1:])
+
+    @property
     def begins(self) -> int:
         """Return the first lsn that was ever here; 0 if there was none, or it is unknown."""
         folder = f"{self.path}/old/1" if self.breaks else self.path
@@ -301,7 +306,7 @@ def faults_of(copy: CopyFiles, *, deep: bool) -> Iterator[Fault]:
 
 
 def _of_segments(copy: CopyFiles) -> Iterator[Fault]:
-    lines = copy.seals
+    lines = {} if copy.is_in_gap else copy.seals
     lsns = engine.Replica(copy.disk, copy.path, copy.identity).lsns if lines else []
     for segment in [lsn for lsn in lines if lsns and lsn >= lsns[0]]:
         name, line = engine.segment_name(segment), lines[segment]
@@ -380,9 +385,9 @@ def due(
     rewritten them. So are records set aside at a break, if all arrived before the moment. While a
     break is being carried out nothing is due.
     """
-    lines = copy.breaks
-    if lines and lines[-1]["step"] == "begun":
+    if copy.is_in_gap:
         return [], known
+    lines = copy.breaks
     known = known if known.breaks == len(lines) else CompactionFloor(len(lines))
     folders = [f"old/{line['n']}" for line in lines if line["step"] == "done"]
     left = [folder for folder in folders if copy.size(f"{folder}/{IDENTITY}") >= 0]
@@ -950,6 +955,9 @@ class Copies:
     def keep(self, copy: CopyFiles, before_ns: int) -> list[str]:
         """Remove the files that ``due`` returns; return their names."""
         key = copy.device, copy.log_id
+        if copy.is_in_gap:
+            with self._held(*key):
+                """It is opened."""
         gone, self._floors[key] = due(copy, before_ns, self._floors.get(key, CompactionFloor()))
         if gone:
             with self._held(*key) as held:

@@ -58,8 +58,9 @@ _TABLES: Final = """
 """
 _PUT: Final = "INSERT OR REPLACE INTO devices VALUES (?, ?)"
 _HINT: Final = "INSERT OR REPLACE INTO hints VALUES (?, ?, ?)"
-#: Names of hints: state of a device at its last contact; prefix of the durable end of a copy.
-_HEARD, _DURABLE = "heard", "durable/"
+#: Names of hints: state of a device at its last contact; prefix of the durable end of a copy; time
+#: of the hub's last upkeep.
+_HEARD, _DURABLE, _UPKEEP = "heard", "durable/", "upkeep"
 
 
 class Hint(NamedTuple):
@@ -248,6 +249,17 @@ class Registry:
         checked(group, "group")
         with self._changed(self.known(device)) as facts:
             facts["groups"] = sorted({*map(str, facts.get("groups", ())), group})
+
+    def upkeep_ns(self) -> int:
+        """Return the moment of an upkeep: now, but at most a day after the latest, 0 at first.
+
+        A clock that is years ahead for an hour makes no file years older.
+        """
+        hint, now_ns = Hint(self, "", _UPKEEP), time.time_ns()
+        latest_ns = hint.read()
+        moment_ns = min(now_ns, (latest_ns or now_ns) + _DAY_NS)
+        hint.write(max(moment_ns, latest_ns or 0))
+        return moment_ns if latest_ns else 0
 
     # -- hints ------------------------------------------------------------------------------------
 

@@ -409,13 +409,17 @@ class Server:
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(_KEEP_EVERY_SECONDS)
-            before_ns = time.time_ns() - round(self._keep_seconds * SECOND_NS)
-            for copy in await self._on_thread(self._copies.all):
-                async with self._turn(copy.device):
-                    try:
-                        await self._on_thread(self._copies.keep, copy, before_ns)
-                    except (OSError, LogError) as error:
-                        _log.warning("hub: %s stays as it is: %s", copy.path, error)
+            await self._tidy()
+
+    async def _tidy(self) -> None:
+        now_ns = await self._on_thread(self._registry.upkeep_ns)
+        before_ns = now_ns - round(self._keep_seconds * SECOND_NS)
+        for copy in await self._on_thread(self._copies.all):
+            async with self._turn(copy.device):
+                try:
+                    await self._on_thread(self._copies.keep, copy, before_ns)
+                except (OSError, LogError) as error:
+                    _log.warning("hub: %s stays as it is: %s", copy.path, error)
 
     # -- requests ---------------------------------------------------------------------------------
 
