@@ -893,7 +893,7 @@ class Copies:
         if quiet is not None:
             quiet.rest()
 
-    def _answered(self, device: str, copy: Copy, asked: models.Request) -> models.Answer:
+    def _answered(self, device: str, copy: Copy, asked: Any) -> models.Answer:
         if isinstance(asked, models.Sync):
             return self._begin(device, copy, asked)
         if isinstance(asked, models.Ask):
@@ -902,12 +902,13 @@ class Copies:
             return models.PlacesKnown(tuple(has))
         if isinstance(asked, models.Leave):
             self._registry.leave(device, asked.log_id)
+            return models.Stored(copy.at)
         # If a log grows after its device left it, another machine has this token.
-        elif isinstance(asked, models.Append | models.Declare) and self._registry.holds(
-            device, asked.log_id
-        ):
+        if self._registry.holds(device, asked.log_id):
             return models.Refused(models.Trouble.HELD, models.NOWHERE)
-        return _ACTS[type(asked)](copy, asked)
+        if isinstance(asked, models.Declare):
+            return copy.declare(asked)
+        return copy.append(asked)
 
     def _begin(self, device: str, copy: Copy, asked: models.Sync) -> models.CopyEnd:
         key = device, asked.log_id
@@ -1001,11 +1002,3 @@ class Copies:
         copy = self._opened(device, asked.log_id)
         assert copy is not None
         return copy
-
-
-#: Method of a copy, by the kind of request.
-_ACTS: Final[dict[type, Callable[[Copy, Any], models.Answer]]] = {
-    models.Append: lambda copy, asked: copy.append(asked),
-    models.Leave: lambda copy, _asked: models.Stored(copy.at),
-    models.Declare: lambda copy, asked: copy.declare(asked),
-}

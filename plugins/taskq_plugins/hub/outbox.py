@@ -249,30 +249,21 @@ def waiting_in(sight: LogView) -> tuple[list[int], Mapping[str, str]]:
 
 
 async def settle(connection: Connection, reader: DeviceReader) -> None:
-    """Expire the jobs of an outbox that are lost, or have ended in one of the device's copies."""
-    port = await connection.port()
-    await port.withdraw([], expired=True)  # expires late jobs
-    jobs, headers = await port.look(waiting_in)
-    if not jobs:
-        return
-    await off_loop(reader.read, headers)
-    tag = connection.tag
-    over = [job for job in jobs if reader.is_settled(tag, job)]
-    for at in range(0, len(over), _ENDED_MAX):
-        await port.withdraw(over[at : at + _ENDED_MAX], expired=True)
+    """Expire the jobs of an outbox that are late or lost, or have ended in a device's copy."""
+    over, is_any_late = await off_loop(_over, connection.path, reader)
+    if over or is_any_late:  # otherwise the outbox need not be opened for writing
+        port = await connection.port()
+        for at in range(0, max(len(over), 1), _ENDED_MAX):
+            await port.withdraw(over[at : at + _ENDED_MAX], expired=True)  # late jobs, too
 
 
-def _is_due(path: str, reader: DeviceReader) -> bool:
-    """Return whether ``settle`` has anything to write to an outbox."""
+def _over(path: str, reader: DeviceReader) -> tuple[list[int], bool]:
     with LogReader.open(path) as log:
-        tag = log.journal.tag
-        waiting = list(log.each_job(LIVE_STATES))
+        tag, waiting = log.journal.tag, list(log.each_job(LIVE_STATES))
     if waiting:
         reader.read(waiting[0].headers)
-    now_ns = time.time_ns()
-    return any(
-        0 < view.expires_ns <= now_ns or reader.is_settled(tag, view.lsn) for view in waiting
-    )
+    over = [view.lsn for view in waiting if reader.is_settled(tag, view.lsn)]
+    return over, any(0 < view.expires_ns <= time.time_ns() for view in waiting)
 
 
 class _New(NamedTuple):
@@ -444,8 +435,7 @@ class OutboxServer:
             connection = Connection(str(folder(self._path, device)), _CONFIG)
             reader = DeviceReader(self._path, device)
             try:
-                if await off_loop(_is_due, connection.path, reader):
-                    await settle(connection, reader)
+                await settle(connection, reader)
             except (OSError, TaskqError) as error:
                 _log.warning("hub: jobs of %s wait a while: %s", device, error)
             finally:
