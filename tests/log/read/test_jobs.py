@@ -75,22 +75,26 @@ def _expected(every: list[JobView], wanted: JobFilter) -> list[JobView]:
 
 
 @grows
-@pytest.mark.parametrize("seed", range(some(1, 5)))
-@pytest.mark.parametrize("far", [False, True])
-def test_a_list_is_what_asking_for_every_job_would_give(
-    seed: int, far: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("seed", range(some(1, 6)))
+@pytest.mark.parametrize("steps_of_clock", [False, True])
+def test_each_moment_of_a_history_reads_as_it_was_live(
+    seed: int, steps_of_clock: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "_is_far", lambda *_: far)
+    """Through retries, dead processes, keys, expiries, several segments and steps of the clock."""
+    monkeypatch.setattr(jobs, "_is_far", lambda *_: steps_of_clock)
     monkeypatch.setattr(jobs, "_OTHERS", 0)  # then names and ends are matched where there are any
-    history = History(seed)
+    history = History(seed, steps_of_clock=steps_of_clock)
     history.run(40)
     _check(history)
+    _check_listing(history.world)
+    _check_told(history, list(history.told))
+    _check_folds(history)
 
 
 @grows
-@pytest.mark.parametrize("seed", range(some(1, 5)))
+@pytest.mark.parametrize("seed", range(some(1, 6)))
 @pytest.mark.parametrize(("window", "piece"), [(4_096, 1 << 22), (3, 16)])
-def test_a_list_holds_what_compaction_left_or_wrote_again(
+def test_compacted_jobs_are_listed_and_every_later_moment_is_read(
     seed: int, window: int, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In however small steps the births are walked over."""
@@ -101,6 +105,20 @@ def test_a_list_holds_what_compaction_left_or_wrote_again(
         history.compact()
         history.run(count)
     _check(history)
+    numbers: list[int] = []
+    gone: dict[int, int] = {}
+    for lsn, picture in history.by_lsn.items():
+        try:
+            assert _past(history.world, Moment(lsn=lsn)) == picture, lsn
+            numbers.append(lsn)
+        except MomentGone as error:
+            gone[lsn] = error.oldest_lsn
+    assert len(gone) > 10
+    assert len(numbers) > 5
+    [oldest] = set(gone.values())
+    assert max(gone) < oldest <= min(numbers)
+    _past(history.world, Moment(lsn=oldest))
+    _check_told(history, numbers)
 
 
 @pytest.mark.parametrize("states", [None, {State.SUCCEEDED}])
@@ -183,16 +201,8 @@ def _all(world: World, chosen: JobFilter | None = None) -> list[JobView]:
     return list(each_job(world.reader(), chosen or JobFilter(), world.clock.wall_ns()))
 
 
-@grows
-@pytest.mark.parametrize("steps_of_clock", [False, True])
-@pytest.mark.parametrize("seed", range(some(1, 5)))
-def test_a_listing_has_every_job_once_and_equals_its_single_view(
-    seed: int, *, steps_of_clock: bool
-) -> None:
-    """Through retries, dead processes, keys, expiries, several segments and steps of the clock."""
-    history = History(seed, steps_of_clock=steps_of_clock)
-    history.run(40)
-    world = history.world
+def _check_listing(world: World) -> None:
+    """A listing has every job once, as its single view shows it."""
     answer = _all(world)
     jobs = [record.lsn for record in world.records() if record.type == Kind.ENQUEUED]
     asked = [view for view in map(world.view, jobs) if view is not None]
@@ -266,15 +276,8 @@ def _past(world: World, moment: Moment) -> Meaning:
     return meaning(Facets(journal), now_ns)
 
 
-@grows
-@pytest.mark.parametrize("steps_of_clock", [False, True])
-@pytest.mark.parametrize("seed", range(some(1, 6)))
-def test_at_every_moment_the_fold_of_the_log_equals_what_was_live_then(
-    seed: int, *, steps_of_clock: bool
-) -> None:
-    """By lsn and by time, over several segments, dead processes and steps of the clock."""
-    history = History(seed, steps_of_clock=steps_of_clock)
-    history.run(40)
+def _check_folds(history: History) -> None:
+    """By lsn and by time the fold of the log equals what was live then."""
     world = history.world
     for lsn, picture in history.by_lsn.items():
         assert _past(world, Moment(lsn=lsn)) == picture, lsn
@@ -282,37 +285,6 @@ def test_at_every_moment_the_fold_of_the_log_equals_what_was_live_then(
     for time_ns, picture in history.by_time.items():
         assert _past(world, Moment(time_ns=time_ns + history.steps_ns)) == picture, time_ns
     assert len(world.segments()) > 1
-
-
-@grows
-@pytest.mark.parametrize("seed", range(some(1, 6)))
-def test_every_state_after_the_end_of_a_compaction_can_be_read(seed: int) -> None:
-    history = History(seed, small=True)
-    for count in (13, 10, 6):
-        history.compact()
-        history.run(count)
-    numbers: list[int] = []
-    gone: dict[int, int] = {}
-    for lsn, picture in history.by_lsn.items():
-        try:
-            assert _past(history.world, Moment(lsn=lsn)) == picture, lsn
-            numbers.append(lsn)
-        except MomentGone as error:
-            gone[lsn] = error.oldest_lsn
-    assert len(gone) > 10
-    assert len(numbers) > 5
-    [oldest] = set(gone.values())
-    assert max(gone) < oldest <= min(numbers)
-    _past(history.world, Moment(lsn=oldest))
-    _check_told(history, numbers)
-
-
-@grows
-@pytest.mark.parametrize("seed", range(10, some(11, 13)))
-def test_a_past_view_of_a_job_equals_the_view_taken_then(seed: int) -> None:
-    history = History(seed)
-    history.run(40)
-    _check_told(history, list(history.told))
 
 
 def _check_told(history: History, lsns: list[int]) -> None:
