@@ -176,7 +176,7 @@ def test_a_job_is_run_now_another_cancelled_and_a_queue_paused_and_resumed(path:
     ids = fill(path)
     with terminal(100, "top", "-d", path, "-i", "0.2") as screen:
         screen.wait("mail", "odd")
-        screen.press("p")
+        screen.press("cp")  # no job is chosen to cancel
         screen.wait("pause mail? y/n")
         screen.press("n")
         screen.wait("q quit", without="y/n")

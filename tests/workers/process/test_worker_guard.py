@@ -128,7 +128,8 @@ def test_a_drain_goes_on_after_the_guard_and_its_workers_were_stopped(
     now, sent = [1_000.0], list[int | None]()
     monkeypatch.setattr(guard, "time", SimpleNamespace(monotonic=lambda: now[0]))
     process = guarding._processes[0]
-    process.deadline, process.ended, process.send = 1_025.0, lambda: None, sent.append
+    process.deadline, process.ended, process.send = None, lambda: None, sent.append
+    WorkerProcess.stop(process, drain_seconds=25 - supervisor.GRACE_SECONDS)
     guarding._processes = [process]
     process.socket = guarding._alarm
 
@@ -139,10 +140,10 @@ def test_a_drain_goes_on_after_the_guard_and_its_workers_were_stopped(
     monkeypatch.setattr(guard, "select", SimpleNamespace(select=stand))
     pauses = [*[1.0] * 24, 3_600.0]
     while pauses:
-        assert not sent
+        assert sent == [signal.SIGTERM]
         guarding._wait()
         guarding._reap()
-    assert sent == [system.SIGKILL]
+    assert sent == [signal.SIGTERM, system.SIGKILL]
 
 
 def test_each_worker_is_replaced_once_its_successor_is_ready(guarding: Any) -> None:
