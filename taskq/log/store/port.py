@@ -63,11 +63,7 @@ class Bell:
         self._on_ring = on_ring
         self._read = self._write = -1
         self._read, self._write = system.make_channel()
-        try:
-            loop.add_reader(self._read, self._rung)
-        except BaseException:
-            self.close()
-            raise
+        loop.add_reader(self._read, self._rung)
 
     def ring(self) -> None:
         """Wake the loop; a full pipe wakes it already, and a closed pipe does nothing."""
