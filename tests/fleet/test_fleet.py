@@ -16,7 +16,7 @@ from taskq.log.read.reader import open_journal
 from taskq.log.requests import EnqueueSpec
 from taskq.log.store.store import open_store
 from taskq_plugins.fleet import inventory, places
-from taskq_plugins.fleet.places import FleetError, LogPlace, LogTwice, Memory, SegmentFile
+from taskq_plugins.fleet.places import FleetError, LogPlace, LogTwice, SegmentFile
 from tests.fleet.made_logs import SKIP, MadeLog, enqueued
 
 
@@ -62,30 +62,14 @@ def test_logs_are_found_beside_other_things_and_below_devices(tmp_path: Path) ->
     assert (log.tag, log.identity.created_ns) == (made.log_id.hex[:8], 1)
 
 
-def test_too_many_logs_or_segments_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_logs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "LOGS_MAX", 2)
-    monkeypatch.setattr(inventory, "SEGMENTS_MAX", 2)
-    made = MadeLog(tmp_path / "a")
-    MadeLog(tmp_path / "b")
-    made.new_epoch()
-    log, _ = places.find_logs(tmp_path)
-    assert len(inventory.segments(log)) == 2
-    made.new_epoch()
-    with pytest.raises(FleetError, match="holds more than 2 segments"):
-        inventory.segments(log)
+    for name in "ab":
+        MadeLog(tmp_path / name)
+    assert len(places.find_logs(tmp_path)) == 2
     MadeLog(tmp_path / "c")
     with pytest.raises(FleetError, match="holds more than 2 logs"):
         places.find_logs(tmp_path)
-
-
-def test_a_memory_forgets_its_oldest_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "ENTRIES_MAX", 2)
-    memory = Memory[str, int]()
-    for key in "abac":
-        memory[key] = 1
-    assert [memory.get(key) for key in "abc"] == [1, None, 1]
 
 
 def test_a_name_that_is_no_text_is_shown_by_its_bytes_and_still_read(tmp_path: Path) -> None:

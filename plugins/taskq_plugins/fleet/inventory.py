@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from taskq.arrow.problems import SegmentUnreadable, shown
@@ -11,18 +13,17 @@ from taskq.engine import Border, Gap, LocalDisk, Replica, read_file, segment_lsn
 from taskq.errors import LogError
 from taskq.values import parse_json
 from taskq_plugins.fleet.places import (
+    ENTRIES_MAX,
     START,
     FleetError,
     LogPlace,
-    Memory,
-    OnSegment,
     Position,
     SegmentFile,
     SegmentPlace,
     facts_of,
-    fail,
 )
 
+_log: Final = logging.getLogger("taskq")
 #: Frames to step back in search of one declared synced; after that, read from the segment's start.
 _STEPS_BACK: Final = 64
 
@@ -183,14 +184,7 @@ def breaks(log: LogPlace) -> list[DeclaredBreak]:
     return done
 
 
-#: Segments of one log at most: 128 TiB at the usual size.
-SEGMENTS_MAX: Final = 2_000_000
-#: Epochs of segments, by path, inode and time. A header is written once, but a file restored from a
-#: backup may get the inode of the file before it.
-_epochs: Final[Memory[tuple[str, int, int], int]] = Memory()
-
-
-def segments(log: LogPlace, *, on_problem: OnSegment = fail) -> list[SegmentPlace]:
+def segments(log: LogPlace, left_out: dict[int, LogError] | None = None) -> list[SegmentPlace]:
     """Return the log's segments, oldest first; none if the log is new or was removed.
 
     A hub's copy also has the segments from before each gap, which the hub set aside. A file with
@@ -198,7 +192,7 @@ def segments(log: LogPlace, *, on_problem: OnSegment = fail) -> list[SegmentPlac
 
     Args:
         log: the log.
-        on_problem: gets the error and first lsn of each unusable segment; by default raises it.
+        left_out: gets the error of each unusable segment, by its first lsn; None: raise it.
 
     Raises:
         SegmentUnreadable: a file cannot be opened.
@@ -212,7 +206,9 @@ def segments(log: LogPlace, *, on_problem: OnSegment = fail) -> list[SegmentPlac
         except FileNotFoundError:
             continue  # compaction removed it meanwhile
         except LogError as error:
-            on_problem(error, lsn)
+            if left_out is None:
+                raise
+            left_out[lsn] = error
             continue
         if place is not None:
             places.append(place)
@@ -222,8 +218,6 @@ def segments(log: LogPlace, *, on_problem: OnSegment = fail) -> list[SegmentPlac
 def segment_paths(log: LogPlace) -> dict[int, str]:
     gaps = [f"{left.old}/log" for left in breaks(log)]
     paths = {lsn: path for place in (*gaps, f"{log.path}/log") for lsn, path in _paths(place)}
-    if len(paths) > SEGMENTS_MAX:
-        raise FleetError(f"{shown(log.path)}/log holds more than {SEGMENTS_MAX} segments")
     return dict(sorted(paths.items())) if gaps else paths
 
 
@@ -247,17 +241,22 @@ def _look(log: LogPlace, lsn: int, path: str) -> SegmentPlace | None:
         raise
     except OSError as error:
         raise SegmentUnreadable(path, error.strerror or str(error)) from error
-    key = (path, facts.st_ino, facts.st_mtime_ns)
-    epoch = _epochs.get(key)
+    epoch = _epoch(
+        path, log.of_segment(lsn).log_id, lsn, (facts.st_ino, facts.st_mtime_ns, facts.st_size)
+    )
     if epoch is None:
-        with SegmentFile(path, log.of_segment(lsn).log_id, lsn) as file:
-            header = file.header()
-            if header is None and file.size_bytes <= START:
-                return None
-            epoch = header.epoch if header is not None else 0
-        if header is not None:
-            _epochs[key] = epoch
+        return None
     return SegmentPlace(lsn, path, facts.st_size, facts.st_mtime_ns, epoch)
+
+
+@lru_cache(ENTRIES_MAX)
+def _epoch(path: str, log_id: str, lsn: int, _facts: tuple[int, int, int]) -> int | None:
+    """Return the epoch of a file with these stat values; None for less than a whole header."""
+    with SegmentFile(path, log_id, lsn) as file:
+        header = file.header()
+        if header is None:
+            return None if file.size_bytes <= START else 0
+        return header.epoch
 
 
 class Edges(NamedTuple):
@@ -290,20 +289,14 @@ class SegmentRow(NamedTuple):
     gap_from: int | None
 
 
-_edges: Final[Memory[tuple[str, int, int], Edges]] = Memory()
-
-
 def edges(log: LogPlace, place: SegmentPlace) -> Edges:
-    key = (place.path, place.size_bytes, place.modified_ns)
-    known = _edges.get(key)
-    if known is None:
-        with SegmentFile(place.path, log.log_id, place.first_lsn) as file:
-            known = _edges[key] = _read_edges(file, place)
-    return known
+    return _edges(log.log_id, place)
 
 
-def _read_edges(file: SegmentFile, place: SegmentPlace) -> Edges:
-    header, last = file.header(), file.last_before(place.size_bytes)
+@lru_cache(ENTRIES_MAX)
+def _edges(log_id: str, place: SegmentPlace) -> Edges:
+    with SegmentFile(place.path, log_id, place.first_lsn) as file:
+        header, last = file.header(), file.last_before(place.size_bytes)
     created_ns, link = 0, (0, 0)
     if header is not None:
         created_ns, link = header.created_ns, (header.link.offset, header.link.crc)
@@ -330,17 +323,9 @@ def follows(log: LogPlace, before: SegmentPlace, place: SegmentPlace) -> bool:
 
 
 def segment_rows(
-    log: LogPlace,
-    places: Iterable[SegmentPlace],
-    end: Position,
-    *,
-    on_problem: OnSegment = fail,
+    log: LogPlace, places: Iterable[SegmentPlace], end: Position
 ) -> Iterator[SegmentRow]:
-    """Yield a row for each segment of a log up to its end.
-
-    Raises:
-        SegmentUnreadable, FormatError: without ``on_problem``, a segment cannot be read.
-    """
+    """Yield a row for each segment of a log up to its end; log a segment that cannot be read."""
     before: SegmentPlace | None = None
     for place in places:
         try:
@@ -349,7 +334,7 @@ def segment_rows(
         except FileNotFoundError:
             continue
         except LogError as error:
-            on_problem(error, place.first_lsn)
+            _log.warning("left out: %s", error)
             before = None
             continue
         if place.first_lsn == end.segment:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import stat
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, NoReturn, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, NoReturn, Self, TypeAlias
 from uuid import UUID
 
 from pydantic import Field
@@ -34,23 +32,8 @@ from taskq.values import SECOND_NS
 if TYPE_CHECKING:
     from taskq.engine import FrameHeader
 
-K = TypeVar("K")
-V = TypeVar("V")
-#: Entries of one ``Memory``.
+#: Logs, or segments, whose facts are remembered.
 ENTRIES_MAX: Final = 200_000
-
-
-class Memory(OrderedDict[K, V]):
-    """Map keys to values; the oldest entries are dropped."""
-
-    def __setitem__(self, key: K, value: V) -> None:
-        super().__setitem__(key, value)
-        self.move_to_end(key)
-        if len(self) > ENTRIES_MAX:
-            self.popitem(last=False)
-
-
-_log: Final = logging.getLogger("taskq")
 
 
 class FleetError(LogError):
@@ -68,25 +51,17 @@ class LogTwice(FleetError):
         self.log_id = log_id
 
 
-#: Gets the error of an unusable log or segment, with the device or the first lsn.
+#: Gets the error of an unusable log, and the device.
 OnLog: TypeAlias = Callable[[LogError, str], None]
-OnSegment: TypeAlias = Callable[[LogError, int], None]
 
 
-def fail(error: LogError, _about: object) -> NoReturn:
-    """Raise the error instead of leaving the log or segment out."""
+def fail(error: LogError, _device: str) -> NoReturn:
+    """Raise the error instead of leaving the log out."""
     raise error
-
-
-def log_problem(error: LogError, about: object = None) -> None:
-    del about
-    _log.warning("left out: %s", error)
 
 
 #: Logs in one directory at most.
 LOGS_MAX: Final = 100_000
-#: Names in one directory at most.
-NAMES_MAX: Final = 1_000_000
 #: File that marks a hub's directory.
 HUB_FILE: Final = "serve.lock"
 _HIDDEN: Final = (".", "_")
@@ -234,9 +209,12 @@ class FileFacts(NamedTuple):
 
 #: A file with a more recent change may change again without a new time.
 SETTLED_NS: Final = 2 * SECOND_NS
-#: Logs by path, with the stat values of their directories, which change when the identity is
-#: replaced.
-_identities: Final[Memory[str, tuple[FileFacts, LogPlace]]] = Memory()
+
+
+@lru_cache(ENTRIES_MAX)
+def _identity(path: str, _facts: FileFacts) -> Identity | None:
+    """Return the identity in a directory with these stat values, which a new identity changes."""
+    return Identity.read(LocalDisk(), path)
 
 
 def find_logs(
@@ -267,10 +245,10 @@ def find_logs(
         raise FleetError(f"{shown(top)} is no directory: give a directory of task logs")
     if os.path.exists(f"{top}/{HUB_FILE}") and _is_directory(f"{top}/devices", follow=False):  # noqa: PTH110 - as above
         top = f"{top}/devices"
-    disk, copies, count = LocalDisk(), dict[str, list[LogPlace]](), 0
+    copies, count = dict[str, list[LogPlace]](), 0
     for device, path, facts in _candidates(top, on_problem):
         try:
-            place = _look(disk, device, path, facts)
+            place = _look(device, path, facts)
         except LogError as error:
             if devices is None or device in devices:
                 on_problem(error, device)
@@ -378,26 +356,16 @@ def _candidates(top: str, on_problem: OnLog) -> Iterator[tuple[str, str, FileFac
                 yield device, f"{path}/{below}", facts
 
 
-def _look(disk: LocalDisk, device: str, path: str, facts: FileFacts) -> LogPlace | None:
-    known = _identities.get(path)
-    if known is not None and known[0] == facts and known[1].device == device:
-        return known[1]
-    identity = Identity.read(disk, path)
-    if identity is None:
-        return None
-    place = LogPlace(device, path, identity)
-    if facts.changed_ns < time.time_ns() - SETTLED_NS:
-        _identities[path] = facts, place
-    return place
+def _look(device: str, path: str, facts: FileFacts) -> LogPlace | None:
+    is_settled = facts.changed_ns < time.time_ns() - SETTLED_NS
+    identity = (_identity if is_settled else _identity.__wrapped__)(path, facts)
+    return None if identity is None else LogPlace(device, path, identity)
 
 
 def _facts_of_log(path: str) -> FileFacts | None:
-    facts, known = facts_of(path), _identities.get(path)
-    if facts is None or (known is not None and known[0] == facts):
-        return facts
     identity = facts_of(f"{path}/{Replica.IDENTITY}")
     # Opening a pipe would block.
-    return facts if identity is not None and stat.S_ISREG(identity.mode) else None
+    return facts_of(path) if identity is not None and stat.S_ISREG(identity.mode) else None
 
 
 def facts_of(path: str) -> FileFacts | None:
@@ -412,13 +380,11 @@ def _directories(path: str, on_problem: OnLog) -> list[str]:
     names: list[str] = []
     try:
         with os.scandir(path) as entries:
-            for number, entry in enumerate(entries):
-                if number >= NAMES_MAX:
-                    raise FleetError(f"{shown(path)} holds more than {NAMES_MAX} names")
-                if entry.name.startswith(_HIDDEN):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    names.append(entry.name)
+            names += [
+                entry.name
+                for entry in entries
+                if not entry.name.startswith(_HIDDEN) and entry.is_dir(follow_symlinks=False)
+            ]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 #: Earlier results by path, with the stat values of their files, since most logs rarely change.
-_seen: Final[places.Memory[str, tuple[dict[str, FileFacts], list[LogInventory]]]] = places.Memory()
+_seen: Final[dict[str, tuple[dict[str, FileFacts], list[LogInventory]]]] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,9 +66,7 @@ class LogInventory:
     @cached_property
     def segments(self) -> list[dict[str, Any]]:
         own = {"device": self.log.device, "log_id": self.log.log_id}
-        rows = inventory.segment_rows(
-            self.log, self.places, self.end, on_problem=places.log_problem
-        )
+        rows = inventory.segment_rows(self.log, self.places, self.end)
         return [own | row._asdict() for row in rows]
 
     def gap_before(self, first_lsn: int) -> inventory.DeclaredBreak | None:
@@ -228,11 +226,7 @@ def _standings(log: LogPlace, devices: frozenset[str] | None, at_ns: int) -> lis
 
 def _inventories(log: LogPlace) -> Iterator[LogInventory]:
     left_out: dict[int, LogError] = {}
-
-    def leave_out(error: LogError, lsn: int) -> None:
-        left_out[lsn] = error
-
-    segments = inventory.segments(log, on_problem=leave_out)
+    segments = inventory.segments(log, left_out)
     for owner, group in groupby(segments, key=lambda place: log.of_segment(place.first_lsn)):
         shared = list(group)
         if owner.log_id != log.log_id:
@@ -247,8 +241,7 @@ def _inventories(log: LogPlace) -> Iterator[LogInventory]:
 
 def _as_seen(log: LogPlace) -> list[LogInventory] | None:
     facts, standings = _seen.get(log.path) or ({}, None)
-    # Any change in the log's own directory invalidates the result.
-    if not standings or standings[-1].log is not log:
+    if not standings or standings[-1].log[:3] != log[:3]:
         return None
     is_same = all(places.facts_of(path) == fact for path, fact in facts.items())
     return standings if is_same else None
@@ -264,9 +257,12 @@ def _remember(log: LogPlace, standings: list[LogInventory], at_ns: int) -> None:
         return
     if not standing.places or standing.end.offset != standing.places[-1].size_bytes:
         return
-    names = (f"{log.path}/log", f"{log.path}/{inventory.BREAKS}", standing.places[-1].path)
+    breaks = f"{log.path}/{inventory.BREAKS}"
+    names = (log.path, f"{log.path}/log", breaks, standing.places[-1].path)
     facts = {name: fact for name in names if (fact := places.facts_of(name)) is not None}
     if all(fact.changed_ns < at_ns - places.SETTLED_NS for fact in facts.values()):
+        if len(_seen) >= places.ENTRIES_MAX:
+            _seen.clear()
         _seen[log.path] = facts, standings
 
 
