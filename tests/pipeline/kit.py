@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
-import random
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -23,7 +22,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from pyspark_taskq import DefaultSource
-from taskq import Put, TaskLog, TaskQ, durable
+from taskq import TaskQ, durable
 from taskq.arrow import DETAILS, SCHEMA, Corrupt, as_bytes, decode
 from taskq.core.model import SECOND_NS, Extras
 from taskq.core.records import Kind
@@ -291,52 +290,8 @@ def tables(spark: SparkSession, **rows: Iterable[dict[str, Any]]) -> dict[str, D
     }
 
 
-SEGMENT_BYTES = 64 * 1024
 #: Sources of the tables.
 COLUMNS = as_bytes(DETAILS)
-
-
-async def live(path: Path, seed: int, turns: int, *, keep: str | None = None) -> None:
-    """Let a log live: jobs in every state; ``keep`` compacts it at the end, for that time."""
-    draw = random.Random(seed)
-    ids: list[str] = []
-    async with TaskLog.open(
-        path, durability="os", upkeep=False, segment_bytes=SEGMENT_BYTES, min_free=0, reserve=0
-    ) as log:
-        for _ in range(turns):
-            ids += await log.put_many([_job(draw) for _ in range(draw.randrange(1, 6))])
-            for delivery in await log.claim(draw.randrange(1, 5)):
-                await _settle(log, delivery, draw)
-            if draw.randrange(4) == 0:
-                await log.cancel(draw.choice(ids))
-            for job in await log.dead.list():
-                if (chosen := draw.randrange(8)) < 2:
-                    await (log.dead.purge, log.dead.requeue)[chosen](job.job_id)
-        if keep is not None:
-            await log.compact(keep=keep)
-
-
-def _job(draw: random.Random) -> Put:
-    return Put(
-        payload=b"x" * draw.randrange(3_000), queue=draw.choice(["mail", "default"]),
-        priority=draw.randrange(10), attempts=draw.choice([1, 2, 5]),
-        delay=draw.choice([0, 0, 0, 3_600]), key=draw.choice([None, draw.randbytes(8)]),
-        headers=draw.choice([{}, {"replay_of": "x-1", "a": "b"}]), keep=draw.choice([None, "1d"]),
-    )  # fmt: skip
-
-
-async def _settle(log: TaskLog, delivery: Delivery, draw: random.Random) -> None:
-    match draw.randrange(6):
-        case 0:
-            await log.nack(delivery, "ValueError: no 17", delay=0)
-        case 1:
-            await log.release(delivery)
-        case 2:
-            await log.nack(delivery, "KeyError: 'x'", delay=3_600)
-        case 3:  # it is lost with its process
-            pass
-        case _:
-            await log.ack(delivery, draw.choice([None, b"42"]))
 
 
 async def do_steps(path: Path, jobs: int) -> None:

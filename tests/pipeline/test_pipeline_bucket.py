@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from random import Random
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -18,7 +19,9 @@ from obstore.store import S3Store
 from taskq_plugins.spark.errors import LakeConflict
 from taskq_plugins.spark.lake.store import DERIVED, Lake, LakeWriter
 from tests.cli.helpers import taskq, taskq_json
-from tests.pipeline.kit import do_steps, killing, live, run, table_rows
+from tests.fleet.made_logs import MadeLog, claimed, enqueued
+from tests.pipeline.kit import do_steps, killing, run, table_rows
+from tests.pipeline.test_pipeline_histories import Fleet
 from tests.programs import free_port, run_python
 
 pytestmark = pytest.mark.slow
@@ -66,9 +69,11 @@ def paths(store: S3Store) -> set[str]:
 @pytest.mark.xdist_group("spark")
 def test_a_lake_in_a_bucket_equals_one_in_a_directory(tmp_path: Path, store: S3Store) -> None:
     """Driver and executors of a Spark of its own write there, and every command reads it."""
+    fleet = Fleet(tmp_path, Random(1))
     asyncio.run(do_steps(tmp_path / "hub" / "orders", 3))
-    for turn in range(2):
-        asyncio.run(live(tmp_path / "hub" / f"edge-{turn}", turn, 8))
+    for _ in range(2):
+        for _ in range(60):
+            fleet.act()
         for lake in (LAKE, tmp_path / "lake"):
             words = ("pipeline", "run", "--journals", tmp_path / "hub", "--lake", lake)
             run_python("-m", "taskq", *words, "--master", "local[2]", check=True, timeout=600)
@@ -93,9 +98,10 @@ def test_two_runs_at_once_change_a_batch_once(
     tmp_path: Path, store: S3Store, monkeypatch: pytest.MonkeyPatch, nth: int, is_late: bool
 ) -> None:
     """The other run overtakes this one before or within its nth commit; this one may fail."""
-    asyncio.run(live(tmp_path / "hub" / "edge-1", 1, 3))
+    made = MadeLog(tmp_path / "hub" / "edge-1")
+    made.enqueue(3)
     run(None, tmp_path / "hub", LAKE)
-    asyncio.run(live(tmp_path / "hub" / "edge-1", 2, 3))
+    made.frame(claimed(1), enqueued(5))
     owner, name = (DeltaTable, "create_write_transaction") if is_late else (LakeWriter, "commit")
     real, commits = getattr(owner, name), count()
 
@@ -117,9 +123,10 @@ def test_two_runs_at_once_change_a_batch_once(
 @pytest.mark.usefixtures("no_java")
 @pytest.mark.parametrize("table", ["_positions", "records", "jobs", "_open"])
 def test_another_machine_finishes_a_killed_run(tmp_path: Path, store: S3Store, table: str) -> None:
-    asyncio.run(live(tmp_path / "hub" / "edge-1", 1, 3))
+    made = MadeLog(tmp_path / "hub" / "edge-1")
+    made.enqueue(3)
     run(None, tmp_path / "hub", LAKE)
-    asyncio.run(live(tmp_path / "hub" / "edge-1", 2, 3))
+    made.frame(claimed(1), enqueued(5))
     with killing(table), pytest.raises(KeyboardInterrupt):
         run(None, tmp_path / "hub", LAKE)
     run(None, tmp_path / "hub", LAKE)

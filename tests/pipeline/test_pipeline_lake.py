@@ -1,4 +1,3 @@
-import asyncio
 import json
 import os
 import subprocess
@@ -19,7 +18,8 @@ from taskq_plugins.spark.lake import store
 from taskq_plugins.spark.lake.files import DataFile
 from taskq_plugins.spark.lake.store import BASE, SMALL_FILES_MAX, Lake, LakeWriter
 from tests.cli.helpers import taskq
-from tests.pipeline.kit import NOON, SECOND, fill, job, live, put, run_here
+from tests.fleet.made_logs import MadeLog
+from tests.pipeline.kit import NOON, SECOND, fill, job, put, run_here
 
 DAYS = (date(2026, 5, 1), date(2026, 5, 2))
 SCHEMA = pa.schema([
@@ -263,9 +263,9 @@ def test_a_lake_is_asked_as_a_log_is(lake_asked: Lake) -> None:
 
 def test_status_shows_tables_and_unread_records(tmp_path: Path) -> None:
     journals = tmp_path / "journals"
-    asyncio.run(live(journals / "edge-1", 1, 10))
+    MadeLog(journals / "edge-1").enqueue(5)
     run_here(journals, tmp_path / "lake")
-    asyncio.run(live(journals / "edge-2", 2, 10))
+    MadeLog(journals / "edge-2").enqueue(7)
     lake_asked = Lake.open(tmp_path / "lake")
     lsns = lake_asked.dataset("records").to_table(columns=["lsn"])["lsn"].to_pylist()
     words = ("status", "--lake", lake_asked.path, "--journals", str(journals))

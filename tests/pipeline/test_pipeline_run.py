@@ -28,8 +28,8 @@ from taskq_plugins.spark.run import batch as batches
 from taskq_plugins.spark.run import frames
 from taskq_plugins.spark.source.positions import DataLoss
 from tests.cli.helpers import taskq
-from tests.fleet.made_logs import MadeLog, claimed, damage, succeeded
-from tests.pipeline.kit import killing, live, run
+from tests.fleet.made_logs import MadeLog, claimed, damage, enqueued, succeeded
+from tests.pipeline.kit import killing, run
 
 pytestmark = pytest.mark.usefixtures("no_java")
 
@@ -154,10 +154,11 @@ def test_a_batch_has_at_most_the_bytes_that_it_may_have(tmp_path: Path) -> None:
 
 
 def test_readers_see_nothing_of_an_interrupted_batch(tmp_path: Path) -> None:
-    asyncio.run(live(tmp_path / "logs" / "edge-1", 1, 4))
+    made = MadeLog(tmp_path / "logs" / "edge-1")
+    made.enqueue(3)
     assert pipeline(tmp_path).exit_code == 0
     before = Lake.open(tmp_path / "lake").pinned().dataset("jobs").to_table()
-    asyncio.run(live(tmp_path / "logs" / "edge-1", 2, 4))
+    made.frame(claimed(1), enqueued(5))
     with killing("jobs"):
         assert pipeline(tmp_path).exit_code != 0
     lake = Lake.open(tmp_path / "lake")
@@ -184,8 +185,9 @@ def test_a_lost_table_is_noticed_before_anything_is_read(tmp_path: Path, table: 
 
 def test_a_lake_and_its_logs_may_be_below_paths_with_spaces(tmp_path: Path) -> None:
     root = tmp_path / "my data"
-    for seed in (1, 2):
-        asyncio.run(live(root / "logs" / "edge 1", seed, 4))
+    made = MadeLog(root / "logs" / "edge 1")
+    for _ in range(2):
+        made.enqueue(2)
         result = pipeline(root)
         assert result.exit_code == 0, result.output
     shown = CliRunner().invoke(main, ["sql", "--lake", str(root / "lake"), "--json", "FROM jobs"])
