@@ -146,8 +146,11 @@ def update(
     refreshed: list[str] = []
     if lake.batch() >= 0:
         refreshed = _refresh(spark, writer, options, on_table, outside)
-        if folded or refreshed or time.monotonic() >= writer.vacuum_due:
-            keep_in_order(writer)
+        is_due = time.monotonic() >= writer.vacuum_due
+        if is_due:
+            writer.vacuum_due = time.monotonic() + _VACUUM_SECONDS
+        if folded or refreshed or is_due:
+            writer.upkeep(vacuum=is_due)
     problems = set(planned.problems.values())
     if not options.fail_on_data_loss:  # lost segments are skipped
         problems -= skipped.keys() - {problem.text for problem in seen.problems}
@@ -233,14 +236,6 @@ def outside_of(sight: FleetSnapshot) -> Outside:
             for gap in log.breaks
         ]  # fmt: skip
     return Outside(segments, declared, sight.at_ns)
-
-
-def keep_in_order(writer: LakeWriter) -> None:
-    """Merge small files, and remove files without use."""
-    is_due = time.monotonic() >= writer.vacuum_due
-    writer.upkeep(vacuum=is_due)
-    if is_due:
-        writer.vacuum_due = time.monotonic() + _VACUUM_SECONDS
 
 
 @contextmanager

@@ -19,7 +19,6 @@ _SIZE: Final = re.compile(r"(\d{1,15})\s*([kmgt]?)i?b?", re.IGNORECASE)
 PARTITION_BYTES_MIN: Final = 64 * 2**10
 PARTITION_BYTES_MAX: Final = 16 * 2**30
 _SIZE_MAX: Final = 2**60
-_NAMES_MAX: Final = 100_000
 
 _ALLOWED: Final = {
     "path": "the directory of a task log, or of the logs of many devices",
@@ -65,7 +64,7 @@ def _names(text: str) -> frozenset[object]:
 
 
 Flag = Annotated[bool, reads(_flag)]
-Names = Annotated[frozenset[str] | None, reads(_names), Field(max_length=_NAMES_MAX)]
+Names = Annotated[frozenset[str] | None, reads(_names)]
 Size = Annotated[int, reads(size_of), Field(ge=1, le=_SIZE_MAX)]
 
 

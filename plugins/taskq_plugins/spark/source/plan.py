@@ -161,8 +161,7 @@ def _plan(
     sight: FleetSnapshot,
     targets: Mapping[str, Position] | None,
 ) -> Plan:
-    batch = _Batch(options, sight, positions, max_bytes)
-    batch.targets = targets or {}
+    batch = _Batch(options, sight, positions, max_bytes, targets or {})
     batch.note_problems()
     waiting = [
         Backlog(standing, positions.get(log_id) or standing.earliest, end)
@@ -238,8 +237,9 @@ class _Batch:
         self,
         options: ReadOptions,
         sight: FleetSnapshot,
-        positions: Positions = MappingProxyType({}),
-        max_bytes: int = UNLIMITED,
+        positions: Positions,
+        max_bytes: int,
+        targets: Positions,
     ) -> None:
         self.chosen: list[Stretch] = []
         self.ends: dict[str, Position] = dict(positions)
@@ -247,7 +247,7 @@ class _Batch:
         self.skipped: list[str] = []
         self.passed: list[str] = []
         self.passes = options.fail_on_data_loss == "false"
-        self.targets: Mapping[str, Position] = {}
+        self.targets = targets
         self._options = options
         self._sight = sight
         self._before = positions
