@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import uuid
 from copy import copy
@@ -141,6 +142,10 @@ class MadeLog:
         return self.frame(
             *(enqueued(first + number, bytes(size), queue) for number in range(count))
         )
+
+    def mend(self) -> None:
+        """Cut off what was torn, as the next writer does."""
+        os.truncate(self.file, len(self.written[self.log_id, self.segment]))
 
     def tear(self, count: int = 30) -> None:
         with self.file.open("ab") as file:

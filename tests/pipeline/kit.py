@@ -43,11 +43,9 @@ from taskq_plugins.spark.sink.options import parse_options
 from taskq_plugins.spark.sink.rows import RowCalls
 from taskq_plugins.spark.source import plan as planning
 from taskq_plugins.spark.source.logs import look
-from taskq_plugins.spark.source.options import read_options
-from taskq_plugins.spark.source.plan import Plan, Positions
-from taskq_plugins.spark.source.positions import positions_from_json, positions_to_json
+from taskq_plugins.spark.source.plan import Positions
+from taskq_plugins.spark.source.positions import positions_from_json
 from taskq_plugins.spark.source.readers import StreamReader
-from taskq_plugins.spark.source.rows import RowReader, read_pieces
 from taskq_plugins.spark.tables import queries
 from taskq_plugins.spark.tables.fold import rows_of
 from taskq_plugins.spark.tables.logs import CONCERNING, Lineage, log_rows, logs_of
@@ -538,14 +536,14 @@ def read_batch(path: Path, *columns: str, **options: object) -> list[Row]:
 class Stream:
     """A streaming query: ``step`` is one trigger, ``restart`` another process with its offsets."""
 
-    def __init__(self, path: Path, **options: object) -> None:
-        self._path, self._options = path, options
+    def __init__(self, path: Path, columns: pa.Schema = SCHEMA, /, **options: object) -> None:
+        self._path, self._columns, self._options = path, columns, options
         self.restart()
         self.start: dict[str, Any] = _through_json(self.reader.initialOffset())
         self.end = self.start
 
     def restart(self) -> None:
-        reader = source(self._path, **self._options).streamReader(spark_schema())
+        reader = source(self._path, **self._options).streamReader(spark_schema(self._columns))
         assert isinstance(reader, StreamReader)
         self.reader = reader
 
@@ -556,16 +554,10 @@ class Stream:
         return self.end != self.start
 
     def rows(self) -> list[Row]:
-        return rows_read(self.reader, self.reader.partitions(self.start, self.end))
+        return rows_read(self.reader, self.reader.partitions(self.start, self.end), self._columns)
 
     def step(self, limit: ReadLimit | None = None) -> list[Row]:
         return self.rows() if self.advance(limit) else []
-
-    def drain(self) -> list[Row]:
-        rows: list[Row] = []
-        while self.advance():
-            rows += self.rows()
-        return rows
 
 
 def _through_json(offset: dict[str, Any]) -> dict[str, Any]:
@@ -597,50 +589,51 @@ def segment(made: MadeLog, lsn: int) -> Path:
     return next(frame.path for frame in made.frames if frame.first_lsn == lsn)
 
 
-READING = RowReader(store.READ, skips_damage=False, fails_on_loss=True)
+class Follower(Stream):
+    """A stream of all columns that keeps its rows, and asks another process for each batch again.
 
-
-class Follower:
-    """Reads batches with a limit; checks that a position moves only with bytes that were read."""
+    Attributes:
+        seen: all rows.
+        problems, passed, parents: as in the plans.
+    """
 
     def __init__(self, path: Path, **options: str) -> None:
-        self.path = path
-        self.options = read_options({"path": str(path), "failOnDataLoss": "hold"} | options)
-        self.reading = READING._replace(skips_damage=self.options.corrupt_mode == "skip")
-        self.at: Positions = {}
-        self.batches: list[pa.RecordBatch] = []
-        self.parents: dict[str, list[tuple[str, int]]] = {}
+        super().__init__(path, store.READ, **{"failOnDataLoss": "hold"} | options)
+        self.seen: list[Row] = []
         self.problems: dict[str, str] = {}
         self.passed: list[str] = []
-
-    def step(self, max_bytes: int = planning.UNLIMITED) -> Plan:
-        planned = planning.plan(self.options, self.at, max_bytes)
-        self.parents |= {log_id: parents for log_id, parents in planned.parents.items() if parents}
-        read = {piece.log_id for part in planned.pieces for piece in part}
-        moved = {
-            log_id for log_id, end in planned.ends.items()
-            if log_id not in self.at or end.place != self.at[log_id].place
-        }  # fmt: skip
-        assert moved == read
-        for part in planned.pieces:
-            self.batches += read_pieces(part, self.reading)
-        self.at = positions_from_json(positions_to_json(planned.ends))
-        self.problems = planned.problems
-        self.passed += planned.passed
-        return planned
+        self.parents: dict[str, list[tuple[str, int]]] = {}
 
     def drain(self, max_bytes: int = planning.UNLIMITED) -> Follower:
-        while self.step(max_bytes).pieces:
-            pass
+        while self.advance(ReadMaxBytes(max_bytes)):
+            self._note()
+            batch = self.rows()
+            moved = {
+                log_id for log_id, end in self.end.items()
+                if [end[name] for name in ("segment", "offset")] !=
+                [self.start.get(log_id, {}).get(name) for name in ("segment", "offset")]
+            }  # fmt: skip
+            assert moved == {row["log_id"] for row in batch}, "a position moves with rows alone"
+            self.restart()
+            assert self.rows() == batch, "a batch is the same whenever it is asked for"
+            self.seen += batch
+        self._note()
         return self
+
+    def _note(self) -> None:
+        planned = self.reader._planned
+        assert planned is not None
+        self.problems = planned.problems
+        self.passed += planned.passed
+        self.parents |= {log_id: chain for log_id, chain in planned.parents.items() if chain}
+
+    @property
+    def at(self) -> Positions:
+        return positions_from_json(self.end)
 
     @property
     def records(self) -> pa.Table:
-        return pa.Table.from_batches(self.batches, store.READ)
-
-    @property
-    def rows(self) -> list[Row]:
-        return list(self.records.to_pylist())
+        return pa.Table.from_pylist(self.seen, store.READ)
 
     def read(self) -> list[tuple[str, int]]:
-        return [(row["log_id"], row["lsn"]) for row in self.rows if row["kind"] != "break"]
+        return [(row["log_id"], row["lsn"]) for row in self.seen if row["kind"] != "break"]

@@ -58,7 +58,9 @@ class Fleet:
         chance, at = self.chance, self.chance.randrange(len(self.live))
         made, jobs = self.live[at], self._jobs[at]
         self._count += 1
-        act = chance.choice([*["write"] * 3, *["work"] * 9, "rotate", "backup", "back", "clone"])
+        acts = ("rotate", "epoch", "tear", "backup", "back", "clone")
+        act = chance.choice([*["write"] * 3, *["work"] * 9, *acts])
+        made.mend()
         if act == "write":
             first, key = made.next_lsn, chance.choice([b"", b"", b"one", b"two"])
             body = bytes(chance.choice([10, 400, 3000])) if chance.randrange(3) else b"[1]"
@@ -69,6 +71,10 @@ class Fleet:
             self._work(made, jobs)
         elif act == "rotate":
             made.rotate()
+        elif act == "epoch":
+            made.new_epoch()
+        elif act == "tear":
+            made.tear()
         elif act == "backup" and made.next_lsn > made.begins:
             self._backups.append((at, self._child(made, self.root / "backup"), dict(jobs)))
         elif act == "back" and self._backups:
@@ -173,7 +179,7 @@ def test_rows_depend_neither_on_sizes_nor_on_moments(tmp_path: Path, seed: int) 
     fresh = kit.Follower(tmp_path / "hub").drain()
     for follower in (now_and_then, fresh):
         jobs = kit.folded_rows(follower.records, lineage=follower.parents).jobs
-        assert kit.listed(jobs) == kit.listed(plain.jobs_of(follower.rows, follower.parents)[0])
+        assert kit.listed(jobs) == kit.listed(plain.jobs_of(follower.seen, follower.parents)[0])
     assert set(fresh.read()) <= set(at_once.read())
 
 

@@ -1,8 +1,6 @@
 """Reading growing logs: every record once, through changes of logs and readers."""
 
 import json
-import os
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +12,6 @@ from pyspark.sql.streaming.datasource import ReadMaxBytes
 
 from taskq.core.errors import UsageError
 from taskq.engine import Border
-from taskq.log.format import codec
 from taskq.log.machine.disk import LocalDisk
 from taskq_plugins.fleet import inventory, places
 from taskq_plugins.fleet.inventory import durable_end
@@ -26,144 +23,8 @@ from taskq_plugins.spark.source import plan as planning
 from taskq_plugins.spark.source.logs import LogInventory
 from taskq_plugins.spark.source.options import read_options
 from taskq_plugins.spark.source.positions import DataLoss, LogHeld, LogVanished
-from tests.effort import grows, some
 from tests.fleet.made_logs import BEGAN_NS, SECOND, MadeLog, Place, damage
 from tests.pipeline.kit import ALL, Follower, Row, Stream, begun, lsns, read_batch, segment
-
-
-class Growth:
-    """Logs that grow, are compacted and go for a while (``away``, ``lost``), and a stream."""
-
-    def __init__(self, root: Path, chance: random.Random) -> None:
-        self.root, self.chance = root, chance
-        self.made: list[MadeLog] = []
-        self.over: list[MadeLog] = []
-        self.away: list[MadeLog] = []
-        self.lost: dict[Path, MadeLog] = {}
-        self.limit = chance.choice([1, 900, 2**20])
-        self.stream = Stream(root, maxBytesPerTrigger=self.limit, failOnDataLoss="hold")
-        self.rows: list[Row] = []
-
-    def act(self) -> None:
-        if len(self.made) < 4:
-            self.appear()
-        for _ in range(6):
-            if (log := self.writer()) is not None:
-                self.chance.choice(
-                    [self.write, self.write, self.write, MadeLog.rotate, MadeLog.rotate,
-                     MadeLog.new_epoch, MadeLog.tear, self.compact, self.lose, self.reinstall]
-                )(log)  # fmt: skip
-        # A log is another one after a new installation.
-        if log is not None and log in self.made and self.chance.randrange(3) == 0:
-            self.leave(log)
-        self.chance.choice([self.read, self.read, self.look, self.come_back])()
-
-    def writer(self) -> MadeLog | None:
-        """Return a log whose writer is there, and has cut off what was torn."""
-        here = [log for log in self.made if log not in self.away]
-        log = self.chance.choice(here) if here else None
-        if log and log.frames and log.frames[-1].path == log.file:
-            os.truncate(log.file, log.frames[-1].end)
-        elif log:
-            os.truncate(log.file, codec.SEGMENT_HEADER.size)
-        return log
-
-    def write(self, log: MadeLog) -> None:
-        log.enqueue(self.chance.randint(1, 3), size=self.chance.choice([10, 2_000]))
-
-    def appear(self) -> None:
-        self.made.append(MadeLog(self.root / f"dev-{len(self.made)}"))
-
-    def compact(self, log: MadeLog) -> None:
-        for path in {frame.path for frame in log.frames} - {log.file}:
-            if all(frame.next_lsn <= self.next_lsn(log) for frame in log.frames
-                   if frame.path == path):  # fmt: skip
-                path.unlink(missing_ok=True)
-
-    def leave(self, log: MadeLog) -> None:
-        log.path.rename(log.path.with_name(f".{log.path.name}"))
-        self.away.append(log)
-
-    def lose(self, log: MadeLog) -> None:
-        """Let a segment go that is not read; without any that was read, it would be compacted."""
-        unread = {frame.path for frame in log.frames if frame.first_lsn >= self.next_lsn(log) > 1}
-        if unread := unread - {log.file} - self.lost.keys():
-            path = self.chance.choice(sorted(unread))
-            path.rename(path.with_suffix(".lost"))
-            self.lost[path] = log
-
-    def come_back(self) -> None:
-        for log in self.away:
-            log.path.with_name(f".{log.path.name}").rename(log.path)
-        for path in self.lost:
-            path.with_suffix(".lost").rename(path)
-        self.away, self.lost = [], {}
-
-    def reinstall(self, log: MadeLog) -> None:
-        if self.next_lsn(log) == log.next_lsn and log not in self.lost.values():
-            shutil.rmtree(log.path)
-            self.over.append(log)
-            self.made[self.made.index(log)] = MadeLog(log.path)
-
-    def next_lsn(self, log: MadeLog) -> int:
-        return max((row["lsn"] + 1 for row in self.of(log)), default=1)
-
-    def of(self, log: MadeLog) -> list[Row]:
-        return [row for row in self.rows if row["log_id"] == str(log.log_id)]
-
-    def read(self) -> None:
-        if self.stream.advance():
-            batch = self.stream.rows()
-            if self.chance.randrange(2):
-                self.stream.restart()
-            if (log := self.writer()) is not None:
-                log.enqueue(1)
-            assert self.stream.rows() == batch, "a batch is the same whenever it is asked for"
-            self.rows += batch
-            sizes = [
-                frame.end - frame.offset
-                for log in self.made
-                for frame in log.frames
-                if any(row["lsn"] == frame.first_lsn for row in batch
-                       if row["log_id"] == str(log.log_id))
-            ]  # fmt: skip
-            assert sum(sizes) - max(sizes, default=0) <= self.limit
-
-    def look(self) -> None:
-        """Read all available records, while more come; only logs with a gap are held."""
-        ends = [(log, log.next_lsn) for log in self.made]
-        self.stream.restart()
-        self.stream.reader.prepareForTriggerAvailableNow()
-        while self.stream.advance():
-            self.rows += self.stream.rows()
-            if (log := self.writer()) is not None:
-                log.enqueue(1)
-        self.stream.restart()
-        for log, end in ends:
-            left = {frame.first_lsn for frame in log.frames} - {row["lsn"] for row in self.of(log)}
-            if log in self.away or log in self.lost.values():
-                at = self.stream.end.get(str(log.log_id))
-                assert at is None or at["held"]
-            else:
-                assert min(left, default=end) >= end
-
-    def check(self) -> None:
-        for log in (*self.made, *self.over):
-            every = [n for frame in log.frames for n in range(frame.first_lsn, frame.next_lsn)]
-            assert [row["lsn"] for row in self.of(log)] == every
-
-
-@grows
-@pytest.mark.parametrize("seed", range(some(8, of=200)))
-def test_a_stream_reads_each_record_once_and_in_order(tmp_path: Path, seed: int) -> None:
-    """Logs grow, appear, go and come back; one log holds up no other."""
-    growth = Growth(tmp_path, random.Random(seed))
-    for _ in range(20):
-        growth.act()
-    growth.come_back()
-    growth.look()
-    growth.rows += growth.stream.drain()
-    growth.check()
 
 
 @pytest.mark.parametrize("is_available_now", [False, True])
@@ -519,7 +380,7 @@ def test_a_break_before_a_segment_of_two_copies_stands_once(tmp_path: Path) -> N
     damage(frames[2][1]._replace(path=copy / frames[2][1].path.name))
     follower = Follower(tmp_path, failOnDataLoss="false").drain()
     assert follower.read() == keys_of(made, 1, 2, 5, 6)
-    assert [row["kind"] for row in follower.rows].count("break") == 1
+    assert [row["kind"] for row in follower.seen].count("break") == 1
 
 
 def test_a_parent_of_which_nothing_reads_holds_back_no_child(tmp_path: Path) -> None:

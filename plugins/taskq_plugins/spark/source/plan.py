@@ -193,7 +193,8 @@ def between(options: ReadOptions, begins: Positions, ends: Positions) -> list[li
     if not moved:
         return []
     sight = logs.look(options.path, options.devices)
-    there = {log_id: log for log_id, log in sight.logs.items() if log_id in ends}
+    # Without the parents that do not move, which a child would wait for.
+    there = {log_id: log for log_id, log in sight.logs.items() if log_id in moved}
     known = {log_id: at._replace(held="") for log_id, at in begins.items() if log_id in moved}
     planned = plan(options, known, UNLIMITED, sight._replace(logs=there), moved)
     pieces = planned.pieces
