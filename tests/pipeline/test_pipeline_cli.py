@@ -9,7 +9,7 @@ import pytest
 
 from taskq.extras import install_line, missing
 from taskq_plugins.spark import session
-from taskq_plugins.spark.errors import JavaMissing, SparkError, missing_package
+from taskq_plugins.spark.errors import SparkError, missing_package
 from taskq_plugins.spark.session import java_home, start_error, write_shim
 from tests.programs import run_python
 
@@ -89,7 +89,7 @@ def test_java_of_the_user_goes_before_that_of_the_package_and_that_of_the_path(
 
 def test_without_any_java_the_error_says_what_to_install(tmp_path: Path) -> None:
     for given in ({"PATH": "/nowhere"}, {"PATH": "/nowhere", "JAVA_HOME": str(tmp_path)}):
-        with pytest.raises(JavaMissing, match=r"no Java in JAVA_HOME or PATH") as caught:
+        with pytest.raises(SparkError, match=r"no Java in JAVA_HOME or PATH") as caught:
             java_home(tmp_path, given)
         assert str(caught.value).endswith(f"have it from pip: {install_line('spark-jre')}")
 
@@ -120,5 +120,5 @@ def test_a_failed_start_is_reported_with_its_remedy(said: str, remedy: str) -> N
     assert isinstance(result, SparkError)
     assert remedy in str(result)
     assert "\n" not in str(result)
-    ours = JavaMissing("no Java")
+    ours = SparkError("no Java")
     assert start_error(ours, "local[2]") is ours

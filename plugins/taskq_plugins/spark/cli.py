@@ -168,7 +168,7 @@ def _progress(lake: Lake, journals: Path | None) -> list[dict[str, Any]]:
     is missing.
     """
     from taskq_plugins.spark.lake.store import last_records, positions_of  # noqa: PLC0415 - pyarrow
-    from taskq_plugins.spark.source.logs import look  # noqa: PLC0415
+    from taskq_plugins.spark.source.logs import FleetSnapshot, look  # noqa: PLC0415
     from taskq_plugins.spark.source.plan import left_of  # noqa: PLC0415
     from taskq_plugins.spark.source.positions import positions_from_json  # noqa: PLC0415
 
@@ -184,14 +184,14 @@ def _progress(lake: Lake, journals: Path | None) -> list[dict[str, Any]]:
     }
     rows = positions_of(lake).to_pylist()
     at = positions_from_json({row["log_id"]: json.loads(row["position"]) for row in rows})
-    sight = look(journals) if journals is not None else None
-    for log_id, log in sight.logs.items() if sight is not None else ():
+    sight = FleetSnapshot({}, [], 0) if journals is None else look(journals)
+    for log_id, log in sight.logs.items():
         device = log.log.device
         known = logs.get(log_id) or {"log_id": log_id, "lsn": None, "read_ns": 0}
         logs[log_id] = known | {
             "device": device,
             "end_lsn": log.end.lsn,
             "left_bytes": left_of(log, at.get(log_id, log.earliest)).size_bytes,
-            "problem": sight.problem_of(device, log_id) or None if sight is not None else None,
+            "problem": sight.problem_of(device, log_id) or None,
         }
     return sorted(logs.values(), key=lambda log: (log["device"], log["log_id"]))

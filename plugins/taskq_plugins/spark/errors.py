@@ -4,7 +4,6 @@
 
     TaskqError
     ├── SparkError                 Spark cannot be started or used as asked
-    │   └── JavaMissing            no Java
     └── LakeError                  the lake cannot be used as asked
         ├── LakeDamaged, LakeBusy, LakeConflict, LakeDiskError
         └── PipelineFailed         Spark failed under the run
@@ -30,10 +29,6 @@ _EXTRAS: Final = dict.fromkeys(
 
 class SparkError(TaskqError):
     """Spark cannot be started or used as requested; the message names the remedy."""
-
-
-class JavaMissing(SparkError):
-    """No Java on this machine."""
 
 
 def missing_package(error: ImportError, what: str) -> str | None:

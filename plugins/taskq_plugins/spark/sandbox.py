@@ -28,10 +28,6 @@ _CLOSED: Final = (
 )
 
 
-#: Computed column: the payload as text, mostly JSON.
-PAYLOAD_TEXT: Final = "payload_text"
-
-
 @contextmanager
 def closed_duckdb(
     tables: Mapping[str, Any], store: Path | None = None, memory: str = ""
@@ -57,7 +53,7 @@ def closed_duckdb(
             text = ""
             at = table.schema.get_field_index("payload")
             if at >= 0 and pa.types.is_binary(table.schema.types[at]):
-                text = f", try(decode(payload)) AS {PAYLOAD_TEXT}"
+                text = ", try(decode(payload)) AS payload_text"
             connection.register(f"_{name}", table)
             connection.execute(f"CREATE {kind} {name} AS SELECT *{text} FROM _{name}")  # noqa: S608
         for setting in _CLOSED:

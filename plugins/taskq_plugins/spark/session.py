@@ -39,7 +39,7 @@ from pyspark.sql import SparkSession
 
 from taskq.errors import TaskqError
 from taskq.extras import install_line
-from taskq_plugins.spark.errors import JavaMissing, SparkError
+from taskq_plugins.spark.errors import SparkError
 
 LOOPBACK: Final = "127.0.0.1"
 MASTER_DEFAULT: Final = "local[*]"
@@ -253,7 +253,7 @@ def java_home(folder: Path, environment: Mapping[str, str]) -> str:
         return str(write_shim(packaged, folder))
     if java := shutil.which("java", path=environment.get("PATH", os.defpath)):
         return str(Path(java).resolve().parents[1]) if home else ""
-    raise JavaMissing(f"there is no Java in JAVA_HOME or PATH: {_JAVA_WANTED}")
+    raise SparkError(f"there is no Java in JAVA_HOME or PATH: {_JAVA_WANTED}")
 
 
 def write_shim(java: str, folder: Path) -> Path:

@@ -88,7 +88,8 @@ def sql(
     except ImportError as error:
         raise Failure(missing(what, error.name, extra)) from error
     if as_json:
-        render.echo(json.dumps(_plain(answered.to_pylist()), indent=2, default=_as_json))
+        rows = answered.to_pylist(maps_as_pydicts="lossy")
+        render.echo(json.dumps(rows, indent=2, default=_as_json))
     else:
         print_rows(answered)
     for problem in problems[:_PROBLEMS_SHOWN_MAX]:
@@ -114,7 +115,8 @@ def print_rows(rows: pa.Table) -> None:
     columns = [
         f">{field.name}" if _NUMBERS.match(str(field.type)) else field.name for field in rows.schema
     ]
-    cells = ([_text(value) for value in row.values()] for row in rows.to_pylist())
+    values = rows.to_pylist(maps_as_pydicts="lossy")
+    cells = ([_text(value) for value in row.values()] for row in values)
     render.print_table(columns, cells)
 
 
@@ -128,7 +130,7 @@ def _text(value: object) -> str:
     if isinstance(value, bytes):
         value = value.decode("utf-8", "backslashreplace")
     elif isinstance(value, (list, dict)):
-        value = json.dumps(_plain(value), default=_as_json)
+        value = json.dumps(value, default=_as_json)
     return printable(str(value)).replace("\n", "\\n")
 
 
@@ -140,12 +142,3 @@ def _as_json(value: object) -> object:
         except UnicodeDecodeError:
             return {"base64": base64.b64encode(value).decode()}
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        pairs = [item for item in value if isinstance(item, tuple)]
-        return dict(pairs) if pairs else [_plain(item) for item in value]
-    return value
