@@ -134,18 +134,21 @@ class Fleet:
         """Change a log as nobody should: ``read`` has the first lsn not read yet, by log."""
         at = self.chance.randrange(len(self.live))
         made, act = self.live[at], self.chance.choice(["compact"] * 3 + ["damage", "remove"])
-        segments = sorted((made.path / "log").iterdir())
         if act == "compact":
-            for segment, after in pairwise(segments):
-                if read.get(str(made.owner(int(segment.stem))), 0) < int(after.stem):
-                    break
-                segment.unlink()
+            self.compact(made, read)
         elif act == "damage" and made.frames and made.frames[-1].path.exists():
             damage(made.frames[-1])
         elif act == "remove":
             shutil.rmtree(made.path)
             self.live[at], self._jobs[at] = MadeLog(made.path, self._log_id()), {}
             self.made.append(self.live[at])
+
+    def compact(self, made: MadeLog, read: Mapping[str, int]) -> None:
+        """Remove the first segments of a log, as far as they were read."""
+        for segment, after in pairwise(sorted((made.path / "log").iterdir())):
+            if read.get(str(made.owner(int(segment.stem))), 0) < int(after.stem):
+                break
+            segment.unlink()
 
     def records(self) -> dict[tuple[str, int], dict[str, Any]]:
         written = {place: data for made in self.made for place, data in made.written.items()}
@@ -171,6 +174,9 @@ def test_rows_depend_neither_on_sizes_nor_on_moments(tmp_path: Path, seed: int) 
     def read(max_bytes: int) -> None:
         at_once.drain()
         now_and_then.drain(max_bytes)
+        if fleet.chance.randrange(2):
+            ends = {log_id: end.lsn for log_id, end in now_and_then.at.items()}
+            fleet.compact(fleet.chance.choice(fleet.live), ends)
 
     fleet.live_on(read)
     read(700)
