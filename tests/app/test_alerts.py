@@ -6,10 +6,10 @@ import json
 import smtplib
 import threading
 from collections.abc import Callable, Iterator
-from email.message import EmailMessage
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
+from unittest.mock import MagicMock
 from urllib.error import HTTPError
 
 import pytest
@@ -299,33 +299,16 @@ def test_a_webhook_is_signed_and_a_mail_says_it_all(
     assert is_genuine(key_of(SECRET), headers, body, float(headers["webhook-timestamp"]))
     with pytest.raises(HTTPError, match="302"):
         alerts.webhook(f"{url}login", SECRET)(ALERT)
-    sent: list[Any] = []
-
-    class Line:
-        def __init__(self, host: str, port: int, timeout: float) -> None:
-            sent.append((host, port))
-            assert timeout > 0
-
-        def __enter__(self) -> Self:
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
-        def starttls(self) -> None:
-            sent.append("tls")
-
-        def login(self, *login: str) -> None:
-            sent.append(login)
-
-        def send_message(self, message: EmailMessage) -> None:
-            sent.append((message["To"], message["Subject"], message.get_content()))
-
-    monkeypatch.setattr(smtplib, "SMTP", Line)
+    smtp = MagicMock()
+    monkeypatch.setattr(smtplib, "SMTP", smtp)
     alerts.mail("ops@example.com", server="mx:587", login=("me", "pw"))(ALERT)
-    body_text = "over a: bad\n\nlog: /d\n"
-    assert sent == [
-        ("mx", 587), "tls", ("me", "pw"), ("ops@example.com", "over a: bad", body_text),
-    ]  # fmt: skip
+    (place, options), line = smtp.call_args, smtp.return_value.__enter__.return_value
+    assert (place, options["timeout"] > 0) == (("mx", 587), True)
+    assert [name for name, *_ in line.method_calls] == ["starttls", "login", "send_message"]
+    line.login.assert_called_with("me", "pw")
+    (message,) = line.send_message.call_args.args
+    assert (message["To"], message["Subject"]) == ("ops@example.com", "over a: bad")
+    assert message.get_content() == "over a: bad\n\nlog: /d\n"
 
 
 NAMES: Final = ["plain", "no worker", "日本", "é", "a%b", "x" * 255]
@@ -344,14 +327,11 @@ def test_any_name_and_text_fit_the_headers(
     assert [json.loads(body)["data"]["name"] for _, body in got] == [name] * 2
     headers, body = got[1]
     assert is_genuine(key_of(SECRET), headers, body, float(headers["webhook-timestamp"]))
-    sent: list[str] = []
-    monkeypatch.setattr(smtplib.SMTP, "__init__", lambda *_, **__: None)
-    monkeypatch.setattr(smtplib.SMTP, "__exit__", lambda *_: None)
-    monkeypatch.setattr(
-        smtplib.SMTP, "send_message", lambda _, message: sent.append(message["Subject"])
-    )
+    smtp = MagicMock()
+    monkeypatch.setattr(smtplib, "SMTP", smtp)
     alerts.mail("ops@example.com")(alert)
-    assert sent == [f"over {name}: a b c d e f g h i"[:200]]
+    (message,) = smtp.return_value.__enter__.return_value.send_message.call_args.args
+    assert message["Subject"] == f"over {name}: a b c d e f g h i"[:200]
 
 
 def test_alerts_need_no_worker_with_cron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 
 from click.testing import CliRunner
 
-from taskq import Put, Shards, TaskLog, TaskQ, chain
+from taskq import Put, Shards, TaskLog, TaskQ, chain, durable
 from taskq.cli.main import main
 from taskq.log.config import SEGMENT_BYTES_MIN
 from taskq_workers.services.scheduler import Scheduler
@@ -117,6 +117,22 @@ async def fill_chains(path: Path) -> None:
         await app.ingest("orders.csv", [], {"row": 1})
 
 
+async def fill_steps(path: Path) -> None:
+    app = TaskQ(path, durability="os", name="shop")
+
+    @app.task(name="order")
+    async def order(waits: bool) -> None:
+        for name in ("charge", "pack", "ship"):
+            await durable.step(name, str, name)
+        if waits:
+            await durable.event("address", str, timeout="7d")
+
+    async with app:
+        for waits in (True, False):
+            await order.enqueue(waits)
+            await app.worker(burst=True).run()
+
+
 async def fill_grown(path: Path) -> None:
     # Upkeep would be faster than the tests.
     async with TaskLog.open(path, segment_bytes=SEGMENT_BYTES_MIN, upkeep=False) as log:
@@ -159,7 +175,7 @@ LOGS: Final[dict[str, Callable[[Path], Awaitable[object]]]] = {
     "sample": fill_sample, "letters": fill_letters, "queues": fill_queues,
     "schedules": fill_schedules, "reader": fill_reader, "leased": fill_leased,
     "nothing": fill_nothing, "chains": fill_chains, "grown": fill_grown, "damaged": fill_damaged,
-    "lost": fill_lost, "shards": fill_shards,
+    "lost": fill_lost, "shards": fill_shards, "steps": fill_steps,
 }  # fmt: skip
 
 

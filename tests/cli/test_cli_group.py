@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -29,20 +30,9 @@ TASKQ = (sys.executable, "-m", "taskq")
 def group_with(name: str, run: Callable[[], None]) -> click.Group:
     group = Commands(name="taskq")
     command = click.Command(name, callback=run)
-    group.__dict__["brought_in"] = {name: _Point(command)}
+    point = SimpleNamespace(dist=None, name="extra", value="extra:command", load=lambda: command)
+    group.__dict__["brought_in"] = {name: point}
     return group
-
-
-class _Point:
-    dist = None
-    name = "extra"
-    value = "extra:command"
-
-    def __init__(self, command: object) -> None:
-        self._command = command
-
-    def load(self) -> object:
-        return self._command
 
 
 def test_help_lists_every_command_without_importing_one() -> None:

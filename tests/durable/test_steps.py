@@ -336,6 +336,8 @@ async def test_a_signal_of_a_wrong_type_is_reported_to_the_sender_and_in_why(
     assert await job.status() is State.SCHEDULED
     assert caplog.text.count("passed over, since it does not fit int") == 1
     caplog.clear()
+    with pytest.raises(UsageError, match="signal 'paid': the value cannot be written as JSON"):
+        await shop.app.signal(job, "paid", object())
     await shop.app.signal(job, "paid", 5)
     assert "does not fit" not in caplog.text
     await box.drain()

@@ -18,53 +18,34 @@ from taskq.log.machine.disk import LocalDisk
 from taskq.testing import Sandbox
 from taskq_workers.slots import outcomes
 
-_REFUSED = 3
+_FOR_EVER = 1_000_000_000
+
+
+#: What is replaced, and what it raises or returns while it refuses.
+REFUSALS: dict[str, tuple[type, str, Any]] = {
+    "full": (Journal, "append", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
+    "little room": (LocalDisk, "free_bytes", 0),
+    "held lock": (Journal, "lock", LogLocked("data", 1, "stopped", 30.0)),
+}
 
 
 class Refusals:
-    def __init__(self) -> None:
+    """Refuses the next calls once ``left`` is set."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, owner: type, name: str, refusal: Any) -> None:
         self.left = self.count = 0
+        plain = getattr(owner, name)
 
-    def arm(self) -> None:
-        self.left = _REFUSED
+        def refusing(*args: Any) -> Any:
+            if not self.left:
+                return plain(*args)
+            self.left -= 1
+            self.count += 1
+            if isinstance(refusal, Exception):
+                raise refusal
+            return refusal
 
-    def due(self) -> bool:
-        if not self.left:
-            return False
-        self.left -= 1
-        self.count += 1
-        return True
-
-
-def _full_append(patch: pytest.MonkeyPatch, refusals: Refusals) -> None:
-    append = Journal.append
-
-    def refusing(self: Journal, *args: Any) -> None:
-        if refusals.due():
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        append(self, *args)
-
-    patch.setattr(Journal, "append", refusing)
-
-
-def _little_room(patch: pytest.MonkeyPatch, refusals: Refusals) -> None:
-    free = LocalDisk.free_bytes
-
-    def little(self: LocalDisk, path: str) -> int:
-        return 0 if refusals.due() else free(self, path)
-
-    patch.setattr(LocalDisk, "free_bytes", little)
-
-
-def _held_lock(patch: pytest.MonkeyPatch, refusals: Refusals) -> None:
-    lock = Journal.lock
-
-    def held(self: Journal) -> None:
-        if refusals.due():
-            raise LogLocked(self.path, 1, "stopped", 30.0)
-        lock(self)
-
-    patch.setattr(Journal, "lock", held)
+        patch.setattr(owner, name, refusing)
 
 
 async def _same(awaited: Awaitable[object], expected: object) -> None:
@@ -120,92 +101,78 @@ async def _operate(name: str, app: TaskQ, effects: list[str]) -> None:
         await given
 
 
+class Order:
+    """A job that arms refusals of the log at its first attempt, and then does one operation."""
+
+    def __init__(self, path: Path, operation: str, refusals: Refusals, count: int) -> None:
+        self.app, self.is_armed = TaskQ(path, durability="os"), False
+        self.effects, self.raised = list[str](), list[BaseException]()
+
+        @self.app.task(name="child")
+        async def child() -> int:
+            return 7
+
+        @self.app.task(name="order", retry=1)
+        async def order() -> str:
+            if not self.is_armed:
+                self.is_armed, refusals.left = True, count
+                if count == _FOR_EVER:
+                    # The next request finds that the log failed, and so must the step.
+                    with pytest.raises((LogFailed, LogGone)):
+                        await self.app.pause("other")
+            try:
+                await _operate(operation, self.app, self.effects)
+            except BaseException as error:
+                self.raised.append(error)
+                raise
+            return "done"
+
+        self.task = order
+
+
 @pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("refuse", [_full_append, _little_room, _held_lock])
+@pytest.mark.parametrize("kind", REFUSALS)
 async def test_what_the_log_refuses_for_now_waits_and_burns_no_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    refuse: Callable[[pytest.MonkeyPatch, Refusals], None], operation: str,
-) -> None:  # fmt: skip
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, operation: str
+) -> None:
     monkeypatch.setattr(outcomes, "AGAIN_SECONDS", 0)
-    app, refusals = TaskQ(tmp_path / "log", durability="os"), Refusals()
-    effects: list[str] = []
-    armed: list[int] = []
-
-    @app.task(name="child")
-    async def child() -> int:
-        return 7
-
-    @app.task(name="order", retry=1)
-    async def order() -> str:
-        if not armed:
-            armed.append(1)
-            refusals.arm()
-        await _operate(operation, app, effects)
-        return "done"
-
-    refuse(monkeypatch, refusals)
-    async with app:
-        job = await order.enqueue()
+    refusals = Refusals(monkeypatch, *REFUSALS[kind])
+    order = Order(tmp_path / "log", operation, refusals, 3)
+    async with order.app as app:
+        job = await order.task.enqueue()
         await app.signal(job, "paid", 5)
         async with app.worker(concurrency=2):
             # The waiting caller would meet the lock first.
-            while refuse is _held_lock and (refusals.left or not armed):  # noqa: ASYNC110 - a thread
+            while kind == "held lock" and (refusals.left or not order.is_armed):  # noqa: ASYNC110
                 await asyncio.sleep(0)
             assert await job.result(20) == "done"
-        view = await job.view()
-        assert view.attempt == 1
-        assert len(effects) == operation.startswith("step")
-    assert refusals.count or refuse is _little_room
+        assert (await job.view()).attempt == 1
+    assert len(order.effects) == operation.startswith("step")
+    assert refusals.count or kind == "little room"
 
 
-@pytest.mark.parametrize("gone", [False, True])
+@pytest.mark.parametrize("error", [LogFailed, LogGone])
 @pytest.mark.parametrize("operation", [*OPERATIONS][:5])
 async def test_a_log_that_failed_ends_the_run_before_the_effect(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str, gone: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    operation: str,
+    error: type[LogFailed | LogGone],
 ) -> None:
     """No effect, and no failure of the task: the job is taken up again by the next process."""
-    app = TaskQ(tmp_path / "log", durability="os")
-    effects: list[str] = []
-    lock, failing = Journal.lock, [True]
-    raised: list[BaseException] = []
-
-    def failed(self: Journal) -> None:
-        if armed and failing[0]:
-            raise (LogGone if gone else LogFailed)(self.path, "an fsync failed")
-        lock(self)
-
-    armed: list[int] = []
-    monkeypatch.setattr(Journal, "lock", failed)
-
-    @app.task(name="child")
-    async def child() -> int:
-        return 7
-
-    @app.task(name="order", retry=2)
-    async def order() -> str:
-        if not armed:
-            armed.append(1)
-            # The next request finds that the log failed, and so must the step.
-            with pytest.raises((LogFailed, LogGone)):
-                await app.pause("other")
-        try:
-            await _operate(operation, app, effects)
-        except BaseException as error:
-            raised.append(error)
-            raise
-        return "done"
-
-    job = await order.enqueue()
-    with pytest.raises((LogFailed, LogGone)):
-        async with app.worker(concurrency=2) as worker:
+    path = tmp_path / "log"
+    refusals = Refusals(monkeypatch, Journal, "lock", error(str(path), "an fsync failed"))
+    order = Order(path, operation, refusals, _FOR_EVER)
+    job = await order.task.enqueue()
+    with pytest.raises(error):
+        async with order.app.worker(concurrency=2) as worker:
             await asyncio.wait_for(worker.stopped.wait(), 20)
-    assert not effects
-    assert isinstance(raised[0], durable.Suspended)
-    await app.close()
-    failing[0] = False
-    async with TaskQ(tmp_path / "log", durability="os") as again:
-        view = await again.job(job.id).view()
-        assert not view.reason
+    assert not order.effects
+    assert isinstance(order.raised[0], durable.Suspended)
+    await order.app.close()
+    refusals.left = 0
+    async with TaskQ(path, durability="os") as again:
+        assert not (await again.job(job.id).view()).reason
 
 
 class Shop:

@@ -13,7 +13,6 @@ from taskq import JobHandle, TaskQ, durable
 from taskq.cli.main import main
 from taskq.core.folds.steps import Form, Wait, pack_waits
 from taskq.core.records import STEPS_FEATURE, Cause, Kind
-from taskq.core.why import Why
 from taskq.errors import UsageError
 from taskq.log.decide.steps import NewSignal, NewStep
 from taskq.log.requests import Op
@@ -60,26 +59,6 @@ async def run(app: TaskQ, *words: str, code: int = 0) -> str:
     return done.output
 
 
-async def test_a_waiting_job_shows_its_steps_and_what_it_waits_for(app: TaskQ) -> None:
-    job = await waiting(app)
-    (step,) = json.loads(await run(app, "show", job.id, "--json"))["steps"]
-    assert (step["step"], step["form"], step["value"]) == ("charge#1", "step", '"charge a"')
-    assert step["began_at"] <= step["ended_at"]
-    shown = await run(app, "show", job.id)
-    assert "charge#1" in shown
-    assert "charge a" in shown
-    reason = await job.why()
-    assert reason.code is Why.WAITS
-    assert "it waits within its run for signal 'address', until" in reason.text
-    assert f"taskq signal {job.id} address JSON" in reason.text
-    with pytest.raises(UsageError, match="signal 'address': the value cannot be written as JSON"):
-        await app.signal(job, "address", object())
-    await app.close()
-    health = await run(app, "health", code=1)
-    assert "No worker runs: 1 job waits for signal 'address'" in health
-    assert "'five' is no JSON" in await run(app, "signal", job.id, "address", "five", code=2)
-
-
 async def test_many_steps_are_shown_by_the_page(app: TaskQ) -> None:
     @app.task
     async def long() -> None:
@@ -100,32 +79,6 @@ async def test_many_steps_are_shown_by_the_page(app: TaskQ) -> None:
     assert len(json.loads(await run(app, "show", job.id, "--json", "-n", "7"))["steps"]) == 7
 
 
-async def test_the_timeline_and_streams_name_steps_waits_and_signals(app: TaskQ) -> None:
-    job = await waiting(app)
-    await app.close()  # the command is another process
-    words = ("signal", job.id, "address", '"Kyoto"', "--once", "evt")
-    assert await run(app, *words) == f"{job.id}: signalled\n"
-    assert "had that already" in await run(app, *words)
-    events = json.loads(await run(app, "timeline", job.id, "--json"))
-    seen = [(event["kind"], event["cause"], event["reason"]) for event in events]
-    acts = [seen.pop(at) for at, each in [*enumerate(seen)][::-1] if each[0] == "acted"]
-    assert acts
-    assert all("signal address" in reason for _, _, reason in acts)
-    assert seen == [
-        ("enqueued", None, None),
-        ("claimed", None, None),
-        ("stepped", None, "charge#1"),
-        ("released", "waits", "waits for signal 'address'"),
-        ("signalled", None, "address"),
-        ("released", "inputs", None),
-    ]
-    kinds = [json.loads(line)["kind"] for line in (await run(app, "tail", "--json")).splitlines()]
-    assert [kind for kind in kinds if kind in {"stepped", "signalled"}] == ["stepped", "signalled"]
-    async with app:
-        await until_idle(app)
-        assert await job.result(5) == "ship a to Kyoto"
-
-
 async def test_a_replay_from_a_step_keeps_earlier_steps(app: TaskQ) -> None:
     done: list[str] = []
 
@@ -141,15 +94,11 @@ async def test_a_replay_from_a_step_keeps_earlier_steps(app: TaskQ) -> None:
         job = await order.enqueue()
         await until_idle(app)
     replay = ("replay", job.id, "--from-step")
-    assert "order" in await run(app, *replay, "pack#1", "--dry-run")
-    wrong = await run(app, *replay, "pay#1", code=2)
-    assert "has no finished step 'pay#1': it has charge#1, pack#1" in " ".join(wrong.split())
-    assert "choose a job by its id" in await run(app, "replay", "--from-step", "pack#1", code=2)
-    assert "not both" in await run(app, "replay", job.id, "--state", "dead", code=2)
     out = json.loads(await run(app, *replay, "pack#1", "--json"))
     (new,) = [row["new_id"] for row in out["jobs"]]
     (step,) = json.loads(await run(app, "show", new, "--json"))["steps"]
-    assert (step["step"], step["value"]) == ("charge#1", '"charge"')
+    assert (step["step"], step["form"], step["value"]) == ("charge#1", "step", '"charge"')
+    assert step["began_at"] <= step["ended_at"]
     done.clear()
     async with app:
         await until_idle(app)

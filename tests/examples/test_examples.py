@@ -88,8 +88,7 @@ async def test_each_dead_letter_is_mirrored_once_even_without_a_hook(tmp_path: P
         raise ValueError(f"no such address: {to}")
 
     async def run() -> None:
-        async with app.worker(burst=True) as worker:
-            await worker.stopped.wait()
+        await app.worker(burst=True).run()
 
     async with app:
         first = await send.enqueue("a@b.c")

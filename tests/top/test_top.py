@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, cast
+from types import SimpleNamespace
+from typing import Any, Final
 
 import pyte
 import pytest
@@ -116,21 +117,6 @@ def terminal(columns: int, *words: object) -> Iterator[Terminal]:
         terminal.close()
 
 
-class WindowsConsole:
-    """The keys of Windows' console: each arrow comes in two parts."""
-
-    def __init__(self, keys: str) -> None:
-        self._keys = list[str](keys)
-
-    def kbhit(self) -> bool:
-        if self._keys[:1] == ["\x03"]:
-            raise KeyboardInterrupt
-        return bool(self._keys)
-
-    def getwch(self) -> str:
-        return self._keys.pop(0)
-
-
 @pytest.mark.parametrize(("typed", "keys"), [
     ("", []),
     ("jé\xe0", ["j", "é", "\xe0"]),  # a letter of French
@@ -141,7 +127,16 @@ class WindowsConsole:
 def test_keys_of_a_windows_console_have_names(
     monkeypatch: pytest.MonkeyPatch, typed: str, keys: list[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "msvcrt", cast("Any", WindowsConsole(typed)))
+    """Each arrow comes in two parts."""
+    left = list(typed)
+
+    def kbhit() -> bool:
+        if left[:1] == ["\x03"]:
+            raise KeyboardInterrupt
+        return bool(left)
+
+    console: Any = SimpleNamespace(kbhit=kbhit, getwch=lambda: left.pop(0))
+    monkeypatch.setitem(sys.modules, "msvcrt", console)
     assert ConsoleKeyboard(0).wait(0) == keys
 
 

@@ -47,8 +47,7 @@ async def live() -> None:
             )
             await fetch.enqueue_many([(f"https://{n}.example",) for n in range(many // 3)])
             await load.enqueue_many([({"quantity": n},) for n in range(many // 4)])
-            async with app.worker(burst=True, concurrency=1) as worker:
-                await worker.stopped.wait()
+            await app.worker(burst=True, concurrency=1).run()
             clock.advance(max(60 - (clock.wall_ns() - begun_ns) / 1e9, 0))
 
 

@@ -43,8 +43,7 @@ async def made(folder: Path) -> Path:
 
     async with app:
         await send.enqueue_many([(number,) for number in (0, 7001, 7002)])
-        async with app.worker(burst=True) as worker:
-            await worker.stopped.wait()
+        await app.worker(burst=True).run()
         await app.enqueue(app.call_by_name("nobody.knows", to="Ada"))
         async with app.worker():
             """It writes its schedules into the log."""

@@ -571,8 +571,7 @@ async def data_with_secrets(tmp_path: Path) -> tuple[Path, str]:
     async with app:
         call = log_in.options(headers={"authorization": f"Bearer {HIDDEN}"}, key=f"pwd:{HIDDEN}")
         job = await call.enqueue(**PAYLOAD)
-        async with app.worker(burst=True) as worker:
-            await worker.stopped.wait()
+        await app.worker(burst=True).run()
     return tmp_path / "data", job.id
 
 

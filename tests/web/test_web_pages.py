@@ -143,8 +143,7 @@ async def test_what_was_written_by_others_is_inert_on_every_page(tmp_path: Path)
 
     async with app:
         await fail.options(headers={NAME: EVIL}, key=EVIL).enqueue(EVIL)
-        async with app.worker(burst=True) as worker:
-            await worker.stopped.wait()
+        await app.worker(burst=True).run()
         await app.pause(NAME)
         async with browser(tmp_path) as client:
             job = re.findall(r"/jobs/[0-9a-f]{8}-\d+", await shown(client, "/jobs"))[0]
@@ -317,8 +316,7 @@ async def _log_of(path: Path, parts: frozenset[str]) -> None:
     async with app:
         if "dead" in parts:
             await send.enqueue(7)
-        async with app.worker(burst=True) as worker:
-            await worker.stopped.wait()
+        await app.worker(burst=True).run()
     if "compacted" in parts:
         await _compact(path)
     async with app:

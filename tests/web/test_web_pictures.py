@@ -72,11 +72,9 @@ async def test_steps_have_state_times_attempt_and_value(tmp_path: Path) -> None:
 
     async with app:
         job = await order.enqueue()
-        async with app.worker(burst=True) as worker:
-            await worker.stopped.wait()
+        await app.worker(burst=True).run()
         await app.signal(job, "paid", 5)
-        async with app.worker(burst=True) as worker:
-            await worker.stopped.wait()
+        await app.worker(burst=True).run()
         async with browser(app.data_dir) as client:
             page = await shown(client, f"/jobs/{job.id}")
         async with program(app.data_dir) as client:

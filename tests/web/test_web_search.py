@@ -194,8 +194,7 @@ async def log(tmp_path: Path) -> Path:
         await send.enqueue_many([("ada",), ("bob",), ("cleo",)])
         await fetch.enqueue_many([("a",), ("b",)])
         await app.enqueue_by_name("reports.build", day="Monday")
-        async with app.worker(burst=True) as worker:
-            await worker.stopped.wait()
+        await app.worker(burst=True).run()
     return tmp_path
 
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 from taskq import TaskQ, progress
@@ -14,10 +15,9 @@ from taskq.core.folds.lanes import Lane
 from taskq.core.model import Extras
 from taskq.core.parsing import Tag
 from taskq.core.records import Kind
-from taskq.core.views import OwnerView, Serving, Waiting
+from taskq.core.views import Waiting
 from taskq.log.format import codec
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
-from taskq.log.store.port import LoopPort
 from taskq.log.store.store import Store
 from taskq_workers.slots.settling import Settled
 
@@ -37,8 +37,6 @@ class FakePort:
         self.claimed_counts: list[int] = []
         self.settled: list[Settlement] = []
         self.refuse: Callable[[Settlement], TaskqError | None] = lambda _: None
-        #: the worker's announced claims, at each change; None: it claims no more
-        self.served: list[Serving | None] = []
         self.late = 0
         self._called = asyncio.Event()
         self._jobs = 0
@@ -50,8 +48,8 @@ class FakePort:
         self._serve_soon()
         return delivery
 
-    def when_closed(self, _: Callable[[], list[Settlement]]) -> Callable[[], None]:
-        return lambda: None
+    def when_closed(self, _: object) -> Callable[[], None]:
+        return _nothing
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Return once the condition holds; looked at whenever a worker called."""
@@ -137,38 +135,21 @@ class FakePort:
         self._called.set()
 
 
-class FakeStore:
-    owner = 1
+def _nothing(*_: object) -> None: ...
 
-    def __init__(self, port: FakePort) -> None:
-        self._port = port
 
-    def serve(self, worker: object, serving: Serving | None) -> None:  # noqa: ARG002 - as Store
-        if not self._port.served or self._port.served[-1] != serving:
-            self._port.served.append(serving)
+class _Store(SimpleNamespace):
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
-    def port(self) -> LoopPort:
-        return cast("LoopPort", self._port)
 
-    def on_cancel(self, call: Callable[..., object]) -> Callable[[], None]:
-        del call
-        return lambda: None
-
-    def on_steering(self, call: Callable[..., object]) -> Callable[[], None]:
-        del call
-        return lambda: None
-
-    @property
-    def thread_port(self) -> None: ...
-    @property
-    def pulse(self) -> tuple[int, bool]:
-        return 0, False
-
-    def live_workers(self) -> tuple[OwnerView, ...]:
-        return ()
-
-    def steady_ns(self) -> int:
-        return time.monotonic_ns()
+def fake_store(port: FakePort) -> Store:
+    """Return the store of a port, which no other process has open."""
+    store = _Store(
+        owner=1, pulse=(0, False), thread_port=None, port=lambda: port, serve=_nothing,
+        on_cancel=lambda _: _nothing, on_steering=lambda _: _nothing, live_workers=tuple,
+        steady_ns=time.monotonic_ns, wall_ns=lambda: 0,
+    )  # fmt: skip
+    return cast("Store", store)
 
 
 class FakeApp(TaskQ):
@@ -183,7 +164,7 @@ class FakeApp(TaskQ):
         return self
 
     def store(self) -> Store:
-        return cast("Store", FakeStore(self.fake))
+        return fake_store(self.fake)
 
     def put(self, task: Any, *args: Any, attempt: int = 1, **kwargs: Any) -> Delivery:
         call = task.call(*args, **kwargs)

@@ -432,8 +432,7 @@ async def test_a_worker_shares_its_claims_between_queues_by_weight(app: TaskQ) -
     async with app:
         for queue in ("bulk", "mail", "other"):
             await note.options(queue=queue).enqueue_many([(queue,)] * 100)
-        async with app.worker(concurrency=1, queues={"mail": 3, "bulk": 1}, burst=True) as worker:
-            await worker.stopped.wait()
+        await app.worker(concurrency=1, queues={"mail": 3, "bulk": 1}, burst=True).run()
     assert Counter(seen) == {"mail": 100, "bulk": 100}
     assert 20 <= Counter(seen[:40])["mail"] <= 36
 
@@ -645,8 +644,7 @@ async def test_a_program_that_fills_the_threads_of_its_loop_keeps_no_worker_from
         async with asyncio.timeout(SECONDS):
             async with app:
                 job = await fill.enqueue("x" * 100_000)
-                async with app.worker(burst=True) as worker:
-                    await worker.stopped.wait()
+                await app.worker(burst=True).run()
                 assert len(await job.result()) == 100_000
                 assert [item async for item in app.stream(follow=False)]
     finally:

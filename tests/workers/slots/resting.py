@@ -26,7 +26,6 @@ from taskq.core.errors import AppendFailed, TaskqError
 from taskq.core.parsing import Tag
 from taskq.core.records import Kind
 from taskq.log.requests import ClaimRequest, Delivery, EnqueueSpec, Settlement
-from taskq.log.store.store import Store
 from taskq_workers import pool
 from taskq_workers.gates import gate
 from taskq_workers.pool import CancelListener, LogPart, Phase, Worker
@@ -34,7 +33,7 @@ from taskq_workers.slots import slots
 from taskq_workers.slots.rounds import Rounds
 from taskq_workers.slots.settling import Settled
 from taskq_workers.slots.slots import Slots
-from tests.workers.fakes import FakeApp, FakePort, FakeStore, make_delivery
+from tests.workers.fakes import FakeApp, FakePort, make_delivery
 
 #: A schedule whose jobs are not done by then, on its own clock, never ends.
 _LIMIT_SECONDS: Final = 3_600.0
@@ -250,18 +249,10 @@ class Log(FakePort):
         turn()
 
 
-class _Store(FakeStore):
-    def wall_ns(self) -> int:
-        return 0
-
-
 class App(FakeApp):
     def __init__(self, log: FakePort, tag: Tag) -> None:
         super().__init__(log)
         self._connection._tag = tag
-
-    def store(self) -> Store:
-        return cast("Store", _Store(self.fake))
 
 
 def apps_of(random: Random, count: int) -> tuple[list[App], list[Log]]:
