@@ -49,6 +49,8 @@ _REMEDIES: Final = {
     errno.EROFS: _READ_ONLY,
     errno.EACCES: _NOT_ALLOWED,
     errno.EPERM: _NOT_ALLOWED,
+    errno.EFBIG: "raise the limit of file sizes of this process (ulimit -f, RLIMIT_FSIZE)",
+    errno.EBADF: "find the code of this process that closes its files, then start it again",
     errno.EMFILE: "raise the limit of open files of this process (ulimit -n), or find what leaks",
     errno.ENFILE: "the whole machine has too many files open: end what holds them",
     errno.ENOSPC: _NO_ROOM,

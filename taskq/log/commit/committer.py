@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from itertools import chain
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from taskq.core.errors import (
     OutcomeUnknown,
     SourceMoved,
     TaskqError,
+    refusal,
 )
 from taskq.core.folds.agenda import Agenda
 from taskq.core.model import SECOND_NS, Durability
@@ -109,6 +111,8 @@ _log: Final = Reporter("taskq")
 #: Nanoseconds between two checks that the log's files are still the open ones, while nothing is
 #: written; each batch checks by itself.
 LOOK_AROUND_NS: Final = SECOND_NS
+#: Errors by the state of this process: a limit of file sizes, or a closed file. It stays.
+_OF_PROCESS: Final = frozenset({errno.EFBIG, errno.EBADF})
 _ENQUEUE: Final = int(Op.ENQUEUE)
 _ENQUEUE_RUN: Final = int(Op.ENQUEUE_RUN)
 _CLAIM: Final = int(Op.CLAIM)
@@ -595,21 +599,25 @@ class Committer:
         Claims wait for room until their time is up; other errors do not pass by themselves.
         Watchers need no room.
         """
-        failed = AppendFailed(self.journal.path, error)
+        path, is_own = self.journal.path, error.errno in _OF_PROCESS
+        failed = refusal(path, error) if is_own else AppendFailed(path, error)
         known = {id(claim[2]) for claim in self.waiters.claims}
         requests = [asked for asked in self._not_watched(requests) if id(asked[2]) not in known]
         waiting = [*self.waiters.take_claims(), *requests]
         steady_ns, has_hope = self.journal.clock.steady_ns(), is_full(error)
         for request in waiting:
             op, port, future, operand = request
-            if op in NOWAIT:
+            if op in NOWAIT and not is_own:
                 self.undecided.held.append(request)
+                if self.trouble is None and not has_hope:
+                    self.trouble = failed
+                    _log.warning("ended jobs wait for the disk: %s", failed)
             elif op == Op.OUTCOME and has_hope:
                 self._look(request)
             elif op == Op.CLAIM and has_hope and not operand.is_over(steady_ns):
                 self.waiters.claims.append((operand, port, future))
             elif future is None or not future.done():
-                self.answers.now.append((port, future, failed))
+                self.answers.now += refusals([request], failed)
 
     # -- outcomes ---------------------------------------------------------------------------------
 

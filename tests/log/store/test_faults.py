@@ -20,6 +20,7 @@ from enum import Enum, auto
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any, Final, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 
@@ -415,6 +416,26 @@ def test_done_is_kept_and_refused_is_not_whatever_the_disk_refuses(durability: D
         _check_truth(case, power_fails=False)
         if durability is Durability.FSYNC:
             _check_truth(case, power_fails=True)
+
+
+@pytest.mark.parametrize("code", [errno.EFBIG, errno.EBADF, errno.EIO])
+def test_an_end_that_this_process_cannot_write_is_refused_and_one_of_a_bad_disk_is_held(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    process, answers = World().process(), list[TaskqError]()
+    process.enqueue(b"x")
+    ends = [Settlement(Kind.SUCCEEDED, delivery) for delivery in process.claim()]
+    refuse = Mock(side_effect=OSError(code, os.strerror(code)))
+    monkeypatch.setattr(process.disk, "write", refuse)
+    for _ in range(2):
+        operand = ends, lambda _, error: answers.append(error)
+        process.commit([(Op.SETTLE_NOWAIT, None, None, operand)])
+    if code == errno.EIO:
+        assert not answers
+        assert caplog.text.count("ended jobs wait for the disk") == 1
+    else:
+        assert [type(error) for error in answers] == [LogError, LogError]
+        assert "this process" in str(answers[0])
 
 
 @pytest.mark.parametrize("missing", range(1, 8))
