@@ -1,8 +1,8 @@
 """Each extra alone does the work of its guide; the version is in one place."""
 
+import importlib
 import json
 import ntpath
-import nturl2path
 import posixpath
 import re
 import subprocess
@@ -67,6 +67,7 @@ def test_questions_in_sql_need_nothing_of_the_pipeline(code: str) -> None:
     ("/home/me/a%20clone", posixpath, "pip install -e '/home/me/a clone[hub]'"),
     ("/C:/me/a%20clone", ntpath, 'pip install -e "C:\\me\\a clone[hub]"'),
 ], ids=["posix", "windows"])  # fmt: skip
+@pytest.mark.filterwarnings("ignore:'nturl2path':DeprecationWarning")  # of Python 3.14
 def test_what_is_missing_is_installed_by_the_line_that_an_error_shows(
     folder: str, system: Any, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,7 +76,8 @@ def test_what_is_missing_is_installed_by_the_line_that_an_error_shows(
     distribution = SimpleNamespace(read_text=lambda _: origin)
     monkeypatch.setattr(metadata, "distribution", lambda _: distribution)
     monkeypatch.setattr(extras, "os", system)
-    paths = nturl2path.url2pathname if system is ntpath else unquote
+    windows = importlib.import_module("nturl2path").url2pathname
+    paths = windows if system is ntpath else unquote
     monkeypatch.setattr(urllib.request, "url2pathname", paths)
     assert extras.install_line("hub") == line
 

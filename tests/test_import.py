@@ -68,6 +68,8 @@ APP = {
     "taskq.log.machine": "forks inside",
     "taskq.log.segments": "bodystore",
 }
+#: Debian's Python has the last one.
+STANDARD = {*sys.stdlib_module_names, "sitecustomize"}
 #: Packages of the standard library with slow imports: asyncio and its dependencies.
 SLOW = {"asyncio", "concurrent", "logging", "selectors", "socket", "ssl", "subprocess"}
 #: Modules that ``taskq --help`` loads.
@@ -105,7 +107,7 @@ def loaded(program: str) -> tuple[set[str], set[str]]:
     """Return modules of taskq that a program loads, and packages of others or slow ones."""
     done = run_python("-c", LOADED + program, check=True)
     modules = set(json.loads(done.stdout.splitlines()[-1]))
-    others = {name.partition(".")[0] for name in modules} - (sys.stdlib_module_names - SLOW)
+    others = {name.partition(".")[0] for name in modules} - (STANDARD - SLOW)
     return {name for name in modules if name.partition(".")[0] == "taskq"}, {
         name for name in others if not name.startswith(("_", "taskq"))
     }
@@ -154,7 +156,7 @@ def test_a_workers_first_job_waits_for_nothing_that_it_does_not_need(tmp_path: P
         subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, check=True)
     modules = set(json.loads(report.read_text()))
     assert modules & set(LATE.split()) == set()
-    packages = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names
+    packages = {name.partition(".")[0] for name in modules} - STANDARD
     # anyio looks for sniffio, which need not be installed.
     assert {name for name in packages if not name.startswith("_")} - {"sniffio"} == {
         *("pydantic_core", "click", "taskq", "taskq_start", "taskq_workers", "telling"),

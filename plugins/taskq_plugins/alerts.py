@@ -15,6 +15,7 @@ import json
 import logging
 import shutil
 import smtplib
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Awaitable, Callable
@@ -184,8 +185,11 @@ def webhook(url: str, secret: str = "") -> Target:
 
             headers = signed(key, about, int(time.time()), body)
         request = urllib.request.Request(url, body, headers)  # noqa: S310 - checked above
-        with _DIRECT.open(request, timeout=_SEND_SECONDS):
-            """It took it; else it raised."""
+        try:
+            _DIRECT.open(request, timeout=_SEND_SECONDS).close()
+        except urllib.error.HTTPError as error:
+            error.close()  # its answer is not read
+            raise
 
     return post
 

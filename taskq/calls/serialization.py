@@ -145,7 +145,7 @@ def readable(annotation: Any) -> Any:
     if all(map(operator.is_, changed, parts)):
         return annotation
     if origin is UnionType:
-        return Union.__getitem__(changed)
+        return cast("Any", Union)[changed]
     if origin is Annotated:
         return Annotated.__class_getitem__((changed[0], *annotation.__metadata__))
     return origin[changed]

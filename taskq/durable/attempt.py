@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
 from functools import cached_property, partial
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, Final, Never, Self, TypeVar
 from weakref import WeakSet
 
@@ -648,12 +648,19 @@ def _attribute(coroutine: Any, name: str) -> Any:
 
 def _limit_among(referents: Iterable[Any]) -> str:
     """Return the time limit whose ``with`` block contains a coroutine: its exit is a referent."""
-    for referent in referents:
-        if getattr(referent, "__name__", "") in {"__exit__", "__aexit__"}:
-            limit = _limit_of(getattr(referent, "__self__", None))
-            if limit:
+    all_of_them = [*referents]
+    for leave in all_of_them:
+        if getattr(leave, "__name__", "") in {"__exit__", "__aexit__"}:
+            managers = [getattr(leave, "__self__", None)]
+            if isinstance(leave, FunctionType):  # since Python 3.14 the manager is beside it
+                managers = [it for it in all_of_them if leave in _exits_of(type(it))]
+            if limit := next(filter(None, map(_limit_of, managers)), ""):
                 return limit
     return ""
+
+
+def _exits_of(kind: type) -> tuple[Any, Any]:
+    return getattr(kind, "__exit__", None), getattr(kind, "__aexit__", None)
 
 
 def _limit_of(manager: Any) -> str:

@@ -13,9 +13,8 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from taskq.core.values import NamedTuple
 from taskq.log.machine.access import make_directory
 from tests.log.world import PATH
 from tests.machine.crashable import CrashableDisk, Machine, parent

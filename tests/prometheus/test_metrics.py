@@ -158,8 +158,9 @@ def test_another_name_for_this_machine_is_refused(tmp_path: Path, host: str) -> 
     with serve(registry_of(str(tmp_path)), "127.0.0.1", 0) as address:
         port = address.rpartition(":")[2].partition("/")[0]
         asked = urllib.request.Request(address, headers={"Host": host.format(port=port)})  # noqa: S310 - our own
-        with pytest.raises(urllib.error.HTTPError, match="421"):
+        with pytest.raises(urllib.error.HTTPError, match="421") as refused:
             urllib.request.urlopen(asked)  # noqa: S310 - as above
+        refused.value.close()
         assert scraped(address.replace("127.0.0.1", "localhost"))
 
 

@@ -480,6 +480,7 @@ def interpreter_wide() -> dict[str, object]:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # of Python 3.12
+@pytest.mark.filterwarnings("ignore:.*event_loop_policy:DeprecationWarning")  # of Python 3.14
 @pytest.mark.parametrize("way", ["alone", "two", "an error", "run_worker", "frozen"])
 def test_a_worker_leaves_its_program_as_it_was(
     tmp_path: Path, way: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
