@@ -69,21 +69,17 @@ async function post(path, json) {
   return answer
 }
 
-function patch(path, session, offset, headers, body) {
-  const type = 'application/vnd.taskq.frames'
-  const own = { 'Taskq-Session': String(session), 'Upload-Offset': String(offset) }
-  return request('PATCH', path, { 'Content-Type': type, ...own, ...headers }, body)
-}
-
 // Send frames, as many at a time as fit; a larger one goes in pieces. `cut` says where whole frames end.
-async function parts(path, session, from, to, data, cut, stemAt) {
+async function parts(session, from, to, data, cut, placeAt, before) {
   for (let held = 0; from < to; ) {
     const end = cut(from, Math.min(from + partBytes, to))
     const piece = data.subarray(from + held, Math.min(end, from + held + partBytes))
-    const headers = { 'Taskq-Stem': stemAt(from), ...(held && { 'Taskq-Held': String(held) }) }
-    const answer = await patch(path, session, from, headers, piece)
+    const fields = `{"session":${session},"log_id":"${identity.log_id}","behind":${place(placeAt(from))},` +
+      `"held":${held},"before":"${from ? '' : before}"}`
+    const headers = { 'Content-Type': 'application/vnd.taskq.frames', 'Taskq-Append': fields }
+    const answer = await request('POST', '/append', headers, piece)
     if (answer.status === 413 && partBytes > 65536) partBytes = Math.max(partBytes >> 1, 65536)
-    else if (answer.status !== 200) stop(`${path}: ${answer.status} ${answer.text}`)
+    else if (answer.status !== 200) stop(`/append: ${answer.status} ${answer.text}`)
     else if (answer.values.held) held = answer.values.held
     else [from, held] = [end, 0]
   }
@@ -91,7 +87,6 @@ async function parts(path, session, from, to, data, cut, stemAt) {
 
 // -- a session ----------------------------------------------------------------------------------
 
-const log = `/logs/${identity.log_id}`
 const clock = process.env.CLOCK_NS ?? `${BigInt(Date.now()) * 1000000n}`
 const synced = (await post('/sync',
   `{"log_id":"${identity.log_id}","created_ns":${identity.created_ns},` +
@@ -113,14 +108,14 @@ if (at[0] === 0n || (follows && !stands)) from = 0
 else if (!stands) stop('the hub has what does not stand here: nothing was sent, let a person look')
 
 for (let n = from; n < segments.length; n++) {
-  const segment = segments[n], path = `${log}/segments/${nameOf(segment.first)}`, end = ends[n]
+  const segment = segments[n], end = ends[n]
   const begin = stands && n === from ? at[1] : 0
-  const stemOf = (offset) => (offset ? segment.frames.find((frame) => frame.at[1] === offset).at : ends[n - 1])?.[3] ?? 'none'
+  const placeAt = (offset) => segment.frames.find((frame) => frame.at[1] === offset)?.at ?? [segment.first, 0, 0, '']
   const cut = (offset, limit) => {
     const behind = segment.frames.map((frame) => frame.at[1]).filter((place) => place > offset)
     return behind.filter((place) => place <= limit).at(-1) ?? behind[0]
   }
-  await parts(path, session, begin, end[1], segment.data, cut, stemOf)
+  await parts(session, begin, end[1], segment.data, cut, placeAt, ends[n - 1]?.[3] ?? '')
 }
 
 if (down) {

@@ -9,16 +9,27 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
+from uuid import UUID
 
 import pytest
 
 from taskq import TaskLog
 from taskq.core.model import PAYLOAD_BYTES_MAX, State
+from taskq.engine import Border
 from taskq.errors import LogError
 from taskq.log.read.reader import LogReader
 from taskq.log.upkeep.backup import restore
 from taskq_plugins.hub.line import Line
-from taskq_plugins.hub.models import FRAMES, PACKED, PART_BYTES_MAX, SPOKEN, HubError, HubStops
+from taskq_plugins.hub.models import (
+    FRAMES,
+    PACKED,
+    PART_BYTES_MAX,
+    SPOKEN,
+    Append,
+    HubError,
+    HubStops,
+    carried,
+)
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.server import used_bytes
 from taskq_plugins.hub.sync import Verdict, sync
@@ -150,12 +161,11 @@ async def test_a_body_that_would_become_larger_than_it_may_is_not_unpacked(place
     await place.sync()
     before = place.tree()
     bomb = zlib.compress(bytes(20 * PART_BYTES_MAX), 9)
-    headers = {"Content-Type": PACKED, "Taskq-Session": "1", "Upload-Offset": "0"}
-    path = f"/logs/{place.copy.name}/segments/{1:020}"
+    append = Append(1, UUID(place.copy.name), Border(1), b"")
+    method, path, headers, _ = carried(append)
     for body, status in ((bomb, 413), (b"no stream", 400)):
-        refused = await place.ask(
-            "PATCH", path, content=body, headers=headers | {"Taskq-Stem": "none"}
-        )
+        headers["Content-Type"] = PACKED
+        refused = await place.ask(method, path, content=body, headers=headers)
         assert refused.status_code == status
     assert place.tree() == before
 
@@ -217,7 +227,7 @@ async def test_a_device_reads_its_own_logs_and_nothing_else(place: Place) -> Non
     assert place.tree() == before
 
 
-@pytest.mark.parametrize("route", ["/ask", "/gaps", "segments"])
+@pytest.mark.parametrize("route", ["/ask", "/gaps", "/append"])
 async def test_no_route_takes_another_log_or_an_older_session(place: Place, route: str) -> None:
     other = Registry(place.hub).enroll("edge-8")
     await place.write()
@@ -228,11 +238,10 @@ async def test_no_route_takes_another_log_or_an_older_session(place: Place, rout
         "session": 1, "log_id": log_id, "places": [position], "left": position,
         "at": position, "end_lsn": 1, "cause": "",
     }  # fmt: skip
-    headers = {"Taskq-Session": "1", "Upload-Offset": "0", "Taskq-Stem": "none"}
     asked: dict[str, Any] = {"method": "POST", "path": route, "json": values}
-    if route == "segments":
-        path, headers = f"/logs/{log_id}/segments/{1:020}", headers | {"Content-Type": FRAMES}
-        asked = {"method": "PATCH", "path": path, "content": b"frames", "headers": headers}
+    if route == "/append":
+        _, _, headers, data = carried(Append(1, UUID(log_id), Border(1), b"frames"))
+        asked = {"method": "POST", "path": route, "content": data, "headers": headers}
     for token in (other, place.token):
         refused = await place.ask(**asked, token=token)
         assert (refused.status_code, refused.json()["type"]) == (409, "superseded")

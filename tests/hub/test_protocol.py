@@ -92,7 +92,7 @@ async def test_a_second_device_gets_its_jobs(place: Place, url: str) -> None:
 
 _PAGE: Final = (Path(models.__file__).with_name("PROTOCOL.md")).read_text()
 _MESSAGES: Final = [
-    *models.PATHS, models.Append, models.Enrolled, models.CopyEnd,
+    *models.PATHS, models.Enrolled, models.CopyEnd,
     models.PlacesKnown, models.Stored, models.Given, models.HubJob,
 ]  # fmt: skip
 

@@ -22,8 +22,7 @@ FILE: Final = Path(models.__file__).with_name("vectors.json")
 DEVICE: Final = Path(__file__).with_name("device.mjs")
 CLOCK_NS: Final = "1763942400000000000"
 _HEADERS: Final = frozenset({
-    "content-type", "content-length", "taskq-versions", "taskq-session", "upload-offset",
-    "taskq-stem", "taskq-held",
+    "content-type", "content-length", "taskq-versions", "taskq-append",
 })  # fmt: skip
 
 

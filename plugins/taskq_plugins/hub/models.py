@@ -338,16 +338,18 @@ class HubStops(HubError):
 # -- messages in HTTP ------------------------------------------------------------------------------
 
 Carried: TypeAlias = tuple[str, str, dict[str, str], bytes]
-#: Paths of the requests with a JSON body.
+#: Paths of the requests.
 PATHS: Final[dict[type, str]] = {
     Enroll: "/enroll",
     Sync: "/sync",
     Ask: "/ask",
+    Append: "/append",
     Declare: "/gaps",
     Leave: "/leave",
     Question: "/down",
 }
-APPEND: Final = "/logs/{log_id}/segments/{segment}"
+#: Header of an ``Append``: its fields as JSON. The data is the body.
+APPEND: Final = "Taskq-Append"
 ANSWERS: Final[dict[type, Any]] = {
     Sync: CopyEnd,
     Ask: PlacesKnown,
@@ -372,12 +374,9 @@ def carried(asked: Request | Enroll) -> Carried:
     """Return method, path, headers and body of a request."""
     if not isinstance(asked, Append):
         return "POST", PATHS[type(asked)], {"Content-Type": JSON}, as_json(asked)
-    headers = {"Taskq-Session": str(asked.session), "Content-Type": FRAMES}
-    behind, stem = asked.behind, asked.behind.stem.hex() or asked.before
-    headers |= {"Upload-Offset": str(behind.offset), "Taskq-Stem": stem or "none"}
-    headers |= {"Taskq-Held": str(asked.held)} if asked.held else {}
-    path = APPEND.format(log_id=asked.log_id, segment=f"{behind.segment:020d}")
-    return "PATCH", path, headers, asked.data
+    fields: bytes = adapter(Append).dump_json(asked, exclude={"data"})
+    headers = {APPEND: fields.decode(), "Content-Type": FRAMES}
+    return "POST", PATHS[Append], headers, asked.data
 
 
 def understood(

@@ -33,7 +33,7 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
-from taskq.engine import Border, PatientDisk, segment_lsn
+from taskq.engine import PatientDisk
 from taskq.errors import LogError, TaskqError
 from taskq.values import SECOND_NS
 from taskq_plugins.hub import copies, models
@@ -76,6 +76,7 @@ _ENROLL: Final = models.PATHS[models.Enroll]
 _BODY_BYTES_MAX: Final = {
     _ENROLL: models.CODE_BYTES_MAX,
     models.PATHS[models.Question]: models.QUESTION_BYTES_MAX,
+    models.PATHS[models.Append]: models.PART_BYTES_MAX,
 }
 
 
@@ -155,8 +156,7 @@ class Gate:
     async def _bounded(self, request: Request, receive: Receive) -> Receive:
         if request.method in ("GET", "HEAD"):
             return receive
-        default = models.PART_BYTES_MAX if request.method == "PATCH" else models.JSON_BYTES_MAX
-        most = _BODY_BYTES_MAX.get(request.url.path, default)
+        most = _BODY_BYTES_MAX.get(request.url.path, models.JSON_BYTES_MAX)
         length = request.headers.get("content-length", "")
         if not length.isdecimal() or len(length) > _DIGITS_MAX:
             raise HTTPException(411, "a request names its length")
@@ -298,9 +298,7 @@ def _asker(request: Request) -> str:
 
 
 Device = Annotated[str, Depends(_asker)]
-_Digits = Annotated[str, Header(pattern=r"^[0-9]{1,19}$")]
 _Segment = Annotated[str, InPath(pattern=r"^[0-9]{20}$")]
-_Stem = Annotated[str, Header(pattern=r"^(none|[0-9a-f]{112})$")]
 _REFUSED: Final[dict[int | str, dict[str, Any]]] = {
     "default": {"model": models.Refused, "description": "refused"}
 }
@@ -361,7 +359,8 @@ class Server:
             about: dict[str, Any] = {"name": kind.__name__, "description": kind.__doc__}
             answering = self._answering(kind, models.ANSWERS[kind])
             app.post(models.PATHS[kind], dependencies=known, **about)(answering)
-        app.patch(models.APPEND, dependencies=known, openapi_extra=_FRAMES_BODY)(self._append)
+        taking: dict[str, Any] = {"dependencies": known, "openapi_extra": _FRAMES_BODY}
+        app.post(models.PATHS[models.Append], **taking)(self._append)
         for path, read in (
             ("/logs", self._logs), ("/logs/{log_id}/segments/{segment}", self._bytes_of),
         ):  # fmt: skip
@@ -441,24 +440,15 @@ class Server:
         return answered
 
     async def _append(
-        self, request: Request, device: Device, log_id: UUID, segment: _Segment,
-        taskq_session: _Digits, upload_offset: _Digits, taskq_stem: _Stem,
-        taskq_held: _Digits = "0",
-    ) -> models.Stored:  # fmt: skip
+        self, request: Request, device: Device, taskq_append: Annotated[str, Header()]
+    ) -> models.Stored:
         """Append frames."""
         data = await request.body()
 
         def asked() -> Any:
-            lsn = segment_lsn(f"{segment}.log")
-            if lsn is None:
-                raise _not_there()
-            offset, stem = int(upload_offset), taskq_stem.removeprefix("none")
-            before, stem = ("", stem) if offset else (stem, "")
-            return models.adapter(models.Append).validate_python({
-                "session": int(taskq_session), "log_id": log_id,
-                "behind": Border.at_offset(lsn, offset, bytes.fromhex(stem)).as_list(),
-                "data": _unpacked(request, data), "held": int(taskq_held), "before": before,
-            })  # fmt: skip
+            fields = models.adapter(dict).validate_json(taskq_append)
+            fields["data"] = _unpacked(request, data)
+            return models.adapter(models.Append).validate_python(fields)
 
         stored: models.Stored = await self._answer(device, asked)
         return stored

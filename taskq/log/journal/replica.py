@@ -79,17 +79,6 @@ class Border(NamedTuple):
         return border
 
     @classmethod
-    def at_offset(cls, segment: int, offset: int, stem: bytes) -> Border:
-        """Return the border at an offset, after the frame with that header; b"": no frame.
-
-        Raises:
-            ValueError: no such frame ends there.
-        """
-        header = cls(segment, offset, 0, stem).header
-        frame = 0 if header is None else offset - header.size
-        return cls.from_list([segment, offset, frame, stem.hex()])
-
-    @classmethod
     def behind(cls, segment: int, frame: Frame) -> Border:
         """Return the border after a frame."""
         return cls(segment, frame.end, frame.offset, frame.data[frame.at - _FRAME_HEAD : frame.at])
