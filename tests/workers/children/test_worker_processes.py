@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,6 +28,7 @@ from taskq_workers.children import runner
 from taskq_workers.children.runner import ChildPhase, NoChild, ProcessRunner
 from taskq_workers.runs.executors import ExecutorLimits, ThreadRunner
 from taskq_workers.runs.joblogs import LEFT_OUT
+from taskq_workers.runs.system import channel_of
 from tests.effort import within
 from tests.processes.harness import eventually
 from tests.workers import afar_jobs
@@ -170,6 +172,20 @@ async def test_payloads_and_results_larger_than_a_pipe_pass() -> None:
     assert await job.result(SECONDS) == "x" * 100_000
     job = await afar_jobs.mirror.enqueue("y" * 16_000_000)
     assert len(await job.result(SECONDS)) == 16_000_000
+
+
+@pytest.mark.posix("a channel is no number on other systems")
+def test_a_default_time_limit_of_sockets_is_none_of_a_childs_channel() -> None:
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(0.001)
+    try:
+        ours, theirs = socket.socketpair()
+        channel = channel_of(theirs.detach())
+    finally:
+        socket.setdefaulttimeout(before)
+    with ours, channel:
+        assert channel.gettimeout() is None
+        assert os.get_blocking(channel.fileno())
 
 
 @pytest.mark.posix("Python makes a null pointer an error")

@@ -92,8 +92,8 @@ class Child:
             os.close(life_read)
         self._pidfd = -1
         self._reader: threading.Thread | None = None
+        self._channel.setblocking(not system.LOOPS_READ)
         if system.LOOPS_READ:
-            self._channel.setblocking(False)
             loop.add_reader(self._channel, self._on_readable)
         else:
             self._reader = engine.start_thread(self._read_to_the_end, "taskq-read")

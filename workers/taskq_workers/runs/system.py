@@ -210,12 +210,18 @@ def start_frozen(
 
 
 def channel_of(number: int) -> socket.socket:
-    """Return the socket with which this process was started."""
+    """Return the socket with which this process was started, without a time limit.
+
+    ``socket.setdefaulttimeout`` of the app sets one, in its parent or here.
+    """
+    channel: socket.socket
     if not _IS_WINDOWS:
-        return socket.socket(fileno=number)
-    shared: Any = getattr(socket, "fromshare", None)
-    with open(0, "rb", closefd=False) as line:
-        channel: socket.socket = shared(bytes.fromhex(line.readline().decode()))
+        channel = socket.socket(fileno=number)
+    else:
+        shared: Any = getattr(socket, "fromshare", None)
+        with open(0, "rb", closefd=False) as line:
+            channel = shared(bytes.fromhex(line.readline().decode()))
+    channel.settimeout(None)
     return channel
 
 
