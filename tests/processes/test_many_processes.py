@@ -4,6 +4,7 @@ import logging
 import random
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -18,15 +19,16 @@ from taskq.core.model import SECOND_NS, Durability, Extras
 from taskq.core.records import Kind
 from taskq.errors import JobFailed
 from taskq.log.commit import answers as watchers
+from taskq.log.journal.lock import WriterLock
+from taskq.log.machine.disk import LocalDisk
 from taskq.log.machine.ports import INTEREST_GROWTH, INTEREST_OUTCOME, INTEREST_READY
 from taskq.log.machine.threads import Pending
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Item, Outcome, Settlement
 from taskq.log.state.facets import Facets
 from taskq.log.store.store import Store
 from taskq.reading.stream import COMMIT_RECORDS_MAX
-from tests.effort import at_most, grows, some
+from tests.effort import at_most, ended, grows, some
 from tests.processes.harness import (
-    MODES,
     Child,
     Pause,
     eventually,
@@ -37,40 +39,36 @@ from tests.processes.harness import (
     start_worker,
 )
 
-PRODUCERS = 4
-#: The promise on an idle machine; ``-s`` prints the figures.
-LOCK_WAIT_SECONDS = 0.05
-#: Others share the machine: a run that they disturbed is done again.
-RUNS_MAX = 3
-#: The promise on a busy machine: without the turnstile single waits reached 200 ms with four
-#: writers, and whole seconds with more.
-NOISY_LOCK_WAIT_SECONDS = 0.5
 
+@pytest.mark.parametrize("waiting", [1, 3])
+def test_a_busy_process_takes_the_lock_again_only_after_the_next_waiting_one(
+    tmp_path: Path, waiting: int
+) -> None:
+    """Without the turnstile a tight loop kept others out for 200 ms."""
+    busy, taken = WriterLock(LocalDisk(), str(tmp_path), 1), list[str]()
+    others = [WriterLock(LocalDisk(), str(tmp_path), 2 + n) for n in range(waiting)]
 
-def longest_wait(path: Path, durability: Durability) -> float:
-    """Return the longest wait for the lock of producers that are busy together, in seconds."""
-    with ExitStack() as stack:
-        producers = [
-            stack.enter_context(Child("actors.py", "produce_many", path, durability, name, 2_500))
-            for name in range(PRODUCERS)
-        ]
-        for producer in producers:
-            producer.expect("open")
-        for producer in producers:
-            producer.say("go")
-        return max(float(producer.expect("longest")) for producer in producers)
+    def wait_once(lock: WriterLock) -> None:
+        lock.acquire()
+        taken.append("waiting")
+        lock.release()
 
-
-@pytest.mark.parametrize("durability", MODES)
-def test_no_wait_for_the_lock_of_four_is_long(tmp_path: Path, durability: Durability) -> None:
-    """At most 50 ms on a machine of its own; in one of three runs, as others share this one."""
-    longest: list[float] = []
-    while len(longest) < RUNS_MAX and min(longest, default=LOCK_WAIT_SECONDS) >= LOCK_WAIT_SECONDS:
-        longest.append(longest_wait(tmp_path / str(len(longest)), durability))
-    answer = ", ".join(f"{wait * 1e3:.1f} ms" for wait in longest)
-    print(f"longest wait of each run: {answer}")  # noqa: T201 - figures
-    assert min(longest) < at_most(LOCK_WAIT_SECONDS)
-    assert max(longest) < at_most(NOISY_LOCK_WAIT_SECONDS)
+    for _ in range(some(5, 50)):
+        busy.acquire()
+        threads = [threading.Thread(target=wait_once, args=(lock,)) for lock in others]
+        for thread in threads:
+            thread.start()
+        eventually(lambda: all(lock.waiting_since for lock in others))
+        taken.clear()
+        busy.release()
+        busy.acquire()
+        taken.append("busy")
+        busy.release()
+        for thread in threads:
+            ended(thread)
+        assert taken[0] == "waiting"
+    for lock in (busy, *others):
+        lock.close()
 
 
 SLOT = struct.Struct("<QB7x")

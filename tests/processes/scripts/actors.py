@@ -30,8 +30,6 @@ from taskq.log.upkeep import snapshots
 from tests.processes.striker import strike
 
 SPEC = EnqueueSpec()
-PRIORITIES = [EnqueueSpec(priority=priority) for priority in (3, 5, 7)]
-ENQUEUED_AT_A_TIME = 64
 
 
 def tell(text: str) -> None:
@@ -106,26 +104,6 @@ def answer(path: str, *options: str) -> None:
 
 
 # -- many jobs -------------------------------------------------------------------------------------
-
-
-def produce_many(path: str, durability: str, name: str, count: str) -> None:
-    """Enqueue jobs of three priorities once a line comes; print the longest wait for the lock."""
-
-    async def produce(number_of_jobs: int) -> None:
-        port = store.port()
-        for start in range(0, number_of_jobs, ENQUEUED_AT_A_TIME):
-            numbers = range(start, min(start + ENQUEUED_AT_A_TIME, number_of_jobs))
-            bodies = {number: f"{name}:{number}".encode() for number in numbers}
-            sent = [port.enqueue(PRIORITIES[n % 3], body) for n, body in bodies.items()]
-            lsns = await asyncio.gather(*sent)
-            assert lsns == sorted(lsns), "one producer's jobs are numbered in its order"
-
-    store = opened(path, durability)
-    tell("open")
-    sys.stdin.readline()
-    asyncio.run(produce(int(count)))
-    tell(f"longest {store._open.writer.waits.largest / 1e9:.6f}")
-    store.close()
 
 
 def ingest_file(path: str, source: str, milliseconds: str) -> None:
