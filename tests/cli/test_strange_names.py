@@ -230,21 +230,9 @@ def _cut(path: Path, chance: random.Random) -> None:
     path.write_bytes(data[: chance.randrange(len(data) + 1)])
 
 
-def _emptied(path: Path, _: random.Random) -> None:
-    path.write_bytes(b"")
-
-
-def _deep(path: Path, _: random.Random) -> None:
-    path.write_bytes(_DEEP)
-
-
 def _directory(path: Path, _: random.Random) -> None:
     path.unlink()
     path.mkdir()
-
-
-def _gone(path: Path, _: random.Random) -> None:
-    path.unlink()
 
 
 def _renamed(path: Path, chance: random.Random) -> None:
@@ -252,17 +240,12 @@ def _renamed(path: Path, chance: random.Random) -> None:
     path.rename(path.with_name(digits + chance.choice((path.suffix, ".log", ""))))
 
 
-_CHANGES: Final[list[Callable[[Path, random.Random], None]]] = [
-    _garbage, _flipped, _flipped, _cut, _emptied, _deep, _directory, _gone, _renamed,
+_CHANGES: Final[list[tuple[str, Callable[[Path, random.Random], object]]]] = [
+    ("garbage", _garbage), ("flipped", _flipped), ("flipped", _flipped), ("cut", _cut),
+    ("emptied", lambda path, _: path.write_bytes(b"")),
+    ("deep", lambda path, _: path.write_bytes(_DEEP)), ("directory", _directory),
+    ("gone", lambda path, _: path.unlink()), ("renamed", _renamed),
 ]  # fmt: skip
-
-
-def _change_one(path: Path, chance: random.Random) -> str:
-    files = sorted(path for path in path.rglob("*") if path.is_file())
-    chosen = chance.choice(files)
-    change = chance.choice(_CHANGES)
-    change(chosen, chance)
-    return f"{change.__name__} {chosen.relative_to(path)}"
 
 
 def _check_seed(seed: int, sample: Sample, place: Path, commands: int) -> None:
@@ -271,14 +254,16 @@ def _check_seed(seed: int, sample: Sample, place: Path, commands: int) -> None:
     shutil.copytree(sample.path, path)
     if chance.random() < 0.3:
         (path / "failed").write_bytes(b'{"segment": 1, "durable_lsn": 1, "error": "EIO"}')
-    what = _change_one(path, chance)
+    chosen = chance.choice(sorted(path for path in path.rglob("*") if path.is_file()))
+    what, change = chance.choice(_CHANGES)
+    change(chosen, chance)
     job = sample.ids[chance.choice(sorted(sample.ids))]
     try:
         for command in chance.sample(_COMMANDS, commands):
             _look(path, job, command)
         _open(path)
     except Exception as error:
-        error.add_note(f"seed {seed}: {what}")
+        error.add_note(f"seed {seed}: {what} {chosen}")
         raise
 
 

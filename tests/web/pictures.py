@@ -52,17 +52,16 @@ def main() -> None:
         folder = Path(tempfile.gettempdir()) / "shop"
         folder.mkdir()
         stack.callback(shutil.rmtree, folder)
-        for name in ("shop.py", "past.py"):
-            shutil.copy(HERE / name, folder)
+        shutil.copy(HERE / "shop.py", folder)
         data = folder / "data"
         os.environ["TASKQ_DATA_DIR"] = str(data)
         run: Callable[..., Any] = subprocess.run
-        for name in ("past.py", "shop.py"):
-            run([sys.executable, name], check=True, cwd=folder)
-        words = (sys.executable, "-m", "taskq")
+        for words in (["shop.py", "past"], ["shop.py"]):
+            run([sys.executable, *words], check=True, cwd=folder)
+        command = (sys.executable, "-m", "taskq")
         with (
-            Child(*words, "worker", "shop:app", "-c", 6, cwd=folder) as worker,
-            Child(*words, "web", data, "--allow-actions") as web,
+            Child(*command, "worker", "shop:app", "-c", 6, cwd=folder) as worker,
+            Child(*command, "web", data, "--allow-actions") as web,
             sync_playwright() as playwright,
         ):
             worker.expect("  ready")
@@ -78,7 +77,7 @@ def main() -> None:
             page.wait_for_selector("h1")
             save("job", page.screenshot())
             top = run(
-                [*words, "top", data, "--once"], check=True, capture_output=True, text=True,
+                [*command, "top", data, "--once"], check=True, capture_output=True, text=True,
                 env={**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(TOP_COLUMNS)},
             )  # fmt: skip
             terminal = browser.new_page(viewport={"width": 960, "height": 540})

@@ -1,14 +1,19 @@
-"""A shop's jobs, some of which fail: what the tests in a browser and the pictures look at.
+"""A shop's jobs, some of which fail, for the pictures; with ``past`` an hour that has passed.
 
 ``TASKQ_DATA_DIR`` is the log; no mail is sent before there is a file ``…mail-is-up`` beside it.
 """
 
 import asyncio
 import logging
+import random
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 from taskq import TaskQ, chain, chord, progress, retry
 from taskq.conditions import condition
+from taskq.testing import TravelClock, use_clock
 
 app = TaskQ(durability="os")
 app.breaker("payments", failures=3, pause="1h", pause_max="1h")
@@ -101,5 +106,36 @@ async def fill() -> None:
         await app.enqueue_by_name("invoices.print", number=4711)
 
 
+async def live(minutes: int = 60) -> None:
+    """Let each minute pass with jobs of its own, and two that are busier."""
+    chance, clock = random.Random(7), TravelClock(time.time() - minutes * 60)
+    past = TaskQ(app.data_dir, durability="os", name="shop")
+    use_clock(past, clock)
+
+    def task(name: str, seconds: float, fails: float, error: Exception, **options: Any) -> Any:
+        def work(**_given: Any) -> None:
+            clock.advance(chance.uniform(seconds / 5, seconds))
+            if chance.random() < fails:
+                raise error
+
+        return past.task(name=name, queue=name.partition(".")[0], **{"retry": 1, **options})(work)
+
+    away = ConnectionError("the mail server is away")
+    mail = task("mail.send", 0.4, 0.06, away, retry=retry.fixed(2, 0))
+    page = task("pages.fetch", 1.5, 0.05, TimeoutError("no answer in 30 s"))
+    invalid = ValueError("invalid literal for int() with base 10: 'many'")
+    row = task("orders.import", 0.05, 0.04, invalid)
+    async with past:
+        for minute in range(minutes):
+            begun_ns, many = clock.wall_ns(), 10 + 20 * (25 < minute < 33) + chance.randrange(10)
+            to = "customer{}@example.org".format
+            calls = [mail.call(to=to(n), subject="Your order") for n in range(many)]
+            calls += [page.call(url=f"https://{n}.example") for n in range(many // 3)]
+            calls += [row.call(row={"quantity": n}) for n in range(many // 4)]
+            await past.enqueue_many(calls)
+            await past.worker(burst=True, concurrency=1).run()
+            clock.advance(max(60 - (clock.wall_ns() - begun_ns) / 1e9, 0))
+
+
 if __name__ == "__main__":
-    asyncio.run(fill())
+    asyncio.run(live() if sys.argv[1:] == ["past"] else fill())

@@ -133,11 +133,6 @@ def parent(*, fails: bool) -> str:
     return "enqueued"
 
 
-@app.task(runs_in="process")
-def mirror(data: str) -> str:
-    return data
-
-
 @app.task(runs_in="process", retry=ONCE)
 def dies(how: str) -> str:
     if current_job().attempt == 2:
@@ -156,11 +151,14 @@ def waits_for(path: str) -> int:
     return os.getpid()
 
 
-@app.task(runs_in="process", retry=1)
-def lasts(path: str) -> None:
-    """Prints its process, and never ends."""
+def last(path: str) -> None:
+    """Write the process's number, and never end."""
     Path(path).write_text(str(os.getpid()), encoding="ascii")
     threading.Event().wait()
+
+
+lasts = app.task(name="lasts", runs_in="process", retry=1)(last)
+hangs = app.task(name="hangs", runs_in="process", timeout=0.3, retry=1)(last)
 
 
 @app.task(runs_in="process", retry=1)
@@ -170,13 +168,6 @@ def leaves_one(path: str) -> None:
         Path(path).write_text(str(pid), encoding="ascii")
         os._exit(1)
     threading.Event().wait()
-
-
-@app.task(runs_in="process", timeout=0.3, retry=1)
-def hangs(path: str) -> None:
-    Path(path).write_text(str(os.getpid()), encoding="ascii")
-    while True:
-        threading.Event().wait()
 
 
 def one() -> int:

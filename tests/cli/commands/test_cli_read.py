@@ -154,6 +154,15 @@ def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+def ended(process: subprocess.Popen[str], code: int) -> None:
+    """Press Ctrl-C for the code 130; the process ends with its code and no complaint."""
+    if code == 130:
+        process.send_signal(signal.SIGINT)
+    assert process.wait(SECONDS) == code
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+
+
 def line_of(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().rstrip("\n")
@@ -179,10 +188,7 @@ def test_tail_f_goes_on_with_what_is_written(tmp_path: Path) -> None:
             assert line_of(process).endswith(f"enqueued   {job}  q{number}")
         assert sorted((tailed / "owners").iterdir()) == owners
         assert not (tailed / "readers").exists()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(SECONDS) == 130
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
+        ended(process, 130)
     assert first
 
 
@@ -207,9 +213,7 @@ def test_tail_f_ends_when_nobody_reads_it_any_more(tmp_path: Path) -> None:
         os.close(write)
         assert os.read(read, 100)
         os.close(read)
-        assert process.wait(SECONDS) == 141
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
+        ended(process, 141)
 
 
 def test_tail_under_a_name_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -224,10 +228,7 @@ def test_tail_under_a_name_goes_on_where_it_stopped(tmp_path: Path) -> None:
         second = taskq("tail", "-d", tailed, "--reader", "billing")
         assert second.exit_code == 1
         assert f"process {process.pid} reads under the name 'billing'" in second.stderr
-        process.send_signal(signal.SIGINT)
-        assert process.wait(SECONDS) == 130
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
+        ended(process, 130)
     assert taskq("tail", "-d", tailed, "--reader", "a/b").exit_code == 2
 
 

@@ -20,7 +20,7 @@ from taskq_workers import pool
 from taskq_workers.events import JobEnd, JobFinished
 from taskq_workers.process.reporting import LINES_PER_SECOND_MAX, LineReporter, Style, style_for
 from taskq_workers.process.supervisor import Notifier
-from tests.processes.harness import SCRIPTS, Child
+from tests.processes.harness import start_worker
 from tests.programs import run_python, run_taskq
 from tests.workers.conftest import Listen
 
@@ -80,6 +80,7 @@ def test_an_output_whose_reader_went_away_stops_nothing_and_is_written_to_once()
     reporter.open(["more"])
     reporter(event())
     reporter.close()
+    assert reporter._thread is not None
     assert not reporter._thread.is_alive()
     assert tries == ["the banner\n"]
 
@@ -208,11 +209,6 @@ def told(manager: socket.socket, word: str) -> list[str]:
             return lines
 
 
-def start_worker(path: Path, *options: object) -> Child:
-    command = ("-m", "taskq", "worker", "jobs:app", "-d", path / "data", *options)
-    return Child(sys.executable, *command, cwd=SCRIPTS)
-
-
 @pytest.mark.parametrize("options", [(), ("--processes", 1)])
 def test_a_worker_notifies_systemd_of_ready_reloading_and_stopping(
     tmp_path: Path, manager: socket.socket, monkeypatch: pytest.MonkeyPatch,
@@ -220,7 +216,7 @@ def test_a_worker_notifies_systemd_of_ready_reloading_and_stopping(
 ) -> None:  # fmt: skip
     """And that it lives, as often as the watchdog wants; a guard reloads, too."""
     monkeypatch.setenv("WATCHDOG_USEC", "100000")
-    with start_worker(tmp_path, *options) as worker:
+    with start_worker(tmp_path / "data", *options) as worker:
         assert told(manager, "READY=1")[1].startswith("STATUS=")
         for _ in range(5):
             told(manager, "WATCHDOG=1")

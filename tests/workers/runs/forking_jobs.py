@@ -5,6 +5,7 @@ import os
 import sys
 
 from taskq import TaskQ
+from tests.workers.afar_jobs import on_all
 
 app = TaskQ(sys.argv[1] if len(sys.argv) > 1 else "unused", durability="os")
 
@@ -14,29 +15,21 @@ def fork() -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else 99
 
 
-@app.task
-async def on_loop() -> int:
-    return fork()
-
-
-@app.task
-async def that_waits() -> int:
+async def fork_and_wait() -> int:
     code = fork()
     await asyncio.sleep(0)
     return code
 
 
-@app.task
-def in_thread() -> int:
+@app.task(name="forks at once")
+async def at_once() -> int:
     return fork()
 
 
-@app.task(runs_in="process")
-def in_process() -> int:
-    return fork()
+FORKS = [at_once, *on_all(app, "forks", fork, fork_and_wait).values()]
 
 
-@app.task
+@app.task(name="plain")
 async def plain() -> int:
     os.write(1, b"plain ran\n")
     return 0

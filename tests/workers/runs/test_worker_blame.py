@@ -247,16 +247,15 @@ async def test_workers_that_take_turns_on_a_loop_leave_nothing_on_it(app: TaskQ)
 
 @pytest.mark.posix("forks")
 def test_a_forked_child_that_comes_back_ends_and_says_so(tmp_path: Path) -> None:
-    tasks = ["on_loop", "plain", "that_waits", "plain", "in_thread", "plain", "in_process", "plain"]
-    names = [f"{forking_jobs.__name__}.{task}" for task in tasks]
+    names = [name for task in forking_jobs.FORKS for name in (task.name, "plain")]
     with TaskQ(tmp_path, durability="os") as app:
         jobs = [app.enqueue_by_name_sync(name) for name in names]
         done = run_python("-W", "ignore", "-m", forking_jobs.__name__, tmp_path)
         assert done.returncode == 0, done.stderr
-        assert [job.result_sync(1) for job in jobs] == [1, 0] * 4
+        assert [job.result_sync(1) for job in jobs] == [1, 0] * len(forking_jobs.FORKS)
     for job, name in zip(jobs[::2], names[::2], strict=True):
         assert f"taskq: job {job.id} ({name}) forked, and its child came back" in done.stderr
-    assert done.stdout == "plain ran\n" * 4
+    assert done.stdout == "plain ran\n" * len(forking_jobs.FORKS)
 
 
 class Odd(Exception):

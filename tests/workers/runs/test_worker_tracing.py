@@ -298,30 +298,9 @@ def test_code_without_a_loop_is_traced_as_well(app: TaskQ, traces: Traces) -> No
     assert traces.names() == ["process default"] * 3 + ["send default"] * 2
 
 
-UNTRACED = """
+PROGRAM = """
 import asyncio, json, sys
 from taskq import TaskQ
-
-app = TaskQ(sys.argv[1])
-
-@app.task
-async def add(a: int, b: int) -> int:
-    return a + b
-
-async def main():
-    async with app, app.worker():
-        job = await add.enqueue(1, 2)
-        assert await job.result(timeout=20) == 3
-        return (await job.view()).headers
-
-headers = asyncio.run(main())
-print(json.dumps([headers, [name for name in sys.modules if name.startswith("opentelemetry")]]))
-"""
-TRACED = """
-import asyncio, sys
-from taskq import TaskQ
-from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
 
 app = TaskQ(sys.argv[1])
 
@@ -329,30 +308,28 @@ app = TaskQ(sys.argv[1])
 async def work() -> None: ...
 
 async def main():
+    if sys.argv[2] != "nothing":
+        from opentelemetry import trace
     if sys.argv[2] == "sdk":
+        from opentelemetry.sdk.trace import TracerProvider
         trace.set_tracer_provider(TracerProvider())
     jobs = [await work.enqueue(), await work.enqueue()]
     await app.close()
-    await app.open()
-    return [sorted((await job.view()).headers) for job in jobs]
+    async with app, app.worker():
+        await jobs[0].result(timeout=20)
+        return [sorted((await job.view()).headers) for job in jobs]
 
-print(asyncio.run(main()))
+headers = asyncio.run(main())
+print(json.dumps([headers, any(name.startswith("opentelemetry") for name in sys.modules)]))
 """
 
 
-def run(program: str, *arguments: object) -> str:
-    done = run_python("-c", program, *map(str, arguments))
+@pytest.mark.parametrize("has", ["nothing", "api", "sdk"])
+def test_a_program_is_traced_from_its_first_enqueue_if_it_has_set_a_provider(
+    tmp_path: Path, has: str
+) -> None:
+    """Without one no header is written, and nothing of the API imported."""
+    done = run_python("-c", PROGRAM, tmp_path / "data", has)
     assert not done.returncode, done.stderr
-    return done.stdout.strip()
-
-
-def test_without_a_provider_nothing_is_imported_and_no_header_written(tmp_path: Path) -> None:
-    assert json.loads(run(UNTRACED, tmp_path / "data")) == [{}, []]
-
-
-def test_a_provider_that_was_set_is_found_at_the_first_enqueue(tmp_path: Path) -> None:
-    assert run(TRACED, tmp_path / "one", "sdk") == "[['traceparent'], ['traceparent']]"
-
-
-def test_an_api_without_an_sdk_traces_nothing(tmp_path: Path) -> None:
-    assert run(TRACED, tmp_path / "two", "none") == "[[], []]"
+    headers = ["traceparent"] if has == "sdk" else []
+    assert json.loads(done.stdout) == [[headers] * 2, has != "nothing"]
