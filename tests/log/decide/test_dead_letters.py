@@ -345,8 +345,9 @@ def test_a_queue_may_keep_more_or_less_than_its_log_and_is_counted_by_itself() -
     tend(process)
     assert left(process) == [*mail[1:], sync[1], *other]
     world.clock.advance(2 * HOUR)
+    late = dead_letters(process, 1, "other")
     tend(process)
-    assert left(process) == [sync[1]]
+    assert left(process) == [sync[1], *late], "one that goes for its age counts no more"
     world.clock.advance(9 * HOUR)
     tend(process)
     assert left(process) == []
