@@ -45,6 +45,8 @@ def test_a_flow_of_two_apps_is_refused_unless_one_is_named(app: TaskQ, tmp_path:
         assert len(app.enqueue_flow_sync(flow).jobs) == 2
         shared = chain(ours.call(1), twin.task(name="theirs")(increment).step())
         assert len(shared.enqueue_sync().jobs) == 2
+        named = chain(app.call_by_name("of no app"), ours.call(1))
+        assert len(named.enqueue_sync().jobs) == 2
 
 
 def test_missing_arguments_of_a_schedule_are_reported_with_its_name(app: TaskQ) -> None:
