@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskq import TaskQ, chain, durable, retry
+from taskq.core.model import State
+from taskq.core.views import AttemptView, JobView
 from taskq.log.read.reader import LogReader
-from taskq_plugins.looks.reading import graph_of, lay_out
+from taskq_plugins.looks.reading import bars_of, graph_of, lay_out
 from tests.web.browser import browser, program
 from tests.web.test_web_api import get
 from tests.web.test_web_pages import shown
@@ -57,6 +59,15 @@ def test_a_line_joins_the_right_edge_of_a_box_to_the_left_edge_of_the_next(tmp_p
     assert graph is not None
     (first, second), (line,) = sorted(graph.nodes, key=lambda node: node.x), graph.lines
     assert line[::2] == (first.x + 200, second.x)
+
+
+def test_a_job_of_one_moment_has_a_bar() -> None:
+    attempt = AttemptView(number=1, owner=7, started_ns=7, ended_ns=7, outcome="succeeded")
+    job = JobView(
+        lsn=1, job_id="a-1", queue="mail", task="send", priority=5, state=State.SUCCEEDED,
+        attempt=1, attempts_max=1, enqueued_ns=7, settled_ns=7, attempts=(attempt,),
+    )  # fmt: skip
+    assert [bar.width > 0 for bar in bars_of(job, 9)] == [True]
 
 
 async def test_steps_have_state_times_attempt_and_value(tmp_path: Path) -> None:
