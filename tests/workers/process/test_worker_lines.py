@@ -67,6 +67,17 @@ def test_a_flood_is_summed_up_and_a_stuck_output_holds_nobody_up() -> None:
     assert lines[-1] == "… 9 800 jobs succeeded"
 
 
+def test_a_line_of_a_job_is_printed_at_once() -> None:
+    output = Gate()
+    reporter = LineReporter(output, PLAIN)
+    reporter.open(["the banner"])
+    assert output.entered.wait(30)
+    output.entered.clear()
+    reporter(event())
+    assert output.entered.wait(30)
+    reporter.close()
+
+
 def test_an_output_whose_reader_went_away_stops_nothing_and_is_written_to_once() -> None:
     tries: list[str] = []
 
