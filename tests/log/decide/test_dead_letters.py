@@ -337,7 +337,9 @@ def test_letters_go_when_they_are_dead_for_too_long() -> None:
 
 def test_a_queue_may_keep_more_or_less_than_its_log_and_is_counted_by_itself() -> None:
     policies = {"mail": QueuePolicy(dead_max=4), "sync": QueuePolicy(keep_dead_seconds=10 * HOUR)}
+    policies["none"] = QueuePolicy(dead_max=0)
     world, process = world_with(keep_dead_seconds=HOUR, dead_max=2, queues=policies)
+    dead_letters(process, 1, "none")
     mail = dead_letters(process, 5, "mail")
     sync = dead_letters(process, 2, "sync")
     world.clock.advance(1)
