@@ -482,6 +482,7 @@ def test_a_quantile_is_at_most_an_eighth_beside_the_true_one(
     rank = max(-int(-share * len(values) // 1), 1)
     true = sorted(values)[rank - 1]
     assert _histogram(values).quantile(share) == pytest.approx(true, rel=0.125)
+    assert _histogram(values).total == sum(values)
 
 
 @pytest.mark.parametrize("code", [5, 32, 33])
