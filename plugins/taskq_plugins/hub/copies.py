@@ -9,7 +9,6 @@ import logging
 import random
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from itertools import islice, pairwise
 from pathlib import Path
@@ -922,7 +921,7 @@ class Copies:
         ends = [copy.at, *(other.last_of(copy.identity) for other in kin)]
         last = max(ends, key=lambda end: end.next_lsn)
         has_end = not end.segment or copy.has(end) or any(other.has(end) for other in kin)
-        safe = copy.safe(time.time_ns() - asked.grace_seconds * SECOND_NS)
+        safe = copy.safe(self._registry.now_ns() - asked.grace_seconds * SECOND_NS)
         return models.CopyEnd(
             session, copy.at, has_end, copy.begins, safe, copy.lacks,
             models.NOWHERE if last is copy.at else last,

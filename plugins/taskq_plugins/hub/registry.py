@@ -250,16 +250,20 @@ class Registry:
         with self._changed(self.known(device)) as facts:
             facts["groups"] = sorted({*map(str, facts.get("groups", ())), group})
 
-    def upkeep_ns(self) -> int:
-        """Return the moment of an upkeep: now, but at most a day after the latest, 0 at first.
+    def now_ns(self) -> int:
+        """Return the time, but at most a day after the latest upkeep.
 
         A clock that is years ahead for an hour makes no file years older.
         """
-        hint, now_ns = Hint(self, "", _UPKEEP), time.time_ns()
-        latest_ns = hint.read()
-        moment_ns = min(now_ns, (latest_ns or now_ns) + _DAY_NS)
-        hint.write(max(moment_ns, latest_ns or 0))
-        return moment_ns if latest_ns else 0
+        latest_ns = Hint(self, "", _UPKEEP).read() or time.time_ns()
+        return min(time.time_ns(), latest_ns + _DAY_NS)
+
+    def upkeep_ns(self) -> int:
+        """Note an upkeep; return its time, 0 for the first one: it removes nothing."""
+        hint, now_ns = Hint(self, "", _UPKEEP), self.now_ns()
+        latest_ns = hint.read() or 0
+        hint.write(max(now_ns, latest_ns))
+        return now_ns if latest_ns else 0
 
     # -- hints ------------------------------------------------------------------------------------
 
