@@ -76,7 +76,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
     mark = item.get_closest_marker("timeout")
     limit = float(mark.args[0] if mark is not None else item.config.getini("timeout"))
     stderr = item.config.stash[_STDERR]
-    faulthandler.dump_traceback_later(limit + HANG_SECONDS, exit=True, file=stderr)
+
+    def begin() -> None:
+        faulthandler.dump_traceback_later(limit + HANG_SECONDS, exit=True, file=stderr)
+        if hasattr(signal, "setitimer") and signal.getitimer(signal.ITIMER_REAL)[0]:
+            signal.setitimer(signal.ITIMER_REAL, limit)
+
+    run.begin_limit = begin
+    begin()
     try:
         return (yield)
     finally:

@@ -7,16 +7,21 @@ which include each test with the mark ``grows``, it looks at all cases.
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Final
 
 import pytest
 
 
 class _Run:
-    """This run of pytest; ``tortures`` is known before the first test is imported."""
+    """This run of pytest; ``tortures`` is known before the first test is imported.
+
+    ``begin_limit`` begins the time limit of the running test again: a test of many programs hangs
+    if one of them does.
+    """
 
     tortures = False
+    begin_limit: Callable[[], object] = staticmethod(lambda: None)
 
 
 run: Final = _Run()

@@ -15,6 +15,8 @@ from typing import Final, NamedTuple
 
 import pytest
 
+from tests.effort import run
+
 _END: Final = "<end of what was typed>"
 _BLOCK: Final = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -80,6 +82,7 @@ class Shell:
         lines: list[str] = []
         for line in self._process.stdout:
             if line.startswith(_END):
+                run.begin_limit()
                 code = line.split()[-1]
                 shown = "\n".join(lines).rstrip("\n")
                 return shown if code == "0" else f"{shown}\n[{code}]".lstrip("\n")
