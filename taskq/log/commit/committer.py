@@ -35,7 +35,7 @@ from taskq.log.decide.context import Batch, BatchNeeds
 from taskq.log.decide.operations import Operations
 from taskq.log.format import codec
 from taskq.log.journal.journal import Journal
-from taskq.log.machine.ports import INTEREST_GROWTH, Peers
+from taskq.log.machine.ports import INTEREST_GROWTH, Clock, Peers
 from taskq.log.machine.threads import Reporter
 from taskq.log.read.gauges import Gauges
 from taskq.log.requests import ClaimRequest, Op, Request, Trait, ops_that
@@ -44,6 +44,42 @@ from taskq.log.state.facets import Facets, LogView
 
 #: Interval of a claimer's checks of other owners: a killed worker's jobs run again in a second.
 CHECK_NS: Final = 250_000_000
+
+
+#: A clock ahead of the log's time is believed for removals after it has stood for this time.
+_SETTLED_NS: Final = 3_600 * SECOND_NS
+#: Smallest step of the clock; and smallest rest of a log after which its clock may be wrong.
+_STEP_NS: Final = 5 * SECOND_NS
+_REST_NS: Final = 365 * 86_400 * SECOND_NS
+
+
+class Calendar:
+    """Wall time for removals by age, which nothing undoes.
+
+    A clock may be years ahead until a time server corrects it. So a step ahead counts only once the
+    clock has stood there for an hour, and so does an opening a year after the last record. A person
+    who asks for a compaction believes the clock.
+    """
+
+    def __init__(self, clock: Clock, last_ns: int) -> None:
+        self._clock = clock
+        wall, steady = clock.wall_ns(), clock.steady_ns()
+        #: wall time less the steady clock: the believed one, and the present one since a moment
+        self._base_ns = (last_ns if 0 < last_ns < wall - _REST_NS else wall) - steady
+        self._ahead_ns, self._since_ns = wall - steady, steady
+
+    def believe(self) -> None:
+        self._base_ns = self._clock.wall_ns() - self._clock.steady_ns()
+
+    def now_ns(self) -> int:
+        wall, steady = self._clock.wall_ns(), self._clock.steady_ns()
+        base = wall - steady
+        if abs(base - self._ahead_ns) > _STEP_NS:
+            self._since_ns = steady
+        self._ahead_ns = base
+        if base <= self._base_ns + _STEP_NS or steady >= self._since_ns + _SETTLED_NS:
+            self._base_ns = base
+        return steady + self._base_ns
 
 
 class OtherOwners:
@@ -163,6 +199,7 @@ class Committer:
         self.owners: OtherOwners = OtherOwners(self.facets, peers)
         self.room: Room = Room(journal.disk, journal.clock, journal.path, config)
         self.gauges: Gauges = Gauges(journal)
+        self.calendar: Calendar = Calendar(journal.clock, journal.time_ns)
         #: jobs of dead owners that were given back or ended
         self.taken_back: int = 0
         #: the end of the log that waiters have seen

@@ -218,7 +218,7 @@ def purge_steps(committer: committer.Committer, port: compaction.InnerPort) -> c
     policy = DeadPolicy(committer.config)
     again = bool(policy)
     while again:
-        now_ns = committer.journal.clock.wall_ns()
+        now_ns = committer.calendar.now_ns()
         overdue = overdue_dead(committer.facets, now_ns, policy)
         while True:
             try:

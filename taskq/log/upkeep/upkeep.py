@@ -230,6 +230,7 @@ class Upkeep:
         journal.refresh()
         self._committer.facets.catch_up()
         self._committer.facets.need_agenda()
+        self._committer.calendar.believe()
         report = Report(dry_run=order.dry_run, by_hand=True)
         yield from self._tidy(order.keep_seconds, report)
         return report.made()
@@ -311,7 +312,7 @@ class Upkeep:
         while True:
             candidate = retention.due(
                 journal,
-                journal.clock.wall_ns(),
+                self._committer.calendar.now_ns(),
                 is_pressed=self._lacks_room(goes_on=goes_on),
                 keep_seconds=keep_seconds,
                 goal=goal,
@@ -343,7 +344,7 @@ class Upkeep:
         """Return the last segment past its time with an ended job; 0: none goes for its age."""
         journal = self._journal
         journal.files.refresh()
-        now_ns = journal.clock.wall_ns()
+        now_ns = self._committer.calendar.now_ns()
         retained = self._retained(keep_seconds)
         for segment in reversed(retention.past(journal, keep_seconds, now_ns)):
             yield from self._endings.steps(segment, retained.own_keep_ns)
@@ -354,7 +355,7 @@ class Upkeep:
     def _last_due(self, keep_seconds: float | None) -> Generator[None, None, retention.Due | None]:
         journal, endings = self._journal, self._endings
         journal.refresh()
-        now_ns = journal.clock.wall_ns()
+        now_ns = self._committer.calendar.now_ns()
         is_pressed = self._lacks_room()
         candidate = retention.last_due(
             journal, now_ns, is_pressed=is_pressed, keep_seconds=keep_seconds
@@ -422,7 +423,7 @@ class Upkeep:
             self._committer,
             keep_seconds=keep_seconds,
             drops_finished=drops_finished,
-            now_ns=self._journal.clock.wall_ns(),
+            now_ns=self._committer.calendar.now_ns(),
         )
 
     def _drop(self) -> Generator[compaction.InnerRequest | None, None, int]:

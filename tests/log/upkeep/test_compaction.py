@@ -73,6 +73,35 @@ def test_time_counts_from_the_end_of_a_job() -> None:
     assert world.view(slow) is None
 
 
+@pytest.mark.parametrize("reboots", [False, True])
+def test_a_clock_years_ahead_removes_no_ended_job_until_it_has_stood_for_an_hour(
+    reboots: bool,
+) -> None:
+    world, process = world_of(keeping(keep_seconds=7 * DAY, keep_dead_seconds=7 * DAY))
+    jobs = [process.enqueue(b"done"), process.enqueue(b"dead")]
+    for delivery, kind in zip(process.claim(2), (Kind.SUCCEEDED, Kind.DEAD), strict=True):
+        process.settle(delivery, kind)
+    grown(process, 2)
+
+    def removed(seconds: float) -> list[bool]:
+        world.clock.advance(seconds)
+        tend(process)
+        return [world.view(job) is None for job in jobs]
+
+    if reboots:
+        process.close()
+        world.everyone_is_gone(10 * 365 * DAY)
+        process = world.process()
+    else:
+        world.clock.step(10 * 365 * DAY)
+    assert removed(1) == removed(HOUR // 2) == [False, False]
+    world.clock.step(-10 * 365 * DAY)
+    assert removed(1) == removed(2 * HOUR) == [False, False]
+    world.clock.step(10 * 365 * DAY)
+    assert removed(1) == [False, False]
+    assert removed(HOUR) == [True, True]
+
+
 def test_a_segment_that_is_needed_for_the_most_part_stays_until_the_log_has_grown() -> None:
     world, process = world_of(SMALL)
     while len(world.segments()) < 6:
