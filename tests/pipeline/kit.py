@@ -16,7 +16,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes
 from pyspark.sql.types import StructType
@@ -478,13 +478,7 @@ def sink(
 
 
 def enqueued(data_dir: Path) -> list[bytes]:
-    journal = open_journal(str(data_dir))
-    try:
-        return [
-            entry.data[_LENGTH:-_CRC] for entry in entries(journal) if entry.type == Kind.ENQUEUED
-        ]
-    finally:
-        journal.close()
+    return [job.data[_LENGTH:-_CRC] for job in jobs(data_dir)]
 
 
 def jobs(data_dir: Path) -> list[Record]:
@@ -512,17 +506,11 @@ def rows_read(
     """Return what all partitions hold; each goes through pickle, as to another process."""
     rows: list[Row] = []
     for load in pickle.loads(pickle.dumps(partitions)):  # noqa: S301 - our own bytes
-        for batch in batches_of(pickle.loads(pickle.dumps(reader)), load):  # noqa: S301 - likewise
+        batches: Any = pickle.loads(pickle.dumps(reader)).read(load)  # noqa: S301 - likewise
+        for batch in batches:
             assert batch.schema.equals(schema)
             rows += batch.to_pylist()
     return rows
-
-
-def batches_of(
-    reader: DataSourceReader | DataSourceStreamReader, partition: InputPartition
-) -> list[pa.RecordBatch]:
-    result: list[Any] = list(reader.read(partition))
-    return result
 
 
 def read_batch(path: Path, *columns: str, **options: object) -> list[Row]:

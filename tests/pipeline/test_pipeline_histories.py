@@ -29,6 +29,8 @@ from tests.effort import grows, some, spread
 from tests.fleet.made_logs import SECOND, MadeLog, claimed, damage, enqueued, succeeded
 from tests.pipeline import kit, plain
 
+#: Lakes wait for the disk, which other tests may keep busy.
+pytestmark = pytest.mark.timeout(240)
 BASE = ("records", "jobs", "attempts", "_open")
 UNLIMITED = 2**62
 
