@@ -125,6 +125,11 @@ def test_segments_are_listed_with_size_and_epoch_and_leftovers_are_not(tmp_path:
     result = inventory.segments(log)
     assert [(item.first_lsn, item.epoch) for item in result] == [(1, 11), (2 + SKIP, 12)]
     assert [item.size_bytes for item in result] == [place.end for place in made.frames]
+    made.rotate()
+    whole = made.file.read_bytes()
+    for data, count in ((whole[:20], 2), (whole, 3)):
+        made.file.write_bytes(data)
+        assert len(inventory.segments(log)) == count
 
 
 def test_a_segment_of_a_newer_format_is_named(tmp_path: Path) -> None:

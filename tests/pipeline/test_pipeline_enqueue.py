@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from pyarrow import parquet
 
 from taskq.cli.main import main
 from taskq.core.records import Flag
-from taskq_plugins.spark import bulk_files
+from taskq_plugins.spark import bulk_command, bulk_files
 from tests.pipeline import kit
 from tests.pipeline.kit import fill, jobs
 from tests.programs import run_python
@@ -141,6 +142,16 @@ def test_a_changing_type_in_a_csv_names_the_remedy(
     assert failed.exit_code == 1
     assert "does not read after row" in failed.output
     assert "name it with --text" in failed.output
+    assert not list(tmp_path.glob("data/uploads/**/*.*"))
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_enqueued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = count()
+    monkeypatch.setattr(bulk_command, "_version", lambda _: next(versions))
+    failed = enqueue(write(tmp_path / "rows.csv"))
+    assert (failed.exit_code, "was changed while it was read" in failed.output) == (1, True)
     assert not list(tmp_path.glob("data/uploads/**/*.*"))
 
 

@@ -8,7 +8,6 @@ import random
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -125,9 +124,9 @@ class Fleet:
                 return
         del jobs[job]
 
-    def live_on(self, read: Callable[[int], object]) -> None:
+    def live_on(self, acts: int, read: Callable[[int], object]) -> None:
         """Let some time pass; ``read`` gets a limit of bytes now and then."""
-        for _ in range(self.chance.randint(10, 40)):
+        for _ in range(acts):
             self.act()
             if self.chance.randrange(6) == 0:
                 read(self.chance.choice([1, 300, 4000]))
@@ -147,8 +146,12 @@ class Fleet:
 
     def compact(self, made: MadeLog, read: Mapping[str, int]) -> None:
         """Remove the first segments of a log, as far as they were read."""
-        for segment, after in pairwise(sorted((made.path / "log").iterdir())):
-            if read.get(str(made.owner(int(segment.stem))), 0) < int(after.stem):
+        ends = {(log.log_id, frame.segment): frame.next_lsn
+                for log in self.made for frame in log.frames}  # fmt: skip
+        for segment in sorted((made.path / "log").iterdir())[:-1]:
+            lsn = int(segment.stem)
+            owner = made.owner(lsn)
+            if read.get(str(owner), 0) < ends.get((owner, lsn), 0):
                 break
             segment.unlink()
 
@@ -167,28 +170,33 @@ class Fleet:
 
 
 @grows
-@pytest.mark.parametrize("seed", range(some(20, of=300)))
+@pytest.mark.parametrize("seed", range(some(12, of=200)))
 def test_rows_depend_neither_on_sizes_nor_on_moments(tmp_path: Path, seed: int) -> None:
     """By the planner and the fold alone, without a lake."""
     fleet = Fleet(tmp_path, random.Random(seed))
     now_and_then, at_once = kit.Follower(tmp_path / "hub"), kit.Follower(tmp_path / "hub")
 
     def read(max_bytes: int) -> None:
+        ends = {log_id: end.lsn for log_id, end in now_and_then.at.items()}
+        fleet.compact(fleet.chance.choice(fleet.live), ends)
         at_once.drain()
         now_and_then.drain(max_bytes)
-        if fleet.chance.randrange(2):
-            ends = {log_id: end.lsn for log_id, end in now_and_then.at.items()}
-            fleet.compact(fleet.chance.choice(fleet.live), ends)
 
-    fleet.live_on(read)
+    fleet.live_on(90, read)
     read(700)
     assert not now_and_then.problems
     assert sorted(now_and_then.read()) == sorted(set(at_once.read())) == sorted(at_once.read())
     fresh = kit.Follower(tmp_path / "hub").drain()
     for follower in (now_and_then, fresh):
         jobs = kit.folded_rows(follower.records, lineage=follower.parents).jobs
-        assert kit.listed(jobs) == kit.listed(plain.jobs_of(follower.seen, follower.parents)[0])
+        wanted, _ = plain.jobs_of(follower.seen, follower.parents)
+        assert kit.listed(map(own_device, jobs)) == kit.listed(map(own_device, wanted))
     assert set(fresh.read()) <= set(at_once.read())
+
+
+def own_device(job: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the device of an inherited job: its log may have been read in two directories."""
+    return job if job["enqueued_in"] == job["log_id"] else job | {"device": ""}
 
 
 def step(root: Path, lake: Path, max_bytes: int) -> bool:
@@ -221,7 +229,7 @@ def test_tables_depend_neither_on_sizes_nor_on_batches(tmp_path: Path, seed: int
         drain(tmp_path, tmp_path / "large", UNLIMITED)
 
     fleet = Fleet(tmp_path, random.Random(seed))
-    fleet.live_on(read)
+    fleet.live_on(25, read)
     read(700)
     if Lake.open(tmp_path / "small", create=True).has("jobs"):
         for name in ("small", "large"):
