@@ -307,6 +307,8 @@ def test_only_jobs_compacted_unread_are_lost(tmp_path: Path, floor: int, gone: s
     edge.frame(claimed(3), encode_compacted(floor, 7))
     assert pipeline(tmp_path, "--ignore-data-loss").exit_code == 0
     assert states(tmp_path) == {1: gone, 2: gone, 3: "running"}
+    over = {row["job"] for row in rows(tmp_path) if row["is_over"]}
+    assert over == ({1, 2} if gone == "lost" else set())
 
 
 LARGE = 2 * 2**20
