@@ -362,7 +362,14 @@ async def test_jobs_lost_in_company_run_alone_afterwards(fake: FakeApp, here: He
     assert {len(jobs) for jobs in again} <= {1}
 
 
-async def test_a_job_killing_its_executor_uses_up_its_attempts(fake: FakeApp, here: Here) -> None:
+@pytest.mark.parametrize(("jobs", "attempts", "attempt", "end"), [
+    (1, 2, 1, (Kind.RETRIED, 0)),
+    (1, 2, 2, (Kind.DEAD, Cause.EXHAUSTED)),
+    (6, 1, 1, (Kind.DEAD, Cause.EXHAUSTED)),
+])  # fmt: skip
+async def test_a_dead_executor_costs_jobs_alone_and_jobs_that_run_once_an_attempt(
+    fake: FakeApp, here: Here, jobs: int, attempts: int, attempt: int, end: tuple[Kind, Cause]
+) -> None:
     @fake.task(retry=retry.fixed(2, delay=0))
     def poison() -> None: ...
 
@@ -370,32 +377,14 @@ async def test_a_job_killing_its_executor_uses_up_its_attempts(fake: FakeApp, he
         raise ExecutorLost("the executor that ran it died")
 
     here.before = die
-    call = poison.options(attempts=2).call()
-    fake.fake.put(call.spec, call.body, attempt=1)
-    fake.fake.put(call.spec, call.body, attempt=2)
+    call = poison.options(attempts=attempts).call()
+    for _ in range(jobs):
+        fake.fake.put(call.spec, call.body, attempt=attempt)
     async with worker_of(fake, here):
-        first, last = sorted(await fake.fake.settlements(2), key=lambda item: item.delivery.job)
-    assert first.kind is Kind.RETRIED
-    assert b"the executor that ran it died" in (first.body or b"")
-    assert (last.kind, last.cause) == (Kind.DEAD, Cause.EXHAUSTED)
-
-
-async def test_a_dead_executor_gives_no_job_back_that_runs_once(fake: FakeApp, here: Here) -> None:
-    @fake.task
-    def work() -> None: ...
-
-    def die(jobs: list[int]) -> None:
-        if len(jobs) > 1:
-            raise ExecutorLost("the executor that ran it died")
-
-    here.before = die
-    for _ in range(6):
-        call = work.options(attempts=1).call()
-        fake.fake.put(call.spec, call.body)
-    async with worker_of(fake, here):
-        settled = await fake.fake.settlements(6)
-    assert Kind.RELEASED not in by_kind(settled)
-    assert by_kind(settled)[Kind.DEAD] == sum(len(item) for item in here.sent if len(item) > 1)
+        settled = await fake.fake.settlements(jobs)
+    assert {(item.kind, item.cause) for item in settled} == {end}
+    assert all(b"the executor that ran it died" in (item.body or b"") for item in settled)
+    assert len(here.sent) < jobs or jobs == 1
 
 
 @pytest.mark.parametrize("is_sent", [True, False])
