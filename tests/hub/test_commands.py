@@ -37,8 +37,10 @@ async def test_devices_shows_late_devices_and_gaps_in_its_exit_code(place: Place
     assert (result.exit_code, "edge-7: heard of never, LATE" in result.output) == (1, True)
     await place.write()
     await place.sync()
+    Registry(place.hub).note(_DEVICE, clock_ns=-(10**17))
     result = _run("hub", "devices", place.hub)
     assert (result.exit_code, "behind" in result.output) == (0, False)
+    assert "clock -100000000 s: set it on the device" in result.output
     result = _run("hub", "devices", place.hub, _DEVICE, "--late", "0s", "--json")
     (row,) = json.loads(result.output)
     assert (result.exit_code, row["device"], row["late"], row["behind"]) == (1, _DEVICE, True, 0)

@@ -7,6 +7,7 @@ import shutil
 import time
 from pathlib import Path
 from typing import Final
+from unittest.mock import Mock
 from uuid import UUID
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from taskq import TaskLog
 from taskq.engine import LocalDisk, PatientDisk
 from taskq.log.read.reader import LogReader, verify
-from taskq.log.read.readers import HUB_READER, reader_positions
+from taskq.log.read.readers import HUB_READER, NamedReader, reader_positions
 from taskq_plugins.hub.copies import Copies, Copy, CopyFiles, kept
 from taskq_plugins.hub.models import NOWHERE, HubError, Sync
 from taskq_plugins.hub.server import used_bytes
@@ -213,6 +214,20 @@ async def test_features_that_a_log_says_it_has_come_to_an_end(place: Place) -> N
     (identity,) = place.hub.rglob("taskq.json")
     assert identity.stat().st_size < _BLOCK
     assert len(json.loads(identity.read_text())["features"]["incompat"]) == 32
+
+
+async def test_a_device_with_a_full_disk_sends_its_records(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await place.write()
+    await place.sync()
+    await place.write()
+    pin = _pin(place)
+    with monkeypatch.context() as full:
+        full.setattr(NamedReader, "keep_from", Mock(side_effect=OSError(errno.ENOSPC, "no room")))
+        assert await place.sync() == [Verdict.BEHIND]
+    assert is_copy(place.copies(), place.segments())
+    assert _pin(place) == pin
 
 
 async def test_a_full_disk_in_the_middle_of_an_upload_leaves_whole_frames(

@@ -35,7 +35,9 @@ _PORTS: Final = 1 << 16
 _PORT_DEFAULT: Final = 8470
 _KEEP_DEFAULT: Final = "30d"
 _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
+#: Seconds by which a device's clock differs: shown from here on, and shown with a remedy.
 _LATE: Final = 1
+_WRONG: Final = 60
 _DAY_SECONDS: Final = 86_400
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _device: Final = click.argument("device", metavar="NAME")
@@ -205,7 +207,8 @@ def _words(row: dict[str, Any], now_ns: int) -> Iterator[str]:
     yield "heard of never" if row["seconds"] is None else f"heard of {row['seconds']:.0f} s ago"
     yield f"{row['behind']} records behind" if row["behind"] else ""
     clock = row.get("clock_ns", 0) / 1e9
-    yield f"clock {clock:+.0f} s" if abs(clock) > _LATE else ""
+    remedy = ": set it on the device, or the hub's" if abs(clock) > _WRONG else ""
+    yield f"clock {clock:+.0f} s{remedy}" if abs(clock) > _LATE else ""
     if row["gaps"]:
         yield f"{count_of(row['gaps'], 'gap')}: see 'taskq hub devices HUB {row['device']}'"
     refused_ns, why = row.get("refused", (0, ""))

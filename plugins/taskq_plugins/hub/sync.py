@@ -402,7 +402,10 @@ class _Session:
 
     def _pin(self, lsn: int) -> None:
         older = (segment for segment in self.log.segments if segment <= lsn)
-        self.hold.keep_from(max(older, default=lsn), lsn)
+        try:
+            self.hold.keep_from(max(older, default=lsn), lsn)
+        except OSError as error:  # on a full disk the earlier position keeps more
+            _log.warning("sync: %s: its position is not noted: %s", self.path, error)
 
 
 # -- continuous sync -------------------------------------------------------------------------------
