@@ -186,6 +186,32 @@ async def test_an_erased_device_is_gone_and_its_token_is_refused(place: Place) -
         await place.sync()
 
 
+async def test_a_device_with_a_file_for_its_folder_is_erased(place: Place) -> None:
+    await _work(place, 3)
+    await place.sync()
+    folder = place.hub / "devices" / DEVICE
+    shutil.rmtree(folder)
+    folder.write_text("")
+    assert run("hub", "erase", place.hub, DEVICE, "--yes").exit_code == 0
+    assert not folder.exists()
+
+
+async def test_the_error_of_a_copy_without_its_identity_shows_what_makes_it_the_copy_again(
+    place: Place,
+) -> None:
+    await _work(place, 3)
+    await place.sync()
+    file = place.copy / "taskq.json"
+    file.unlink()
+    shown = run("ls", file.parent).output
+    assert "be this hub's copy again" in shown
+    file.write_text("{" + shown.partition("{")[2])
+    assert _identity(file.parent).is_replica
+    await _work(place, 3)
+    await place.sync()
+    assert run("hub", "check", place.hub, "--deep").exit_code == 0
+
+
 async def test_a_served_hub_erases_nothing(place: Place) -> None:
     await _work(place, 3)
     await place.sync()

@@ -81,6 +81,16 @@ class Hint(NamedTuple):
         self.registry.run("DELETE FROM hints WHERE device = ? AND name = ?", self.device, self.name)
 
 
+def _remove(path: Path) -> None:
+    """Remove a folder, or a file in its place, if it is there."""
+    try:
+        shutil.rmtree(path)
+    except NotADirectoryError:
+        path.unlink()
+    except FileNotFoundError:
+        return
+
+
 class Registry:
     """The devices of a hub, for any thread, and for several processes at a time.
 
@@ -154,11 +164,11 @@ class Registry:
         assert self._hub is not None
         self.retire(device)  # a later request with a valid token would bring files back
         folder, going, disk = self._hub / "devices" / device, self._hub / ".gone", PatientDisk()
-        shutil.rmtree(going, ignore_errors=True)  # left by an interrupted try
+        _remove(going)  # left by an interrupted try
         with contextlib.suppress(FileNotFoundError):  # no log was sent, or a second try
             folder.rename(going)
             disk.sync_directory(str(folder.parent))
-            shutil.rmtree(going)
+            _remove(going)
         for table, column in (("hints", "device"), ("devices", "name")):
             self.run(f"DELETE FROM {table} WHERE {column} = ?", device)  # noqa: S608 - constant names
 
