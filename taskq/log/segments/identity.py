@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import uuid
 from collections.abc import Iterable
 from itertools import pairwise
@@ -307,15 +308,18 @@ def refuse_orphans(disk: ports.Disk, path: str) -> None:
     """Refuse a directory with segments, but without the file that names their log."""
     names = [name for name in disk.names(f"{path}/log") if segment_lsn(name) is not None]
     if names:
-        anew = _made_anew(disk, [f"{path}/log/{name}" for name in names])
-        remedy = f", or write into it, to go on as another log: {anew}" if anew else ""
+        # As a hub names its copies: devices/DEVICE/LOG.
+        is_copy = re.search(r"\bdevices[/\\][^/\\]+[/\\][\da-f-]{36}$", path) is not None
+        anew = _made_anew(disk, [f"{path}/log/{name}" for name in names], is_copy=is_copy)
+        goal = "be this hub's copy again" if is_copy else "go on as another log"
+        remedy = f", or write into it, to {goal}: {anew}" if anew else ""
         raise errors.FormatError(
             f"{path}: {FILE} is missing beside existing segments: bring it back from a backup of "
             f"the directory{remedy}"
         )
 
 
-def _made_anew(disk: ports.Disk, files: list[str]) -> str:
+def _made_anew(disk: ports.Disk, files: list[str], *, is_copy: bool) -> str:
     """Return content for a lost file, by the headers of segments in order; "" if none reads."""
     size = codec.SEGMENT_HEADER.size
     read = [codec.decode_segment_header(ports.read_file(disk, file, size), file) for file in files]
@@ -327,7 +331,8 @@ def _made_anew(disk: ports.Disk, files: list[str]) -> str:
         for head, following in pairwise(heads) if head.log_id != following.log_id
     )  # fmt: skip
     log_id = uuid.UUID(bytes=heads[-1].log_id)
-    identity = Identity(log_id, heads[0].created_ns, parents=parents)
+    read_only = frozenset({REPLICA} if is_copy else ())
+    identity = Identity(log_id, heads[0].created_ns, read_only=read_only, parents=parents)
     return json.dumps(json.loads(identity.encode()))
 
 
