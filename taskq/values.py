@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from taskq.core.parsing import (
         check_name,
+        checked_names,
         checked_queues,
         listed,
         nearest,
@@ -54,6 +55,7 @@ __all__ = [
     "as_typed",
     "causes_in",
     "check_name",
+    "checked_names",
     "checked_queues",
     "command",
     "dataclass",
@@ -90,7 +92,7 @@ _HOMES: Final = {
         "TIME_NS_MAX TRANSACTION_BYTES_MAX"
     ),
     "taskq.core.parsing": (
-        "check_name checked_queues listed nearest parse_json rather "
+        "check_name checked_names checked_queues listed nearest parse_json rather "
         "refuse_constant size_bytes whole"
     ),
     "taskq.core.retry": "wish_in",

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from taskq import DeadLetter, Discard, JobContext, Retry, current_job, errors, retry
+from taskq import DeadLetter, Discard, JobContext, Retry, current_job, errors, retry, values
 from taskq.limits import Deadline
 
 if TYPE_CHECKING:
@@ -84,11 +84,11 @@ class Webhooks:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._app, self._url, self._key = app, _checked_url(url), key_of(secret)
-        self._events = frozenset(events)
+        self._events = values.checked_names("events", events)
         unknown = self._events - set(get_args(Event))
         if unknown:
             raise errors.UsageError(f"webhooks report succeeded and dead, not {min(unknown)!r}")
-        self._tasks = None if tasks is None else frozenset(tasks)
+        self._tasks = None if tasks is None else values.checked_names("tasks", tasks)
         self._transport = transport
         #: for each event loop: its number of workers, and their client
         self._lines: dict[asyncio.AbstractEventLoop, _Line] = {}

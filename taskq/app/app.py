@@ -436,7 +436,9 @@ class TaskQ(holder.LogHolder):
         are entered in the order of their declaration, and left in the opposite order.
 
         Raises:
-            UsageError: the function is no async generator function, or has an unknown parameter.
+            UsageError: the function is a coroutine or a plain generator function, or has an unknown
+                parameter. A worker does not start with a function that makes no async context
+                manager.
         """
         self.hooks.lifespans.add(
             hooks.Around("lifespan", "app", function), naming.origin_of(function)
@@ -451,7 +453,9 @@ class TaskQ(holder.LogHolder):
         first declaration is the outermost. A worker reads the list at its start.
 
         Raises:
-            UsageError: the function is no async generator function, or has an unknown parameter.
+            UsageError: the function is a coroutine or a plain generator function, or has an unknown
+                parameter. A worker does not start with a function that makes no async context
+                manager.
         """
         self.hooks.middleware.add(
             hooks.Around("middleware", "job", function), naming.origin_of(function)
@@ -788,7 +792,10 @@ class TaskQ(holder.LogHolder):
         makes no further job. A function runs in the worker's loop once the death is on disk; its
         errors are logged, and a kill in between loses the call. The hook gets jobs that died in
         this worker and jobs that this worker took back from killed workers; with ``tasks``, only
-        jobs of these tasks.
+        jobs of the tasks with these names.
+
+        Raises:
+            UsageError: the hook is no function, or ``tasks`` is no list of names.
         """
         self._own_task(hook) if isinstance(hook, Task) else None
         self.hooks.add_death_hook(hook, tasks)
@@ -824,8 +831,10 @@ class TaskQ(holder.LogHolder):
     def on_step(self, hook: StepHook) -> StepHook:
         """Call ``def note(done)`` with each ``durable.StepDone`` of jobs that run in this process.
 
-        The job waits for the call; errors of the hook are logged. An async function is a
-        ``UsageError``.
+        The job waits for the call; errors of the hook are logged.
+
+        Raises:
+            UsageError: the hook is no function, or an async one.
         """
         self.hooks.add_step_hook(hook)
         return hook

@@ -14,6 +14,7 @@ from taskq.calls.naming import Declared, Origin, checked_modules, origin_here, o
 from taskq.calls.serialization import load_checks
 from taskq.calls.signature import Resources, Signature
 from taskq.core.errors import UsageError
+from taskq.core.parsing import checked_names
 from taskq.core.values import NamedTuple
 
 if TYPE_CHECKING:
@@ -35,10 +36,12 @@ class Around:
         function: as the app's author wrote it.
 
     Raises:
-        UsageError: the function is no async generator function, or has an unknown parameter.
+        UsageError: the function cannot make an async context manager, or has an unknown parameter.
     """
 
     def __init__(self, kind: str, subject: str, function: AroundFunction) -> None:
+        if not callable(function):
+            raise UsageError(f"app.{kind} takes a function, got {function!r:.60}")
         name = getattr(function, "__qualname__", repr(function))
         self.name: str = f"the {kind} {name}"
         self._signature = Signature(self.name, function)
@@ -150,16 +153,24 @@ class Hooks:
         Args:
             hook: the function or task.
             tasks: names of the tasks whose dead letters it gets; None for all.
+
+        Raises:
+            UsageError: the hook is no function, or the tasks are no list of names.
         """
-        self.deaths.add((hook, None if tasks is None else frozenset(tasks)), origin_of(hook))
+        if not callable(hook):
+            raise UsageError(f"on_dead takes a function or a task, got {hook!r:.60}")
+        names = None if tasks is None else checked_names("tasks", tasks)
+        self.deaths.add((hook, names), origin_of(hook))
         self.renewed.tell()
 
     def add_step_hook(self, hook: Callable[[StepDone], object]) -> None:
         """Call a function with each finished step.
 
         Raises:
-            UsageError: the function is async.
+            UsageError: the hook is no function, or async.
         """
+        if not callable(hook):
+            raise UsageError(f"on_step takes a function, got {hook!r:.60}")
         if inspect.iscoroutinefunction(hook):
             raise UsageError(
                 f"on_step takes a plain function, for a job waits for it: {hook.__qualname__} is "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from taskq.app.holder import LogHolder
 from taskq.app.transaction import LogTransaction, claimed, failed, released
-from taskq.calls.call import Put, PutOptions, key_bytes
+from taskq.calls.call import Put, PutOptions, key_bytes, make_put
 from taskq.connection import connection, logoptions
 from taskq.connection.blocking import blocking, refuse_in_loop, run
 from taskq.core import durations, errors, kinds, parsing, sources, views
@@ -63,7 +63,7 @@ class TaskLog(LogHolder):
             DuplicateKey: another job holds the key, and ``on_conflict`` is "raise".
             LogError: the log could not be opened or written.
         """
-        job = connection.loose_put(Put(payload=payload, **options), self._connection.packer)
+        job = connection.loose_put(make_put(payload, options), self._connection.packer)
         item = job[0] if job[1] is None else await self._connection.pack(job)
         port = await self._connection.port()
         return self._id_of(await port.enqueue(*item))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Never, Self, TypeVar, Unp
 
 import taskq.telemetry as telemetry
 from taskq.app.tasks import no_call
-from taskq.calls.call import Call, Put, PutOptions, transaction_bytes
+from taskq.calls.call import Call, PutOptions, make_put, transaction_bytes
 from taskq.calls.serialization import encode_reason
 from taskq.connection import blocking, handle
 from taskq.connection.connection import Connection, Loose, check_bytes, loose_put, split_job_id
@@ -275,7 +275,7 @@ class LogTransaction(_Transaction[PendingPut]):
             UsageError: an argument is wrong.
             PayloadTooLarge: the payload, or the transaction, is over its limit.
         """
-        loose = loose_put(Put(payload=payload, **options), self._connection.packer)
+        loose = loose_put(make_put(payload, options), self._connection.packer)
         return self._add_job(PendingPut(), loose)
 
     def _settle(self, settlement: Settlement, packing: Compression | None = None) -> None:

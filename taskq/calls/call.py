@@ -124,8 +124,7 @@ class Options:
         """
         unknown = changes.keys() - OptionChanges.__annotations__.keys()
         if unknown:
-            name, known = min(unknown), OptionChanges.__annotations__
-            raise errors.UsageError(f"there is no option {name!r}: {option_instead(name, known)}")
+            raise no_option(min(unknown), OptionChanges.__annotations__)
         values: dict[str, Any] = {
             name: changes[name] for name in ("queue", "key", "concurrency_key") if name in changes
         }
@@ -195,6 +194,10 @@ class Options:
             keep_ns=self.keep_ns,
             concurrency_key=concurrency_key,
         )
+
+
+def no_option(name: str, known: Iterable[str]) -> errors.UsageError:
+    return errors.UsageError(f"there is no option {name!r}: {option_instead(name, known)}")
 
 
 # Typed: 5.0 is no priority, although it equals 5.
@@ -524,3 +527,9 @@ class Put:
     attempts: int = model.ATTEMPTS_DEFAULT
     keep: durations.Duration | None = None
     compress: Compression | None = None
+
+
+def make_put(payload: bytes, options: PutOptions) -> Put:
+    if unknown := options.keys() - PutOptions.__annotations__.keys():
+        raise no_option(min(unknown), PutOptions.__annotations__)
+    return Put(payload=payload, **options)

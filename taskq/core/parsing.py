@@ -169,15 +169,28 @@ def check_name(what: str, name: str) -> bytes:
     return encoded
 
 
+def checked_names(what: str, names: Iterable[str]) -> frozenset[str]:
+    """Return the names of a filter; ``what`` is the argument's name in an error.
+
+    Raises:
+        UsageError: the value is no list of texts.
+    """
+    if isinstance(names, str | bytes) or not isinstance(names, Iterable):
+        raise UsageError(f"{what} is {names!r:.60}: give a list of names")
+    checked = tuple(names)
+    for name in checked:
+        if not isinstance(name, str):
+            raise UsageError(f"{what} has {name!r:.60}: give names as text")
+    return frozenset(checked)
+
+
 def checked_queues(names: Iterable[str]) -> frozenset[str]:
     """Return the names of queues to read from.
 
     Raises:
         UsageError: the value is no list of names, is empty, or has a name that no queue can have.
     """
-    if isinstance(names, str | bytes) or not isinstance(names, Iterable):
-        raise UsageError(f"queues is {names!r:.60}: give a list of names")
-    checked = frozenset(names)
+    checked = checked_names("queues", names)
     if not checked:
         raise UsageError("queues is empty: name at least one, or leave it out for all")
     for name in checked:

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from taskq.connection.blocking import off_loop
 from taskq.core import errors, kinds, records
-from taskq.core.parsing import Tag
+from taskq.core.parsing import Tag, checked_names
 from taskq.log.format.frames import Frame
 from taskq.log.format.record import Record, places
 from taskq.log.machine.disk import LocalDisk
@@ -163,9 +163,7 @@ def kind_at(data: bytes, at: int) -> int:
 
 
 def _names(what: str, names: Iterable[str] | None) -> frozenset[str] | None:
-    if isinstance(names, str):
-        raise errors.UsageError(f"{what} is {names!r}: give a list of names")
-    return None if names is None else frozenset(names)
+    return None if names is None else checked_names(what, names)
 
 
 # The matching records of a log in order, and the position of the reader.
