@@ -225,12 +225,12 @@ def coming_from(text: str, library: str) -> str:
         for old, of, new in rows
         if of == "all" or library in re.split(r",? (?:on \w+)?,? ?|, ", of) or library in of
     ]
-    beside = "../examples/beside-other-job-frameworks.md"
+    comparison = "../examples/compared-with-other-job-frameworks.md"
     return "\n".join([
         f"# Coming from {library}",
         "",
         "What you write there, and what you write here; words of other libraries are answered with",
-        f"the word to write instead. [All libraries](index.md), [a comparison]({beside}).",
+        f"the word to write instead. [All libraries](index.md), [a comparison]({comparison}).",
         "",
         f"| {library} | taskq |",
         "|---|---|",

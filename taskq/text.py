@@ -12,7 +12,7 @@ from typing import Any, Final
 
 #: The text in place of a secret.
 _SET: Final = "(set)"
-_TOLD_BY: Final = (
+_SENSITIVE_PARTS: Final = (
     r"(?i)secret|token(?!s)|passw|passphrase|credential|authoriz|cookie|bearer"
     r"|(?:api|access|private|signing|encryption)[-_ ]?key"
 )
@@ -47,7 +47,7 @@ def flat(text: str) -> str:
 
 def is_secret(name: str) -> bool:
     """Return whether a value with this name is a secret."""
-    if re.search(_TOLD_BY, name):
+    if re.search(_SENSITIVE_PARTS, name):
         return True
     return any(word.lower() in _SECRET_WORDS for word in re.findall(_WORDS, name))
 

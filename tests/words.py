@@ -176,7 +176,7 @@ def documents() -> list[Path]:
 
 #: Sections that compare with other systems are counted apart, since people look things up there.
 _RIVALS: Final = re.compile(
-    r"^###? (Beside other job|Durable steps elsewhere|The page beside|LedgerQ|sej|codeQ)"
+    r"^###? (Compared with other job|Durable steps elsewhere|The page compared|LedgerQ|sej|codeQ)"
     r".*?(?=^##|\Z)",
     re.MULTILINE | re.DOTALL,
 )

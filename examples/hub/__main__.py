@@ -134,7 +134,7 @@ def _size(path: Path) -> int:
     """Return the bytes of a log to send; its last file is longer, since space is preallocated."""
     log = DurableLog(LocalDisk(), str(path))
     try:
-        return log.bytes_behind(Border(log.segments[0]))
+        return log.bytes_after(Border(log.segments[0]))
     finally:
         log.close()
 

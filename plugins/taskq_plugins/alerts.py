@@ -37,7 +37,7 @@ LOOK_SECONDS: Final = 10.0
 LEASE_SECONDS: Final = 60.0
 _SEND_SECONDS: Final = 15.0
 #: For a whole send, since a target may be a function that hangs.
-_TELL_SECONDS: Final = 30.0
+_NOTIFY_SECONDS: Final = 30.0
 #: Characters of a text, and its bytes as JSON: the log holds the text while the alert lasts.
 _TEXT_MAX: Final = 500
 _TEXT_BYTES_MAX: Final = 3_000
@@ -286,7 +286,7 @@ class Watch:
                 if after is None or not await port.set_alert(rule.name, before, after):
                     continue  # another process was faster
                 if after.get("phase") in _SENDING:
-                    sent += await self._tell(port, rule, after)
+                    sent += await self._notify(port, rule, after)
                     now, _, known = await port.alerts()  # sending may have taken long
             except (asyncio.CancelledError, KeyboardInterrupt):
                 raise
@@ -294,14 +294,16 @@ class Watch:
                 _log.exception("alert %s failed", rule.name)
         return sent
 
-    async def _tell(self, port: engine.LoopPort, rule: _Rule, after: dict[str, Any]) -> list[Alert]:
+    async def _notify(
+        self, port: engine.LoopPort, rule: _Rule, after: dict[str, Any]
+    ) -> list[Alert]:
         is_over = after["phase"] == "ends"
         alert = Alert(
             name=rule.name, text=after["text"], is_over=is_over,
             directory=str(self._app.data_dir), since=after["since"],
         )  # fmt: skip
         try:
-            async with Deadline(_TELL_SECONDS):
+            async with Deadline(_NOTIFY_SECONDS):
                 await self._send(rule, alert)
         except (asyncio.CancelledError, KeyboardInterrupt):
             raise
@@ -309,8 +311,8 @@ class Watch:
             reason = values.text_of(error) or type(error).__name__
             _log.warning("alert %s was not sent, and is again in a minute: %s", rule.name, reason)
             return []
-        stands = {"phase": "stands", "since": alert.since, "text": alert.text}
-        await port.set_alert(rule.name, after, {} if is_over else stands)
+        active = {"phase": "active", "since": alert.since, "text": alert.text}
+        await port.set_alert(rule.name, after, {} if is_over else active)
         return [alert]
 
     async def _send(self, rule: _Rule, alert: Alert) -> None:
@@ -331,12 +333,14 @@ class Watch:
 
 def _text(rule: _Rule, sight: Sight) -> str:
     """Return the condition's sentence, short enough for the log; "" if it does not hold."""
-    said: object = rule.when(sight)
-    if not said:
+    sentence: object = rule.when(sight)
+    if not sentence:
         return ""
-    if not isinstance(said, str | bool):
-        raise TypeError(f"its condition returned a {type(said).__name__}: return a sentence or ''")
-    text = said if isinstance(said, str) else rule.name
+    if not isinstance(sentence, str | bool):
+        raise TypeError(
+            f"its condition returned a {type(sentence).__name__}: return a sentence or ''"
+        )
+    text = sentence if isinstance(sentence, str) else rule.name
     text = text[:_TEXT_MAX].encode("utf-8", "replace").decode()
     while len(json.dumps(text)) > _TEXT_BYTES_MAX:
         text = text[: len(text) * 3 // 4]
@@ -348,18 +352,18 @@ def _step(
 ) -> dict[str, Any] | None:
     """Return an alert's next state, {} once it is over; None if the state stays the same.
 
-    Phases: "seen" for ``for_seconds``, "begins" and "ends" while a process sends, and "stands"
+    Phases: "pending" for ``for_seconds``, "begins" and "ends" while a process sends, and "active"
     between these two.
     """
     phase, since, until = state.get("phase"), state.get("since", now), now + LEASE_SECONDS
     if phase in _SENDING:
         return None if state["until"] > now else {**state, "until": until}
-    if phase == "stands":
+    if phase == "active":
         return None if text else {**state, "phase": "ends", "until": until}
     if not text:
         return {} if state else None
     if now - since < for_seconds:
-        return None if state else {"phase": "seen", "since": now}
+        return None if state else {"phase": "pending", "since": now}
     return {"phase": "begins", "since": since, "text": text, "until": until}
 
 

@@ -98,7 +98,7 @@ class Webhooks:
         async def post(event: str | DeadLetter, data: dict[str, Any] | None = None) -> None:
             if isinstance(event, str):
                 await self._send(event, data or {})
-            elif self._is_told(event.task):
+            elif self._is_chosen(event.task):
                 await self._send("dead", _data_of(event))
 
         self._post = post
@@ -120,16 +120,16 @@ class Webhooks:
                 await _read_to_the_end(answer)
         except TimeoutError:
             if answer is None:
-                said = f"{self._url} did not answer within {TIMEOUT_SECONDS:g} s"
-                raise TimeoutError(said) from None
+                problem = f"{self._url} did not answer within {TIMEOUT_SECONDS:g} s"
+                raise TimeoutError(problem) from None
         if answer.status_code in _OK:
             return
-        said = f"{self._url} answered {answer.status_code} {answer.reason_phrase}".rstrip()
+        problem = f"{self._url} answered {answer.status_code} {answer.reason_phrase}".rstrip()
         if answer.status_code == _GONE:
-            raise Discard(f"{said}: it wants no more of these")
+            raise Discard(f"{problem}: it wants no more of these")
         if answer.status_code in _LATER:
-            raise Retry(_delay(answer.headers.get("retry-after")), said)
-        raise RuntimeError(said)
+            raise Retry(_delay(answer.headers.get("retry-after")), problem)
+        raise RuntimeError(problem)
 
     async def _line(self) -> AsyncIterator[None]:
         try:
@@ -162,11 +162,11 @@ class Webhooks:
 
     async def _around(self, job: JobContext) -> AsyncIterator[None]:
         yield
-        if self._is_told(job.task):
+        if self._is_chosen(job.task):
             data = _data(job.id, job.task, job.queue, job.attempt, datetime.now(UTC))
             job.enqueue(self._post.call("succeeded", data))
 
-    def _is_told(self, task: str) -> bool:
+    def _is_chosen(self, task: str) -> bool:
         # Messages about messages would never end.
         is_message = task.startswith(_TASK_PREFIX)
         return not is_message and (self._tasks is None or task in self._tasks)
@@ -190,6 +190,11 @@ class _Line:
 
 
 def key_of(secret: str) -> bytes:
+    """Return the key in a secret: ``whsec_`` and at least 24 bytes in base64.
+
+    Raises:
+        UsageError: it has another form.
+    """
     try:
         key = base64.b64decode(secret.removeprefix(_MARK), validate=True)
     except (ValueError, binascii.Error):
@@ -204,6 +209,7 @@ def key_of(secret: str) -> bytes:
 
 
 def signed(key: bytes, message_id: str, seconds: int, body: bytes) -> dict[str, str]:
+    """Return the headers of a message that is sent at this time, in seconds since 1970."""
     return {
         "content-type": "application/json",
         "webhook-id": message_id,

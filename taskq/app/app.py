@@ -454,8 +454,7 @@ class TaskQ(holder.LogHolder):
 
         Raises:
             UsageError: the function is a coroutine or a plain generator function, or has an unknown
-                parameter. A worker does not start with a function that makes no async context
-                manager.
+                parameter. If it makes no async context manager, each attempt fails.
         """
         self.hooks.middleware.add(
             hooks.Around("middleware", "job", function), naming.origin_of(function)
@@ -473,6 +472,7 @@ class TaskQ(holder.LogHolder):
 
         Raises:
             UsageError: it is no call, or other arguments are given too.
+            DuplicateKey: another job holds the key, and ``on_conflict`` is "raise".
             LogError: the log could not be opened or written.
         """
         if rest or more or type(call) is not Call:
@@ -508,7 +508,10 @@ class TaskQ(holder.LogHolder):
         With ``atomic=False`` the calls of each shard are a transaction of their own.
 
         Raises:
+            UsageError: one is no call; nothing was written.
             PayloadTooLarge: together they are over TRANSACTION_BYTES_MAX; nothing was written.
+            DuplicateKey: another job holds a key, and ``on_conflict`` is "raise"; nothing was
+                written.
             LogError: the log could not be opened or written.
         """
         return await self._send(checked_calls(calls), atomic=atomic)
@@ -545,6 +548,8 @@ class TaskQ(holder.LogHolder):
 
         Raises:
             SourceMoved: the source's position is not ``after``; nothing was written.
+            DuplicateKey: another job holds a key, and ``on_conflict`` is "raise"; nothing was
+                written.
             PayloadTooLarge: the calls are over TRANSACTION_BYTES_MAX together, or the position over
                 its limit; nothing was written.
             UsageError: an argument is wrong, a call belongs to another shard, or the log knows
@@ -592,6 +597,7 @@ class TaskQ(holder.LogHolder):
 
         Raises:
             InvalidCall: the arguments fit neither JSON nor the signature of a task known here.
+            UsageError: the name is no task's name.
         """
         known = self.tasks.get(task)
         if known is not None:
@@ -604,7 +610,7 @@ class TaskQ(holder.LogHolder):
         """Enqueue a task that this process may not know, with the task's options or the defaults.
 
         Raises:
-            InvalidCall: as ``call_by_name``.
+            UsageError: as ``call_by_name``.
             LogError: the log could not be opened or written.
         """
         return await self.enqueue(self.call_by_name(task, *args, **kwargs))
@@ -632,8 +638,9 @@ class TaskQ(holder.LogHolder):
         """Return the handle of a flow that was enqueued earlier or by another process.
 
         Raises:
-            UsageError: the text is no flow's id.
+            UsageError: the id is no flow's.
             JobNotFound: the log has no such job.
+            WrongLog: the id belongs to another log.
         """
         from taskq.flows.handle import find_flow  # noqa: PLC0415 - few programs have flows
 

@@ -41,7 +41,7 @@ class _Relay:
 def relay_to(send: Callable[[float, str], None]) -> None:
     """Send progress of all jobs of this process to ``send``: a child process has no log open.
 
-    The child's worker passes the progress to ``tell`` with the job's own context.
+    The child's worker passes the progress to ``report`` with the job's own context.
     """
     _Relay.send = send
 
@@ -51,7 +51,7 @@ def is_remote() -> bool:
     return _Relay.send is not None
 
 
-def tell(job: JobContext, fraction: float, message: object = "") -> None:
+def report(job: JobContext, fraction: float, message: object = "") -> None:
     """Publish a job's progress, from any thread; the storage thread writes it.
 
     Odd values do not fail the job. A fraction is clipped to 0 to 1, NaN counts as 0 (0 of 0 things
@@ -68,7 +68,7 @@ def tell(job: JobContext, fraction: float, message: object = "") -> None:
     if store is not None and store.usable:
         delivery = job.delivery
         progress = views.ProgressView(fraction, message, store.wall_ns())
-        store.progress.tell(job, delivery.job, delivery.token, progress)
+        store.progress.report(job, delivery.job, delivery.token, progress)
 
 
 def _clipped(fraction: Any) -> float:
@@ -214,7 +214,7 @@ class JobContext:
         Raises:
             UsageError: the fraction is no number.
         """
-        tell(self, fraction, message)
+        report(self, fraction, message)
 
     @overload
     def enqueue(self, call: Call[R]) -> PendingJob[R]: ...

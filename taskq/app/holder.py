@@ -316,7 +316,10 @@ class LogHolder:
         Raises:
             JobSettled: the job has ended for good.
             JobNotFound: the log has no such job.
-            UsageError: the job has 1 000 unread signals.
+            WrongLog: the id belongs to another log.
+            PayloadTooLarge: the value is over 64 KiB.
+            UsageError: the value has no form in JSON, a name is not valid, or the job has 1 000
+                unread signals.
         """
         from taskq.app.context import send_signal  # noqa: PLC0415 - few ask
 
@@ -355,6 +358,9 @@ class LogHolder:
         """Return the next ready jobs in the order of their claims, without claiming them.
 
         Payloads over 1 MiB and damaged payloads are left out; ``problem`` of the view says why.
+
+        Raises:
+            UsageError: the count is below 1.
         """
         from taskq.reading.dead import checked_limit  # noqa: PLC0415 - few ask
 
@@ -456,8 +462,8 @@ class LogHolder:
         """Read the log's records in order, from the oldest kept record on; then follow new ones.
 
         ``async for record in log.stream(reader="billing")`` continues where "billing" stopped. Its
-        position is stored in the directory, saved every 1 000 records or 50 ms and fsynced every
-        second. Records handled since the last save come again after a kill or a power loss.
+        position is stored in the directory, saved every 10 000 records or 50 ms and fsynced
+        every second. Records handled since the last save come again after a kill or a power loss.
 
         A new record of any process wakes the stream within milliseconds; with durability
         "interval" it is read once it is on disk.
@@ -618,6 +624,7 @@ class LogHolder:
             dry_run: change nothing, and report the plan.
 
         Raises:
+            UsageError: ``keep`` is no duration.
             LogError: the log could not be written, or another process compacts it for too long.
         """
         limit = None if keep is None else durations.seconds(keep, "keep")

@@ -85,10 +85,15 @@ class Around:
 
 
 class StepDone(NamedTuple):
-    """A finished step of a job, for ``app.on_step``.
+    """A step of a job that the log has just recorded, for ``app.on_step``.
 
-    ``name`` and ``number`` are the step's; ``form`` is "step", "sleep", "event", "timeout" or
-    "call"; ``seconds`` is the run time of its function, 0 without one.
+    Attributes:
+        job_id, task, queue, attempt: of the job.
+        name, number: name of the step, and its number among the job's calls of that name.
+        form: "step" (its function returned), "tried" (a try failed), "sleep", "event", "timeout",
+            "call" (its jobs are enqueued), "failed" (some of these jobs failed), "first",
+            "version", "undo" (its block began) or "undoing" (the job begins to undo).
+        seconds: run time of the function; 0 without one.
     """
 
     job_id: str
@@ -145,7 +150,7 @@ class Hooks:
             UsageError: one of its names is taken.
         """
         self.tasks = tasks_with(self.tasks, task)
-        self.renewed.tell()
+        self.renewed.notify()
 
     def add_death_hook(self, hook: DeathCall, tasks: Iterable[str] | None) -> None:
         """Call a function or a task with each new dead letter, and notify running workers.
@@ -161,7 +166,7 @@ class Hooks:
             raise UsageError(f"on_dead takes a function or a task, got {hook!r:.60}")
         names = None if tasks is None else checked_names("tasks", tasks)
         self.deaths.add((hook, names), origin_of(hook))
-        self.renewed.tell()
+        self.renewed.notify()
 
     def add_step_hook(self, hook: Callable[[StepDone], object]) -> None:
         """Call a function with each finished step.
@@ -178,7 +183,7 @@ class Hooks:
             )
         self.steps.add(hook, origin_of(hook))
 
-    def tell_step(self, done: StepDone) -> None:
+    def call_step_hooks(self, done: StepDone) -> None:
         """Call all hooks of steps; log their errors."""
         import logging  # noqa: PLC0415 - few apps have such hooks
 

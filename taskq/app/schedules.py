@@ -37,7 +37,7 @@ class Listeners:
     def count(self) -> int:
         return len(self._all)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Call them all."""
         for listener in self._all:
             listener()
@@ -258,7 +258,7 @@ class Planned:
         if len(self.all) >= schedules.SCHEDULES_MAX:
             raise errors.UsageError(f"an app has at most {schedules.SCHEDULES_MAX} schedules")
         self.all[name] = schedule
-        self.listeners.tell()
+        self.listeners.notify()
 
     def decorator(
         self,

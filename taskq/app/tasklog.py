@@ -75,6 +75,8 @@ class TaskLog(LogHolder):
 
         Raises:
             UsageError: a job is wrong, or together they are too large; nothing was written.
+            DuplicateKey: another job holds a key, and ``on_conflict`` is "raise"; nothing was
+                written.
             LogError: the log could not be opened or written.
         """
         given = [connection.loose_put(job, self._connection.packer) for job in jobs]
@@ -94,6 +96,7 @@ class TaskLog(LogHolder):
         Raises:
             SourceMoved: the source's position is not ``after``; nothing was written.
             UsageError: an argument or a job is wrong, or they are too large; nothing was written.
+            DuplicateKey: as ``put_many``.
             LogError: the log could not be opened or written.
         """
         move = sources.checked_move(source, position, after)
@@ -128,6 +131,7 @@ class TaskLog(LogHolder):
             event loop.
 
         Raises:
+            UsageError: an argument is wrong.
             LogLocked: another process kept the log locked.
         """
         count = parsing.whole(count, "count")
@@ -174,8 +178,8 @@ class TaskLog(LogHolder):
         """Settle a delivery as succeeded.
 
         Args:
-            delivery: what ``claim`` returned.
-            result: kept with the job.
+            delivery: from ``claim``.
+            result: bytes to keep with the job; None for no result.
             compress: how the result is compressed; None: as configured for the queue or the log.
 
         Raises:
@@ -199,7 +203,7 @@ class TaskLog(LogHolder):
         """Settle a delivery as failed: the job is retried later, or dead after its last attempt.
 
         Args:
-            delivery: what ``claim`` returned.
+            delivery: from ``claim``.
             reason: kept with the job.
             delay: until it is due again; None for the default backoff (exponential, full jitter).
 
@@ -226,6 +230,7 @@ class TaskLog(LogHolder):
         A delivery stays valid after the end of its lease until a claimer takes the job back.
 
         Raises:
+            JobCancelled: the job was cancelled: release the delivery.
             StaleDelivery: the job was taken back or settled before.
         """
         lease_ns = durations.positive_nanoseconds(seconds, "seconds")

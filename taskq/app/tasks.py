@@ -138,6 +138,7 @@ class Enqueuer(typing.Generic[P, R]):
 
         Raises:
             InvalidCall: the arguments do not fit the task's signature.
+            PayloadTooLarge: they are over PAYLOAD_BYTES_MAX.
         """
         return self._made(args, kwargs)
 
@@ -194,6 +195,8 @@ class Enqueuer(typing.Generic[P, R]):
 
         Raises:
             InvalidCall: the arguments do not fit; nothing was written.
+            PayloadTooLarge: they are over PAYLOAD_BYTES_MAX; nothing was written.
+            DuplicateKey: another job holds the key, and ``on_conflict`` is "raise".
             LogError: the log could not be opened or written.
         """
         task, app, connection, is_plain, spec, extras, submit = self._hot
@@ -254,6 +257,9 @@ class Enqueuer(typing.Generic[P, R]):
         Raises:
             InvalidCall: a tuple does not fit; nothing was written.
             PayloadTooLarge: together they are over TRANSACTION_BYTES_MAX; nothing was written.
+            DuplicateKey: another job holds a key, and ``on_conflict`` is "raise"; nothing was
+                written.
+            LogError: the log could not be opened or written.
         """
         if self._connection.is_traced():
             return await self._task.app.enqueue_many(self._calls(calls), atomic=atomic)

@@ -435,7 +435,7 @@ SMALL_BYTES_MAX: Final = 16 * 1024
 
 def is_small(piece: Piece) -> bool:
     """Return whether ``decode_together`` may take a piece."""
-    is_plain = piece.behind is None and not piece.tag.parents
+    is_plain = piece.break_before is None and not piece.tag.parents
     return is_plain and piece.end - piece.start <= SMALL_BYTES_MAX
 
 

@@ -338,10 +338,10 @@ class PieceReader:
             is_ours = data[:8] == codec.SEGMENT_MAGIC
             what = "the header is damaged" if is_ours else "this is no segment of a task log"
         elif header.first_lsn != segment or header.log_id != self._log_id.bytes:
-            whose = UUID(bytes=header.log_id)
+            log_id = UUID(bytes=header.log_id)
             raise problems.WrongSegment(
                 self.piece.path,
-                f"segment {header.first_lsn} of log {whose}",
+                f"segment {header.first_lsn} of log {log_id}",
                 f"segment {segment} of log {self._log_id}",
             )
         else:
@@ -436,13 +436,13 @@ def _found(
     count = heads["count"].astype(np.int64)
     lsn = heads["first_lsn"].astype(np.int64)
     place, length = places(data, at + _FRAME, heads["size"].astype(np.int64), count, lsn)
-    behind = np.cumsum(count)
+    totals = np.cumsum(count)
     return RecordStretch(
         data,
         base,
         place,
         length,
-        np.repeat(lsn - (behind - count), count) + np.arange(len(place)),
+        np.repeat(lsn - (totals - count), count) + np.arange(len(place)),
         np.repeat(heads["epoch"].view(np.int64), count),
         np.repeat(np.clip(heads["time_ns"], 0, model.TIME_NS_MAX), count),
     )

@@ -61,7 +61,7 @@ DETAILS: Final = pa.schema(
         pa.field("moments", _INT),
         # flags of the record; in a carried record, flags of its ENQUEUED record
         pa.field("flags", _INT),
-        # state of a carried record's job; form of a step: step, sleep, event, timeout, call
+        # state of a carried record's job; form of a step: see ``StepDone``
         pa.field("state", _TEXT),
         pa.field("enqueued_ns", _LONG),
         pa.field("ended_ns", _LONG),
@@ -115,14 +115,14 @@ class Break(NamedTuple):
     Attributes:
         what: "gap": records are missing; "damaged": they exist and cannot be read.
         lsn: lsn of the first missing or damaged record.
-        goes_on: the first lsn after a gap.
+        next_lsn: the first lsn after a gap.
         end_lsn: the end of the device's log when the device declared the break; None: undeclared.
         cause: text of the declaration.
     """
 
     what: str
     lsn: int
-    goes_on: int | None = None
+    next_lsn: int | None = None
     end_lsn: int | None = None
     cause: str | None = None
 
@@ -137,7 +137,7 @@ class Piece(NamedTuple):
         tag: tag of that log.
         segment: first lsn of the segment.
         start, end: bytes of the file; the header is checked unless ``start`` is after the header.
-        behind: the break before its records, None for none.
+        break_before: the break before its records, None for none.
     """
 
     path: str
@@ -147,7 +147,7 @@ class Piece(NamedTuple):
     segment: int
     start: int
     end: int
-    behind: Break | None = None
+    break_before: Break | None = None
 
 
 class Corrupt(StrEnum):

@@ -231,7 +231,7 @@ def same(name: str, known: Collection[str]) -> str:
     return next((word for word in words if word in known), "")
 
 
-def meant(name: str, known: Collection[str]) -> str:
+def near_option(name: str, known: Collection[str]) -> str:
     """Return the option that was probably meant; "" if no known name is near."""
     # For a word of another library, a similar name would mislead.
     return same(name, known) if name in OPTIONS else parsing.nearest(name, known)

@@ -336,7 +336,7 @@ class Signature:
         hint = f" (did you mean {near!r}?)" if near else ""
         problem = f"there is no parameter {name!r}{hint}: {self.signature}"
         if not (option or near):
-            option = habits.meant(name, options)
+            option = habits.near_option(name, options)
         if not option:
             return problem
         short = self.task.rpartition(".")[2]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from taskq.engine import LogReader
 
 #: Files with the JSON output of commands.
-_TOLD: Final = {
+_COMMANDS: Final = {
     "health.json": ("health",),
     "verify.json": ("verify",),
     "stats.json": ("stats",),
@@ -49,7 +49,7 @@ _PRIVATE: Final = 0o600
 _OF_LOG: Final = re.compile(r"taskq\.json|log/\d{20}\.log")
 _UNPACKED_BYTES_MAX: Final = 16 << 30
 #: Before more bytes than this are unpacked, a line is printed.
-_TOLD_BYTES: Final = 1 << 28
+_QUIET_BYTES_MAX: Final = 1 << 28
 _ENCRYPTED: Final = 1
 _PACKED: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _PIECE_BYTES: Final = 1 << 20
@@ -72,19 +72,19 @@ def write_case(
     """
     from taskq.engine import excerpt  # noqa: PLC0415 - help must not import the log
 
-    path, told_of = reader.journal.path, _as_it_is if show_secrets else without_secrets
+    path, cleaned = reader.journal.path, _as_it_is if show_secrets else without_secrets
     made = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE)
     with os.fdopen(made, "wb") as out, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as case:
         case.writestr("case.json", _text(_about(reader, since_ns, bodies=bodies)))
         case.writestr("settings.json", _text(_settings(Path(path))))
-        for name, words in _TOLD.items():
-            case.writestr(name, _text(told_of(_told(*words, "--json", "-d", path))))
+        for name, words in _COMMANDS.items():
+            case.writestr(name, _text(cleaned(_output(*words, "--json", "-d", path))))
         listed = [
             reader.jobs({State[state]}, None, None, _TIMELINES_MAX) for state in _TIMELINES_OF
         ]
         for view in chain.from_iterable(listed):
             events = [event.as_dict() for event in reader.timeline(view.lsn)]
-            case.writestr(f"timelines/{view.job_id}.json", _text(told_of(events)))
+            case.writestr(f"timelines/{view.job_id}.json", _text(cleaned(events)))
         for segment in excerpt(reader.journal, since_ns, bodies=bodies, hides=not show_secrets):
             case.writestr(f"log/{segment.name}", segment.data)
         # With this file the excerpt is a read-only log.
@@ -132,7 +132,7 @@ def _members(case: zipfile.ZipFile, file: Path, room: int) -> list[zipfile.ZipIn
             f"{file} unpacks to {render.size(size)}, and {render.size(limit)} is the most here: "
             f"set TMPDIR to a larger place, or have a shorter one sent"
         )
-    if size > _TOLD_BYTES:
+    if size > _QUIET_BYTES_MAX:
         render.echo(f"unpacking {render.size(size)} of {file}", err=True)
     return members
 
@@ -180,7 +180,7 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def _told(*words: str) -> Any:
+def _output(*words: str) -> Any:
     """Return the document that a command prints, or its error."""
     from taskq.cli.main import main  # noqa: PLC0415 - it imports the commands, and so this
 

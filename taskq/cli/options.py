@@ -236,7 +236,7 @@ def open_reader(
         raise errors.Failure(f"{path.absolute()} is not a task log{_offer(path)}")
     reader = LogReader.open(str(path), at=at)
     if reader.journal.identity.read_only:
-        _tell_of_copy(reader)
+        _print_copy(reader)
     if warns:
         for loss in reader.journal.lost:
             explained = loss.explain(reader.path, reader.resend_command)
@@ -282,7 +282,7 @@ def refuse_shards(path: Path) -> None:
         )
 
 
-def _tell_of_copy(reader: engine.LogReader) -> None:
+def _print_copy(reader: engine.LogReader) -> None:
     """Print that this is a hub's copy, and its age: later changes on the device are missing."""
     if copy_of := reader.copy_of:
         render.echo(copy_of, err=True)

@@ -182,7 +182,7 @@ async def aside(call: Callable[[], T], room: threading.BoundedSemaphore | None =
     if not room.acquire(blocking=False):
         raise RuntimeError("too many calls hang in their threads already")
 
-    def tell(value: T | None, error: BaseException | None) -> None:
+    def answer(value: T | None, error: BaseException | None) -> None:
         if future.done():
             return
         if error is None:
@@ -201,7 +201,7 @@ async def aside(call: Callable[[], T], room: threading.BoundedSemaphore | None =
         finally:
             room.release()
         try:
-            loop.call_soon_threadsafe(tell, value, error)
+            loop.call_soon_threadsafe(answer, value, error)
         except RuntimeError:
             return  # the loop is closed: no task is waiting
 

@@ -181,7 +181,7 @@ async def _reach(host: str, port: int) -> str:
         try:
             await _connect(host, port)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is what was met
-            problem = problem and _told(error)
+            problem = problem and _message(error)
         else:
             problem = ""
         tries.cancel_scope.cancel()
@@ -217,7 +217,7 @@ async def _connect(host: str, port: int) -> None:
         raise error
 
 
-def _told(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     # The texts of Windows' own error numbers are only in the error itself.
     is_windows = getattr(error, "winerror", None) is not None
     is_named = isinstance(error, socket.gaierror) or is_windows

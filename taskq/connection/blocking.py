@@ -74,11 +74,11 @@ async def in_turns(steps: Generator[None, None, R]) -> R:
         await asyncio.sleep(0)
 
 
-def need_loop(*who: str) -> asyncio.AbstractEventLoop:
+def need_loop(*subject: str) -> asyncio.AbstractEventLoop:
     """Return the asyncio loop that runs in this thread.
 
     Args:
-        who: the subject of the error's sentence, in place of the awaited call.
+        subject: subject of the error's sentence, in place of the awaited call.
 
     Raises:
         UsageError: no loop runs; the message has advice for trio.
@@ -88,7 +88,7 @@ def need_loop(*who: str) -> asyncio.AbstractEventLoop:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
-        raise no_loop(*who) from None
+        raise no_loop(*subject) from None
 
 
 def run(coroutine: Coroutine[Any, Any, R]) -> R:

@@ -266,7 +266,7 @@ T = TypeVar("T")
 #: twice the one before. Longer pauses than the third value are logged.
 _PAUSE_SECONDS: Final = 0.05
 _PAUSE_SECONDS_MAX: Final = 1.0
-_PAUSE_SECONDS_TOLD: Final = 4 * _PAUSE_SECONDS
+_PAUSE_SECONDS_LOGGED: Final = 4 * _PAUSE_SECONDS
 #: Free space that must exist before a step runs: enough for most results.
 _STEP_BYTES: Final = 64 * 1024
 
@@ -378,7 +378,7 @@ class Connection:
         if store is not None and store.usable:
             return store
         blocking.need_loop()
-        self._tell_tests()
+        self._notify_tests()
         import asyncio  # noqa: PLC0415 - whoever waits here has it
 
         return await asyncio.wrap_future(self._open_on_thread())
@@ -407,7 +407,7 @@ class Connection:
                 import asyncio  # noqa: PLC0415 - the caller runs in a loop of it
                 import logging  # noqa: PLC0415 - few logs refuse
 
-                if seconds == _PAUSE_SECONDS_TOLD:
+                if seconds == _PAUSE_SECONDS_LOGGED:
                     log = logging.getLogger("taskq")
                     log.warning("%s: a step waits until the log takes it: %s", self.path, error)
                 seconds = min(max(2 * seconds, _PAUSE_SECONDS), _PAUSE_SECONDS_MAX)
@@ -550,22 +550,22 @@ class Connection:
             port.room()
         return port
 
-    def _store_locked(self, *, is_told: bool = False) -> Store:
+    def _store_locked(self, *, is_notified: bool = False) -> Store:
         store = self.current
         if store is not None and store.usable:
             return store
-        return self._first_store(is_told=is_told)
+        return self._first_store(is_notified=is_notified)
 
     @inside.uninterrupted
-    def _first_store(self, *, is_told: bool) -> Store:
+    def _first_store(self, *, is_notified: bool) -> Store:
         if self.refusal:
             raise errors.UsageError(self.refusal)
         if self._closed:
             raise errors.LogClosed(
                 f"{self.path}: closed; to go on, await open() or enter it with async with"
             )
-        if not is_told:
-            self._tell_tests()
+        if not is_notified:
+            self._notify_tests()
         if os.path.exists(f"{self.path}/{SHARDS_FILE}"):  # noqa: PTH110 - as above
             raise errors.UsageError(
                 f"{self.path} has shards: open them with TaskQ(shards=Shards(...)), or one of them"
@@ -579,7 +579,7 @@ class Connection:
         self.current = store
         return store
 
-    def _tell_tests(self) -> None:
+    def _notify_tests(self) -> None:
         # On the caller's thread: the report contains the caller's line.
         plugin = sys.modules.get(_PYTEST_PLUGIN)
         if plugin is not None and not self._closed:
@@ -605,7 +605,7 @@ class Connection:
     def _open_for(self, opening: Future[Store]) -> None:
         try:
             with self._lock:
-                store = self._store_locked(is_told=True)
+                store = self._store_locked(is_notified=True)
         except BaseException as error:  # noqa: BLE001 - whoever waits gets it, whatever it is
             self._opening = None
             opening.set_exception(error)

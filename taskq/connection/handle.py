@@ -133,6 +133,9 @@ class JobHandle(Generic[R]):
         """Return the current state of the job.
 
         Compare it with ``State.DEAD``, or its ``str()`` with "dead": a state is no text.
+
+        Raises:
+            JobNotFound: the log has no such job.
         """
         return (await self._view()).state
 

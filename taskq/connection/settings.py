@@ -33,7 +33,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from taskq.calls.habits import meant, option_instead
+from taskq.calls.habits import near_option, option_instead
 from taskq.connection import logoptions
 from taskq.core import durations, errors, model
 from taskq.core.model import Mode
@@ -99,7 +99,7 @@ def _check_environment() -> tuple[str, ...]:
             if name != "data_dir" and not _is_text(text):
                 raise errors.UsageError(f"{given} in the environment holds bytes that are no UTF-8")
             continue
-        near = meant(name, known)
+        near = near_option(name, known)
         if near:
             raise errors.UsageError(
                 f"the environment holds {given}, which is no setting: "
@@ -272,7 +272,7 @@ class Settings(BaseSettings, _LogSettings):
                 name: value for name, value in given if not _SERVICES.fullmatch(name)
             }
         named = init_settings().get("data_dir", env_settings().get("data_dir"))
-        tables = [InitSettingsSource(settings_cls, said) for _, said in _said(named)]
+        tables = [InitSettingsSource(settings_cls, values) for _, values in _file_values(named)]
         return init_settings, env_settings, *tables
 
     def log_config(self) -> config.LogConfig:
@@ -282,17 +282,17 @@ class Settings(BaseSettings, _LogSettings):
         return config.LogConfig(**logoptions.in_units(given))
 
 
-def _said(data_dir: str | os.PathLike[str] | None) -> list[tuple[Path, dict[str, Any]]]:
+def _file_values(data_dir: str | os.PathLike[str] | None) -> list[tuple[Path, dict[str, Any]]]:
     """Return the settings of each file, nearest first, without empty ones."""
     near = [(place, _table(place)) for place in logoptions.settings_places(data_dir)[1:]]
-    named = next((said["data_dir"] for _, said in near if "data_dir" in said), None)
+    named = next((values["data_dir"] for _, values in near if "data_dir" in values), None)
     log = logoptions.settings_places(data_dir, named and Path(named))[0]
     tables = [(log, _table(log, may_move=False)), *near]
-    for place, said in tables:
-        if "hub" in said and place.is_near:
+    for place, values in tables:
+        if "hub" in values and place.is_near:
             _warn(f"{place.path}: its [hub] is not obeyed: move that to {log.path.absolute()}")
-            del said["hub"]
-    return [(place.path.absolute(), said) for place, said in tables if said]
+            del values["hub"]
+    return [(place.path.absolute(), values) for place, values in tables if values]
 
 
 def _table(place: logoptions.SettingsFile, *, may_move: bool = True) -> dict[str, Any]:
@@ -302,8 +302,8 @@ def _table(place: logoptions.SettingsFile, *, may_move: bool = True) -> dict[str
         return {}
     logoptions.refuse_planted(path)
     if path.name == logoptions.DOTENV:
-        said = DotEnvSettingsSource(Settings, env_file=path, env_file_encoding="utf-8")()
-        return {name: said[name] for name in Settings.model_fields if name in said}
+        values = DotEnvSettingsSource(Settings, env_file=path, env_file_encoding="utf-8")()
+        return {name: values[name] for name in Settings.model_fields if name in values}
     if path.name == logoptions.PYPROJECT:
         return _table_of_project(path, text)
     try:
@@ -387,7 +387,7 @@ def settings_files(data_dir: str | os.PathLike[str] | None = None) -> list[Path]
     Args:
         data_dir: the log's directory, if code or a command line names it.
     """
-    return [path for path, _ in _said(data_dir or os.environ.get("TASKQ_DATA_DIR"))]
+    return [path for path, _ in _file_values(data_dir or os.environ.get("TASKQ_DATA_DIR"))]
 
 
 def silent_settings(data_dir: Path, given: Mapping[str, Any]) -> Settings:
@@ -433,11 +433,11 @@ def _no_json(error: SettingsError) -> str:
 
 def _explained(error: ValidationError, chosen: Mapping[str, Any]) -> str:
     problems = []
-    files = _said(chosen.get("data_dir") or os.environ.get("TASKQ_DATA_DIR"))
+    files = _file_values(chosen.get("data_dir") or os.environ.get("TASKQ_DATA_DIR"))
     for detail in error.errors(include_url=False, include_context=False):
         name, first = ".".join(str(part) for part in detail["loc"]), str(detail["loc"][0])
         place = variable = logoptions.PREFIX + first.upper()
         if first not in chosen and not any(it.upper().startswith(variable) for it in os.environ):
-            place = next((str(path) for path, said in files if first in said), variable)
+            place = next((str(path) for path, values in files if first in values), variable)
         problems.append(f"{name} ({place}) is {detail['input']!r:.60}: {detail['msg']}")
     return "settings: " + "; ".join(problems)

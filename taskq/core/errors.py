@@ -362,12 +362,12 @@ class ReaderFellBehind(LogError):
     """
 
     def __init__(self, path: str, reader: str, lsn: int, oldest_lsn: int) -> None:
-        who = f"reader {reader!r}" if reader else "this stream"
+        stream = f"reader {reader!r}" if reader else "this stream"
         remedy = (
             f"move it there with seek({reader!r}, lsn={oldest_lsn})" if reader else "start there"
         )
         super().__init__(
-            f"{path}: {who} was to go on at lsn {lsn}, but compaction removed everything before "
+            f"{path}: {stream} was to go on at lsn {lsn}, but compaction removed everything before "
             f"lsn {oldest_lsn}: {remedy}, and get what is missing elsewhere"
         )
         self.reader = reader
@@ -383,11 +383,11 @@ class ReaderMismatch(LogError):
         lsn: of the next record to read.
     """
 
-    def __init__(self, path: str, reader: str, lsn: int, seen: str) -> None:
-        who = f"reader {reader!r}" if reader else "this stream"
+    def __init__(self, path: str, reader: str, lsn: int, problem: str) -> None:
+        stream = f"reader {reader!r}" if reader else "this stream"
         super().__init__(
-            f"{path}: {who} had come to lsn {lsn}, but {seen}: the log was cut or replaced since. "
-            f"Check how the reader handled the last records, then move it with seek()"
+            f"{path}: {stream} had come to lsn {lsn}, but {problem}: the log was cut or replaced "
+            f"since. Check how the reader handled the last records, then move it with seek()"
         )
         self.reader = reader
         self.lsn = lsn
@@ -430,10 +430,10 @@ class SourceMoved(TaskqError):
     """
 
     def __init__(self, source: str, position: object, after: object) -> None:
-        stands = "is unknown here" if position is None else f"stands at {position!r:.200}"
+        where = "is unknown here" if position is None else f"stands at {position!r:.200}"
         expected = "unknown" if after is None else f"at {after!r:.200}"
         super().__init__(
-            f"source {source!r} {stands}, and not {expected}: somebody else ingests it, too, or an "
+            f"source {source!r} {where}, and not {expected}: somebody else ingests it, too, or an "
             f"earlier call was done. Nothing was written: go on from position({source!r})"
         )
         self.source = source

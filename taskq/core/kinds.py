@@ -97,7 +97,7 @@ EDITS: Final = CARRYING & _from(*WAITING_STATES)
 #: Records that repeat a job's present state.
 REPEATS: Final = CARRYING & kinds_that(lambda row: not row.moves)
 #: Records about a job that do not change its state.
-BESIDE: Final = OF_JOBS & kinds_that(lambda row: not row.moves)
+NEUTRAL: Final = OF_JOBS & kinds_that(lambda row: not row.moves)
 
 # Kinds to write. Readers use the sets above, which include kinds added later.
 

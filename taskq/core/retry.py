@@ -34,9 +34,18 @@ class Retry(Signal):
 
     The attempt counts, so after the last one the job is dead all the same.
 
-    Attributes:
-        delay_ns: until the next attempt, 0 for a past moment; None leaves it to the task's policy.
+    ``raise Retry(delay="30s", reason="the server is busy")``
+
+    Args:
+        delay: until the next attempt; a negative number counts as 0. None leaves it to the task's
+            policy.
         reason: kept with the attempt.
+
+    Attributes:
+        delay_ns: the delay in nanoseconds, or None.
+
+    Raises:
+        UsageError: the delay is no duration.
     """
 
     # For subclasses that do not call our ``__init__``.
@@ -50,10 +59,16 @@ class Retry(Signal):
 
 
 class Snooze(Signal):
-    """Put the job back for a while, without burning an attempt.
+    """Put the job back for a while, without using up an attempt: ``raise Snooze("5m")``.
+
+    Args:
+        delay: until the job is due again; a negative number counts as 0.
 
     Attributes:
-        delay_ns: until the job is due again, 0 for a past moment.
+        delay_ns: the delay in nanoseconds.
+
+    Raises:
+        UsageError: the delay is no duration.
     """
 
     delay_ns: int = 0
@@ -65,6 +80,8 @@ class Snooze(Signal):
 
 class Discard(Signal):
     """Move the job to the dead letters now, even if it has attempts left.
+
+    ``raise Discard("no such address")``
 
     Attributes:
         reason: kept with the dead letter.

@@ -364,6 +364,7 @@ class LogStats:
     """Counts of a whole log."""
 
     queues: tuple[QueueStats, ...]
+    #: number of segment files, and their bytes
     segments: int
     size: int
     next_lsn: int
@@ -455,7 +456,7 @@ class Serving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentView:
-    """A file of the log; ``begun_ns`` is wall time, 0 if it is empty."""
+    """A file of the log: bytes, and the wall time of its beginning; 0 if it is empty."""
 
     name: str
     size: int
@@ -605,6 +606,7 @@ class CompactedSegment:
     """A segment that was removed, could be removed, or stays."""
 
     segment: str
+    #: bytes of the file
     size: int
     #: bytes of its needed records, which are written again first
     needed: int

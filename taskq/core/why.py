@@ -449,17 +449,17 @@ class UsedLimit:
 
     def text(self, tag: Tag, now_ns: int) -> str:
         """Return one sentence for people; ``tag`` is the log's tag."""
-        whose = self.task
+        subject = self.task
         if self.key:
-            whose += f" with key {self.key.decode('utf-8', 'replace')!r:.60}"
+            subject += f" with key {self.key.decode('utf-8', 'replace')!r:.60}"
         if not self.concurrency:
             moment = _moment(self.next_ns)
             ahead = spoken(self.next_ns - now_ns)
             return (
-                f"rate {self.rate} of {whose} is used up: the next may start in {ahead}, {moment}"
+                f"rate {self.rate} of {subject} is used up: the next may start in {ahead}, {moment}"
             )
         holders = listed((tag.id(job) for job in self.running), _HOLDERS_MAX)
-        return f"concurrency {self.concurrency} of {whose} is used up by {holders}"
+        return f"concurrency {self.concurrency} of {subject} is used up by {holders}"
 
 
 _PAUSED: Final = BLOCKED_BY_PAUSE | BLOCKED_BY_TASK

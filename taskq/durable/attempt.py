@@ -175,7 +175,7 @@ class Attempt:
 
     async def _begin(self, form: Form, name: str, number: int) -> Stepped | None:
         """Return the step if it is done."""
-        self._check_goes_on()
+        self._check_running()
         if not self._read_at_ns:
             await self._loaded()
         self._active += 1
@@ -199,7 +199,7 @@ class Attempt:
         if self.unwinding is not None and not undoing_here.get():
             await self._wait()
 
-    def _check_goes_on(self) -> None:
+    def _check_running(self) -> None:
         if undoing_here.get():
             return
         if self.broken is not None:
@@ -226,11 +226,11 @@ class Attempt:
         while True:
             try:
                 port = await self._connection.port()
-                seen = await port.look(partial(look_at_steps, job=job, place=place))
+                page = await port.look(partial(look_at_steps, job=job, place=place))
             except errors.LogError as error:
                 raise self._cut_off(error) from None
-            self._large |= seen.large
-            for done in seen.steps:
+            self._large |= page.large
+            for done in page.steps:
                 if done.form == Form.FAILED:
                     called = self._done.get((CALL, done.number))
                     if called is not None:
@@ -243,13 +243,13 @@ class Attempt:
                     self.unwinding = self.unwinding or json.loads(done.body)
                 else:
                     self._done.setdefault((done.name, done.number), done)
-            place = seen.next_place
+            place = page.next_place
             if not place:
                 break
         self._unasked = set(self._done)
         self._had_steps = bool(self._done)
-        self._begun = {(wait.name, wait.number): wait for wait in seen.waits}
-        self._time_ns, self._read_at_ns = seen.time_ns, self._steady_ns()
+        self._begun = {(wait.name, wait.number): wait for wait in page.waits}
+        self._time_ns, self._read_at_ns = page.time_ns, self._steady_ns()
 
     def _load_try(self, done: Stepped) -> None:
         tried, title = json.loads(done.body), (done.name, done.number)
@@ -287,7 +287,7 @@ class Attempt:
         detach: bool = False,
     ) -> Stepped | None:
         """Write the step; on return it is as durable as the app's settings ask for."""
-        self._check_goes_on()
+        self._check_running()
         delivery, packing = self._job.delivery, self._packing
         self._busy += 1
         try:
@@ -311,10 +311,10 @@ class Attempt:
             self._busy -= 1
             self._look_soon()
         if done is not None:
-            if form not in _BESIDE:
+            if form not in _SIDE_FORMS:
                 self._done[name, number] = done
             if self._job.app.hooks.steps:
-                self._tell(done, began_ns)
+                self._call_hooks(done, began_ns)
         return done
 
     async def _ready(self) -> None:
@@ -332,10 +332,10 @@ class Attempt:
         self._end()
         return Suspended(str(error))
 
-    def _tell(self, done: Stepped, began_ns: int) -> None:
+    def _call_hooks(self, done: Stepped, began_ns: int) -> None:
         job, form = self._job, Form(done.form).name.lower()
         seconds = (self.now_ns() - began_ns) / model.SECOND_NS if began_ns else 0.0
-        job.app.hooks.tell_step(
+        job.app.hooks.call_step_hooks(
             hooks.StepDone(
                 job.id, job.task, job.queue, job.attempt, done.name, done.number, form, seconds
             )
@@ -488,7 +488,7 @@ _WHAT: Final[dict[int, str]] = {
 #: Forms that users name, one form for each name. Other forms continue the numbers of a name.
 _NAMED: Final = frozenset({Form.STEP, Form.EVENT, Form.UNDO})
 #: Forms of records besides the step of the same name and number.
-_BESIDE: Final = frozenset({Form.FAILED, Form.TRIED, Form.UNDO, Form.UNDOING})
+_SIDE_FORMS: Final = frozenset({Form.FAILED, Form.TRIED, Form.UNDO, Form.UNDOING})
 _SWALLOWED: Final = (
     "{} caught durable.Suspended and went on: the run was over there, and what it did since counts "
     "for nothing. Catch Exception, not BaseException, or raise it again"

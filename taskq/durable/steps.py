@@ -277,7 +277,7 @@ class StepAttempt(Attempt):
     async def enter(self, undo: Undo) -> None:
         """Record an undo, unless an earlier attempt did so."""
         title = undo.call.name, undo.call.number
-        self._check_goes_on()
+        self._check_running()
         await self._loaded()
         if title not in self._registered:
             await self._stop_if_unwinding()

@@ -24,7 +24,7 @@ from taskq.durable.attempt import CALL, IN_PLACE_NS, warned
 from taskq.durable.steps import StepAttempt
 from taskq.flows.flow import Failed
 from taskq.log.format.flows import Stepped
-from taskq.log.read.flows import ENDS_MAX, InputEnd, SignalSeen, look_at_ends, look_at_signals
+from taskq.log.read.flows import ENDS_MAX, InputEnd, StoredSignal, look_at_ends, look_at_signals
 from taskq.log.requests import Item
 
 _log: Final = logging.getLogger("taskq")
@@ -167,24 +167,24 @@ class DurableRun(StepAttempt):
         is_over = 0 < wait.until_ns <= self.now_ns()
         return Arrival(2, wait.until_ns) if is_over else wait
 
-    async def _find(self, event: EventWait) -> tuple[SignalSeen | None, Wait]:
+    async def _find(self, event: EventWait) -> tuple[StoredSignal | None, Wait]:
         """Return the oldest signal that fits, and the wait for a later one."""
         name, job = event.name, self._job.delivery.job
         until_ns = 0 if event.limit_ns is None else self.now_ns() + event.limit_ns
         wait = Wait(Form.EVENT, name, event.number, until_ns)
-        seen, encoded = 0, name.encode("utf-8", "surrogatepass")
+        latest, encoded = 0, name.encode("utf-8", "surrogatepass")
         while True:
             port = await self._connection.port()
-            look = partial(look_at_signals, job=job, name=encoded, after=seen)
+            look = partial(look_at_signals, job=job, name=encoded, after=latest)
             signals = await port.look(look)
             for signal in signals:
                 if await self._fits(event, signal):
                     return signal, wait
-                seen = signal.number
+                latest = signal.number
             if not signals:
-                return None, (await self._reached(wait))._replace(first=seen)
+                return None, (await self._reached(wait))._replace(first=latest)
 
-    async def _fits(self, event: EventWait, signal: SignalSeen) -> bool:
+    async def _fits(self, event: EventWait, signal: StoredSignal) -> bool:
         """Return whether the event takes a signal."""
         body, what = signal.body, f"signal {event.name!r} of job {self._job.id}"
         if signal.flags:
@@ -295,11 +295,11 @@ class DurableRun(StepAttempt):
             return chosen
         arrivals, waits = list[tuple[Arrival, int]](), list[Wait]()
         for at, part in enumerate(parts):
-            seen = await part.look()
-            if isinstance(seen, Wait):
-                waits.append(seen)
+            latest = await part.look()
+            if isinstance(latest, Wait):
+                waits.append(latest)
             else:
-                arrivals.append((seen, at))
+                arrivals.append((latest, at))
         if not arrivals:
             await self._wait(*waits)
         _, chosen = min(arrivals)

@@ -255,7 +255,7 @@ async def find_flow(app: AppPort[Connection], flow_id: str) -> FlowHandle[Any]:
         raise await port.not_found(lsn)
     if ties.root is None:
         raise errors.UsageError(
-            f"{flow_id} is no flow's id: a flow has that of its last job, as handle.id tells"
+            f"{flow_id} is no flow's id: a flow has that of its last job, which is handle.id"
         )
     jobs, ends, shape = ties.root
     tag = connection.tag

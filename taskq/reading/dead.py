@@ -156,7 +156,7 @@ class DeadFilters(TypedDict, total=False):
     task: str | None
     #: text contained in the reason, or a compiled pattern found in it
     error: str | re.Pattern[str] | None
-    #: died at this time (with a time zone) or later; a duration in seconds counts back from now
+    #: died at this time (with a time zone) or later; a duration counts back from now
     since: durations.Duration | datetime | None
     #: died before this time, in the same forms
     before: durations.Duration | datetime | None
@@ -243,6 +243,11 @@ class DeadLetters:
     requeue_sync: Final = blocking(requeue)
 
     async def requeue_many(self, job_ids: Iterable[str]) -> Swept:
+        """Make these dead letters ready again, as ``requeue`` does; others are refused.
+
+        Raises:
+            UsageError: an id is not valid, or belongs to another log; nothing was changed.
+        """
         return await self._many(job_ids, DeadLetters._requeue)
 
     requeue_many_sync: Final = blocking(requeue_many)
@@ -258,6 +263,9 @@ class DeadLetters:
             limit: most dead letters.
             dry_run: change nothing, and count.
             filters: see ``DeadFilters``.
+
+        Raises:
+            UsageError: an argument is wrong.
         """
         act = DeadLetters._count if dry_run else DeadLetters._requeue
         return await self._sweep(dead_filter(filters), limit, act)
@@ -277,6 +285,11 @@ class DeadLetters:
     purge_sync: Final = blocking(purge)
 
     async def purge_many(self, job_ids: Iterable[str]) -> Swept:
+        """Remove these dead letters; other jobs are refused.
+
+        Raises:
+            UsageError: as ``requeue_many``.
+        """
         return await self._many(job_ids, DeadLetters._purge_checked)
 
     purge_many_sync: Final = blocking(purge_many)
@@ -284,7 +297,7 @@ class DeadLetters:
     async def purge_all(
         self, *, limit: int | None = None, dry_run: bool = False, **filters: Unpack[DeadFilters]
     ) -> Swept:
-        """Remove all matching dead letters; see ``requeue_all``."""
+        """Remove all matching dead letters; arguments and errors as in ``requeue_all``."""
         act = DeadLetters._count if dry_run else DeadLetters._purge
         return await self._sweep(dead_filter(filters), limit, act)
 
@@ -331,28 +344,28 @@ class DeadLetters:
         while jobs:
             port = await self._connection.port()
             page: selection.Page[Letter] = await port.look(partial(selection.letters, jobs=jobs))
-            swept += self._told(page.refused)
+            swept += self._sum_up(page.refused)
             if page.items:
                 port = await self._connection.port()
                 named = [letter.job for letter in page.items]
-                swept += self._told(zip(named, await port.requeue(page.items), strict=True))
+                swept += self._sum_up(zip(named, await port.requeue(page.items), strict=True))
             jobs = [job for job in jobs if page.following and job >= page.following]
         return swept
 
     async def _purge(self, jobs: Jobs) -> Swept:
         port = await self._connection.port()
-        return self._told(zip(jobs, await port.purge(jobs), strict=True))
+        return self._sum_up(zip(jobs, await port.purge(jobs), strict=True))
 
     async def _purge_checked(self, jobs: Jobs) -> Swept:
         port = await self._connection.port()
         page: selection.Page[int] = await port.look(partial(selection.check_dead, jobs=jobs))
-        swept = self._told(page.refused)
+        swept = self._sum_up(page.refused)
         return swept + await self._purge(page.items) if page.items else swept
 
     async def _count(self, jobs: Jobs) -> Swept:
         return Swept(count=len(jobs))
 
-    def _told(self, answers: Iterable[tuple[int, errors.TaskqError | None]]) -> Swept:
+    def _sum_up(self, answers: Iterable[tuple[int, errors.TaskqError | None]]) -> Swept:
         """Sum up the answers to one slice, by job: None for a changed job."""
         given, tag = list(answers), self._connection.tag
         refused = {tag.id(job): error for job, error in given if error is not None}

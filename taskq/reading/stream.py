@@ -529,7 +529,7 @@ def reader_views(path: str, identity: Identity, extent: segments.Extent) -> list
                 except (errors.ReaderFellBehind, errors.ReaderMismatch) as error:
                     problem, cursor = str(error), start
             lsn = cursor.next_lsn if problem else position.lsn
-            records, size = positions.count_behind(files, cursor, lsn, extent)
+            records, size = positions.count_after(files, cursor, lsn, extent)
             views.append(
                 ReaderView(
                     name=name,

@@ -194,7 +194,7 @@ async def test_a_receiver_that_hangs_keeps_no_other_from_its_alert(
         post.clock.advance(LEASE_SECONDS)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(alerts, "_TELL_SECONDS", 0.01)
+    monkeypatch.setattr(alerts, "_NOTIFY_SECONDS", 0.01)
     post = Post(tmp_path, lambda _: "bad", hang, "hung")
     post.app.alert(when=lambda _: "bad", to=_away, name="next")
     began = post.clock.wall_ns() / 1e9
@@ -214,7 +214,7 @@ async def test_a_function_that_hangs_takes_one_thread(
         calls.append(alert)
         go.wait()
 
-    monkeypatch.setattr(alerts, "_TELL_SECONDS", 0.05)
+    monkeypatch.setattr(alerts, "_NOTIFY_SECONDS", 0.05)
     post = Post(tmp_path, lambda _: "bad", hang, "hung")
     async with post.app:
         for _ in range(3):

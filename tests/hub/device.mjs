@@ -74,7 +74,7 @@ async function parts(session, from, to, data, cut, placeAt, before) {
   for (let held = 0; from < to; ) {
     const end = cut(from, Math.min(from + partBytes, to))
     const piece = data.subarray(from + held, Math.min(end, from + held + partBytes))
-    const fields = `{"session":${session},"log_id":"${identity.log_id}","behind":${place(placeAt(from))},` +
+    const fields = `{"session":${session},"log_id":"${identity.log_id}","after":${place(placeAt(from))},` +
       `"held":${held},"before":"${from ? '' : before}"}`
     const headers = { 'Content-Type': 'application/vnd.taskq.frames', 'Taskq-Append': fields }
     const answer = await request('POST', '/append', headers, piece)

@@ -149,7 +149,7 @@ class Simulation:
         self._session = 0
         self._questions: list[Question] = []
         #: records of the device's logs when a job was expired for it
-        self._words: dict[str, outbox.There | None] = {}
+        self._words: dict[str, outbox.DeviceJob | None] = {}
         self.handed = self.lost = 0
 
     # -- what happens -----------------------------------------------------------------------------

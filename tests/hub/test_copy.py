@@ -138,18 +138,18 @@ def _synced(
 
 
 @pytest.mark.parametrize(("found", "has_end", "verdict"), [
-    (("stands",), False, Verdict.BEHIND), (("stands",), True, Verdict.BEHIND),
-    (("follows", "begins_behind"), False, Verdict.BEHIND),
-    (("stands", "begins_before"), True, Verdict.OLDER),
+    (("has",), False, Verdict.BEHIND), (("has",), True, Verdict.BEHIND),
+    (("follows", "begins_after"), False, Verdict.BEHIND),
+    (("has", "begins_before"), True, Verdict.OLDER),
     (("is_moved",), False, Verdict.BEHIND), (("is_moved",), True, Verdict.BEHIND),
-    ((), True, Verdict.AHEAD), (("begins_behind",), True, Verdict.AHEAD),
-    (("begins_behind",), False, Verdict.GAP), ((), False, Verdict.DIFFERS),
+    ((), True, Verdict.AHEAD), (("begins_after",), True, Verdict.AHEAD),
+    (("begins_after",), False, Verdict.GAP), ((), False, Verdict.DIFFERS),
 ])  # fmt: skip
 def test_each_finding_has_its_verdict(
     found: tuple[str, ...], verdict: Verdict, *, has_end: bool
 ) -> None:
     log = create_autospec(DurableLog)
-    for name in ("stands", "follows", "is_moved", "begins_behind", "begins_before"):
+    for name in ("has", "follows", "is_moved", "begins_after", "begins_before"):
         getattr(log, name).return_value = name in found
     assert compare(_synced(has_end=has_end), log) is verdict
     in_kin = compare(_synced(NOWHERE, has_end=has_end, kin=_AT), log)
@@ -189,7 +189,7 @@ def test_a_log_goes_on_after_the_hubs_end(change: Callable[[Line], None], number
     change(line)
     log = line.simulation._read_device()
     assert log is not None
-    assert not log.stands(at)
+    assert not log.has(at)
     for stem, is_there in ((at.stem, True), (bytes(56), False)):
         synced = _synced(at._replace(stem=stem), begins=line.log.segments[0])
         assert (compare(synced, log) is Verdict.BEHIND) is is_there

@@ -31,7 +31,7 @@ from taskq.log.upkeep.upkeep import Upkeep
 from taskq.testing.sandbox import use_clock
 from taskq_plugins.hub import Hub, outbox
 from taskq_plugins.hub.models import JOB, Given
-from taskq_plugins.hub.outbox import CopyReader, DeviceOutbox, There
+from taskq_plugins.hub.outbox import CopyReader, DeviceJob, DeviceOutbox
 from taskq_plugins.hub.registry import Registry
 from taskq_plugins.hub.sync import SyncResult, sync
 from tests.effort import grows, some
@@ -627,20 +627,20 @@ def test_a_job_is_known_by_what_compaction_wrote_again_of_it_and_by_a_copy_set_b
     disk, log_id = CrashableDisk(world.machine), process.journal.identity.log_id
     reading = CopyReader(disk, world.path, log_id)
     reading.read()
-    assert reading.jobs == {"12345678-5": There(world.path, job, False, "")}
+    assert reading.jobs == {"12345678-5": DeviceJob(world.path, job, False, "")}
     assert reading.taken["12345678"] == 5
     fill_segment(process)
     world.clock.advance(1)
     late = CopyReader(disk, world.path, log_id, int(world.segments()[-1][-24:-4]))
     process.ask(Op.CANCEL, job)
     reading.read()
-    assert reading.jobs == {"12345678-5": There(world.path, job, True, "")}
+    assert reading.jobs == {"12345678-5": DeviceJob(world.path, job, True, "")}
     late.read()
     assert not late.taken  # that stands in an earlier segment
     process.kill()
     set_back(world.machine, early, in_place=False)
     reading.read()
-    assert reading.jobs == {"12345678-5": There(world.path, job, False, "")}
+    assert reading.jobs == {"12345678-5": DeviceJob(world.path, job, False, "")}
 
 
 async def test_a_lost_devices_jobs_go_to_another_and_run_there_alone(place: Fleet) -> None:

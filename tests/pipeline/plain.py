@@ -411,13 +411,13 @@ def breaks_of(records: Rows, declared: Given = ()) -> Rows:
     for row in records:
         if row["kind"] == "break":
             it = json.loads(row["value"])
-            made[row["log_id"], it["what"], it.get("goes_on") or row["lsn"]] = {
+            made[row["log_id"], it["what"], it.get("next_lsn") or row["lsn"]] = {
                 "device": row["device"], "log_id": row["log_id"], "kind": it["what"],
                 "is_declared": "end_lsn" in it and it.get("cause") != "compaction took it",
-                "lsn": row["lsn"], "goes_on_lsn": it.get("goes_on"),
+                "lsn": row["lsn"], "next_lsn": it.get("next_lsn"),
                 "end_lsn": it.get("end_lsn"), "cause": it.get("cause"),
             }  # fmt: skip
     for gap in declared:
-        place = gap["log_id"], gap["kind"], gap["goes_on_lsn"] or gap["lsn"]
+        place = gap["log_id"], gap["kind"], gap["next_lsn"] or gap["lsn"]
         made.setdefault(place, {**gap, "is_declared": True})
     return list(made.values())

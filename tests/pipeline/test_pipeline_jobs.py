@@ -190,12 +190,12 @@ def test_steps_of_the_clock_are_no_waits_and_no_runs(folded: Folded) -> None:
 def test_what_is_kept_is_of_open_jobs_but_for_clocks_and_what_was_read(folded: Folded) -> None:
     """One of a job's copies by repeated compaction is kept."""
     jobs_open = {key for key, row in folded.by_batch.items() if not row["is_over"]}
-    of_jobs = [row for row in folded.kept if row["kind"] not in {"clock", "position", "told"}]
+    of_jobs = [row for row in folded.kept if row["kind"] not in {"clock", "position", "finished"}]
     assert {(row["log_id"], row["job"]) for row in of_jobs} == jobs_open
     assert {row["kind"] for row in of_jobs} & {"owner", "extended", "paused"} == set()
     positions = {row["log_id"] for row in folded.kept if row["kind"] == "position"}
     assert positions >= {row["log_id"] for row in folded.kept}
-    for kind in ("told", "carried"):
+    for kind in ("finished", "carried"):
         shown = [(row["log_id"], row["job"]) for row in folded.kept if row["kind"] == kind]
         assert shown
         assert len(shown) == len(set(shown))
@@ -242,7 +242,7 @@ def test_carried_attempts_have_their_wait_and_run_times_and_a_carried_job_its_re
 
 
 def test_records_that_were_folded_before_add_no_rows() -> None:
-    assert not made({"kind": "told"}, {"lsn": 1, "kind": "enqueued", "ts_ns": 0}).jobs.num_rows
+    assert not made({"kind": "finished"}, {"lsn": 1, "kind": "enqueued", "ts_ns": 0}).jobs.num_rows
     assert not made(CARRIED).jobs.num_rows
     assert made(CARRIED, read=(15, 999)).jobs["state"].to_pylist() == ["running"]
 

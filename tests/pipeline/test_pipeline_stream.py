@@ -113,7 +113,7 @@ def test_a_segment_that_goes_before_it_was_read_is_data_loss(
     rows = stream.step()
     left = [lsn for lsn in range(7, 14) if not any(item <= lsn < item + 4 for item in gone)]
     assert lsns(rows) == left
-    gaps = [(gap["lsn"], gap["goes_on"]) for gap in shown(rows)]
+    gaps = [(gap["lsn"], gap["next_lsn"]) for gap in shown(rows)]
     goes_on = next(lsn for lsn in (5, 9, 13) if lsn not in gone)
     assert gaps[0] == ((7, goes_on) if 5 in gone else (9, 13))
     assert "device edge" in caplog.text
@@ -245,7 +245,7 @@ def test_records_before_a_declared_gap_are_read_where_the_hub_keeps_them(tmp_pat
     made.rotate()
     made.enqueue(1)
     rows = stream.step()
-    gap = {"what": "gap", "lsn": 3, "goes_on": 50, "end_lsn": 3, "cause": "told"}
+    gap = {"what": "gap", "lsn": 3, "next_lsn": 50, "end_lsn": 3, "cause": "told"}
     assert shown(rows) == [gap]
     assert lsns(rows) == [50]
     declare(made, made.frames[-1], 90)  # after the read position it is no loss

@@ -101,7 +101,7 @@ async def test_a_task_that_is_registered_late_is_claimed_from_all_logs(tmp_path:
     worker: Any = app.worker(logs=logs)
     async with worker:
         shares = worker._runner.feed.shares.values()
-        await until(lambda: all(share.feed.stands for share in shares))
+        await until(lambda: all(share.feed.is_idle for share in shares))
 
         @app.task(name="late")
         async def late(text: str) -> None:

@@ -310,7 +310,7 @@ def test_a_wrong_time_shows_an_error_and_keeps_the_live_view(path: Path) -> None
         screen.press(key, picture)
     before: Any = screen.moment
     assert before is None
-    assert "soo" in screen.said
+    assert "soo" in screen.message
     for key in ("t", "1", "h", "enter"):
         screen.press(key, picture)
     moment: Any = screen.moment

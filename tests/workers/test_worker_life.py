@@ -359,7 +359,7 @@ async def test_a_burst_runs_a_child_that_a_claim_took_while_it_was_withdrawn(
     async def parent() -> None:
         assert worker._runner is not None
         port = app.store().port()
-        while not worker._runner.feed.stands:
+        while not worker._runner.feed.is_idle:
             await port.stats()
         await port.stats()  # answered after the claim, which waits in the log from now on
         deliver, settle, claim = port.deliver, port.settle, port.claim

@@ -146,12 +146,12 @@ def test_a_progress_board_drops_ended_jobs_and_is_bounded(tmp_path: Path) -> Non
     board = ProgressBoard(tmp_path, 7)
     lasting = Runner()
     for job in range(JOBS_MAX + 10):
-        board.tell(lasting if job > JOBS_MAX else Runner(), job, job, ProgressView(0.5, "", 1))
+        board.report(lasting if job > JOBS_MAX else Runner(), job, job, ProgressView(0.5, "", 1))
     board.close()
     board.close()
     rows = json.loads((tmp_path / f"{7:016x}{PROGRESS}").read_text())
     assert {row[0] for row in rows} == set(range(JOBS_MAX + 1, JOBS_MAX + 10))
-    board.tell(lasting, 1, 1, ProgressView(0.5, "", 1))
+    board.report(lasting, 1, 1, ProgressView(0.5, "", 1))
     assert board._thread is None
 
 

@@ -98,7 +98,7 @@ def stop(
     """Ask the workers of a log to end after their jobs.
 
     WORKER is one of them, by the OWNER or the PID that "taskq workers" lists. With --processes the
-    guard ends with all of its workers. A program with a worker beside other work is left alone.
+    guard ends with all of its workers. A program that runs a worker within it is left alone.
     """
     from taskq.cli import open_reader  # noqa: PLC0415 - a worker's start waits 2 ms for it
 

@@ -15,18 +15,20 @@ JobEnd: TypeAlias = Literal["succeeded", "retried", "dead", "released", "cancell
 
 @values.dataclass(slots=True)
 class JobFinished:
-    """A delivery ended. The class is not frozen: creating a frozen object takes twice as long.
+    """An attempt of a job ended, also by a retry or a release.
+
+    It is not frozen, since that would double the time to create it.
 
     Attributes:
         job_id: id of the job.
         task: name of its task.
         outcome: how it ended; "released": given back without using up the attempt (shutdown,
             ``Snooze``, or the job waits within its run); "cancelled": stopped by a request.
-        seconds: run time in this process.
+        seconds: run time of the attempt in this process.
         attempt: number of this attempt, from 1.
         attempts_max: how many attempts the job may use up; 0 for no limit.
         reason: why it failed: first line ``Type: message``, then the last lines of the traceback.
-        delay_seconds: time until it is due again; None if it is not retried.
+        delay_seconds: time until the job is due again; None if it ended.
         queue: queue that it was claimed from.
     """
 
@@ -53,7 +55,7 @@ _OUTCOMES: Final[dict[engine.Kind, JobEnd]] = {
 _DUE_AGAIN: Final = frozenset({engine.kinds.RETRY, engine.kinds.RELEASE})
 
 
-def tell(hook: Hook, settlement: engine.Settlement, seconds: float) -> None:
+def call_hook(hook: Hook, settlement: engine.Settlement, seconds: float) -> None:
     """Call the hook with the event of one settlement; log its errors.
 
     An ``on_event`` hook runs in the event loop's thread, so it should return at once. An error of

@@ -139,7 +139,7 @@ class LogPart:
         store: the open store; None before it is opened and after the log is left.
         host: the host of its feed; the slots unless it is set.
         services: services that claim or create jobs; ended as the worker drains.
-        beside: services that run until the last job is settled.
+        late_services: services that run until the last job is settled.
     """
 
     def __init__(self, app: TaskQ, weight: int = 1, *, ticks: bool, syncs: bool) -> None:
@@ -149,7 +149,7 @@ class LogPart:
         self.host: feed.FeedHost | None = None
         self.gates: Gates | None = None
         self.services: list[Service] = [scheduler.Scheduler(app)] if ticks else []
-        self.beside: list[Service] = [_syncing(app)] if syncs else []
+        self.late_services: list[Service] = [_syncing(app)] if syncs else []
         self._scopes: list[CancelScope] = []
 
     def serve(self, worker: object, serving: views.Serving | None) -> None:
@@ -274,7 +274,7 @@ class Worker:
         app: the app with the tasks.
         concurrency: how many jobs run at a time, of all logs together.
         logs: directories to claim from in place of the app's, with weights to share the slots in
-            that proportion. Jobs of a job go into its own log.
+            that proportion. A job enqueues into its own log.
         queues: names of the queues to claim from, with weights to share the claims in that
             proportion; None for all.
         burst: stop by itself once no job is ready and none runs. Jobs due later are left.
@@ -290,7 +290,7 @@ class Worker:
         warns: whether it checks each minute for waiting jobs that no worker would take, and for
             queues of its own that are never used, and logs them.
         sync: whether it sends the log to the hub of the settings, as ``taskq sync --follow`` does.
-        on_event: called with a ``JobFinished`` for each job that ended, on the loop's thread.
+        on_event: called with a ``JobFinished`` for each attempt that ended, on the loop's thread.
         on_dead: called with each ``DeadLetter`` that this process makes, besides the app's own
             hooks; see ``TaskQ.on_dead``.
 
@@ -364,7 +364,7 @@ class Worker:
         self._parts = parts_of(app, logs, ticks=schedules and not burst, syncs=sync)
         self.services: list[Service] = self._parts[0].services
         self._own = list(self._parts) if logs is not None else []
-        self._beside: list[Service] = []
+        self._late_services: list[Service] = []
         self.burst, self._warns, self._max_jobs = burst, warns, max_jobs
         self.drain_seconds = executors.drain_seconds(drain_timeout)
         self._hook, self._on_dead, self._deaths = on_event, on_dead, list[DeathHooks]()
@@ -565,13 +565,13 @@ class Worker:
         self._store = self.store()
         runner = self._runner = self._hire()
         self._listen()
-        async with create_task_group() as beside:
+        async with create_task_group() as group:
             try:
-                for service in self._beside:
-                    await beside.start(self._run_part, None, service)
+                for service in self._late_services:
+                    await group.start(self._run_part, None, service)
                 for part in self._parts:
-                    for service in part.beside:
-                        await beside.start(self._run_part, part, service)
+                    for service in part.late_services:
+                        await group.start(self._run_part, part, service)
                 await self._claim(runner)
                 await runner.settler.settle_all()
             except asyncio.CancelledError:
@@ -580,7 +580,7 @@ class Worker:
                 runner.interrupt()
                 runner.settler.flush()
                 raise
-            beside.cancel_scope.cancel()
+            group.cancel_scope.cancel()
 
     async def _claim(self, runner: feed.Runner) -> None:
         """Claim until a stop is requested; return when the last job has ended or was abandoned."""
@@ -651,8 +651,8 @@ class Worker:
                 part.app, host, queues=self.queues, changed=self._publish_serving
             )
             self._deaths.append(DeathHooks(part.app, self._on_dead))
-            part.beside += [self._deaths[-1], gates.probes]
-            part.beside += [make(part.app) for make in self.app.hooks.services.values()]
+            part.late_services += [self._deaths[-1], gates.probes]
+            part.late_services += [make(part.app) for make in self.app.hooks.services.values()]
             part.services.append(gates)
             if self._warns:
                 part.services.append(watches.StrayWatch(part.app, self.queues))
@@ -661,7 +661,7 @@ class Worker:
             lambda: [delivery for delivery, _ in runner.held()],
             self._port_of, self._publish_serving,
         )  # fmt: skip
-        self._beside += [self._lifespans, self._stuck]
+        self._late_services += [self._lifespans, self._stuck]
         return runner
 
     def _port_of(self, tag: str) -> engine.LoopPort | None:
@@ -722,8 +722,8 @@ class Worker:
         )
         for part, host in zip(parts, runner.hosts, strict=True):
             part.host = host
-            part.beside += [CancelListener(runner), SlotsWish(partial(self._resize, runner))]
-        self._beside.append(watch)
+            part.late_services += [CancelListener(runner), SlotsWish(partial(self._resize, runner))]
+        self._late_services.append(watch)
         keeper.blame = runner.blame
         self._undo.callback(guards.forbid_stop(runner.loop, runner.runs))
         self._undo.callback(guards.end_children_of(runner.loop, runner.forsake))

@@ -55,7 +55,7 @@ def last_end(log: LogPlace, places: list[SegmentPlace]) -> Position:
     for place in reversed(places):
         with SegmentFile(place.path, log.log_id, place.first_lsn) as file:
             start, last = _start(log, file), file.last_before(place.size_bytes)
-            return start if last is None else start.behind(*last)
+            return start if last is None else start.after(*last)
     return _nowhere(log)
 
 
@@ -83,7 +83,7 @@ def _near_end(log: LogPlace, file: SegmentFile) -> Position:
             break
         offset, header = last
         if header.next_lsn <= synced_through:
-            return start.behind(offset, header)
+            return start.after(offset, header)
         last = file.last_before(offset)
     return start
 
@@ -101,7 +101,7 @@ def _declared(file: SegmentFile, begin: Position, synced_through: int) -> tuple[
     for offset, header in file.hop(begin.offset, file.size_bytes):
         if header.next_lsn > synced_through:
             break
-        end = begin.behind(offset, header)
+        end = begin.after(offset, header)
     return end, synced_through
 
 
@@ -109,7 +109,7 @@ def _whole(file: SegmentFile, begin: Position) -> Position:
     end = begin
     for item in file.scanner.frames(begin.offset, begin.lsn):
         if not isinstance(item, Gap):
-            end = begin.behind(item.offset, item.header)
+            end = begin.after(item.offset, item.header)
         elif item.torn:
             break
         else:
@@ -330,7 +330,7 @@ def segment_rows(
     for place in places:
         try:
             now = edges(log, place)
-            goes_on = before is None or follows(log, before, place)
+            is_continued = before is None or follows(log, before, place)
         except FileNotFoundError:
             continue
         except LogError as error:
@@ -347,6 +347,6 @@ def segment_rows(
             place.size_bytes,
             place.modified_ns,
             now.time_ns if now.next_lsn > place.first_lsn else None,
-            None if goes_on or before is None else edges(log, before).next_lsn,
+            None if is_continued or before is None else edges(log, before).next_lsn,
         )
         before = place

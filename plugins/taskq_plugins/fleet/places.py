@@ -139,7 +139,7 @@ class Position(NamedTuple):
     def place(self) -> tuple[int, int]:
         return self.segment, self.offset
 
-    def behind(self, offset: int, header: FrameHeader) -> Position:
+    def after(self, offset: int, header: FrameHeader) -> Position:
         """Return the position after the frame that starts at an offset."""
         return self._replace(
             offset=offset + header.size, lsn=header.next_lsn, time_ns=header.time_ns, frame=offset
@@ -327,14 +327,14 @@ def _differ(lsn: int, size: int, short: LogPlace, long: LogPlace) -> bool:
     with (
         contextlib.suppress(SegmentUnreadable),
         SegmentFile(f"{short.path}/log/{name}", log_id, lsn) as file,
-        SegmentFile(f"{long.path}/log/{name}", log_id, lsn) as beside,
+        SegmentFile(f"{long.path}/log/{name}", log_id, lsn) as source,
     ):
         last = file.last_before(size)
         for _ in range(_COMPARED_MAX):
             if last is None:
                 break
             offset, header = last
-            there = beside.frame_at(offset)
+            there = source.frame_at(offset)
             if there is not None:
                 return there != header
             last = file.last_before(offset)

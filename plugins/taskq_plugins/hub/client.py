@@ -140,6 +140,7 @@ class Hub:
     cancel_open_sync = blocking(cancel_open)
 
     async def close(self) -> None:
+        """Close the outboxes and the registry. Legal twice."""
         while self._outboxes:
             await self._outboxes.popitem()[1].close()
         if registry := self.__dict__.pop("registry", None):
@@ -195,6 +196,7 @@ class DeviceGroup:
 
     @property
     def devices(self) -> list[str]:
+        """Names of the current members."""
         return self._hub.registry.groups().get(self.name, [])
 
     async def enqueue(self, call: Call[R]) -> list[JobHandle[R]]:
@@ -321,9 +323,9 @@ class Outbox(TaskQ):
         with contextlib.ExitStack() as readers:
             opened = cache(lambda path: readers.enter_context(LogReader.open(path)))
             for view in views:
-                there = self._reader.find(tag, view.lsn)
-                its = opened(there.path).job(there.number) if there else None
-                words = there.words if there else ""
+                device_job = self._reader.find(tag, view.lsn)
+                its = opened(device_job.path).job(device_job.number) if device_job else None
+                words = device_job.words if device_job else ""
                 is_given = view.lsn <= int(standing.get("given", {}).get(tag.of(view.lsn), 0))
                 is_taken = self._reader.is_taken(tag, view.lsn)
                 merged = self._merged(view, its, words, is_given=is_given, is_taken=is_taken)
@@ -361,20 +363,20 @@ class Outbox(TaskQ):
             verb = word if view.state is State.SUCCEEDED else f"is {word}"
             words = f": {view.reason}" if view.reason else ""
             return Reason(code=Why[view.state.name], text=f"it {verb}{where}{words}")
-        code, heard = Why.NO_WORKER, f"{device} was never heard of"
-        if seen := standing.get("heard_ns", 0):
-            heard = f"{device} was last heard of {spoken(max(time.time_ns() - seen, 0))} ago"
+        code, contact = Why.NO_WORKER, f"{device} was never heard of"
+        if heard_ns := standing.get("heard_ns", 0):
+            contact = f"{device} was last heard of {spoken(max(time.time_ns() - heard_ns, 0))} ago"
         if its is None:
             text = f"{device} has not taken it yet"
             if is_given:
-                text = f"it was handed over to {device}, which told no more of it yet"
+                text = f"it was handed over to {device}, which has reported nothing about it yet"
         elif its.state is State.RUNNING:
             since = f" since {moment(its.attempts[-1].started_ns)}" if its.attempts else ""
             code, text = Why.RUNNING, f"it has been running on {device}{since}, as job {its.job_id}"
         else:
             text = f"it was handed over to {device} at {moment(its.enqueued_ns)}, and is "
             text += f"{its.state.name.lower()} there as job {its.job_id}"
-        return Reason(code=code, text=f"{text}; {heard}")
+        return Reason(code=code, text=f"{text}; {contact}")
 
 
 class SentJob(JobHandle[R]):

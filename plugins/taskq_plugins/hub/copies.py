@@ -114,7 +114,7 @@ class CopyFiles:
                 name, last = own.owner(segment).log_id, models.NOWHERE
                 for frame in files.frames_of(segment):
                     if log.owner(frame.header.first_lsn).log_id == name:
-                        last = engine.Border.behind(segment, frame)
+                        last = engine.Border.after(segment, frame)
                 if last.next_lsn < end.next_lsn:
                     break
                 end = last if last.frame else end
@@ -122,7 +122,7 @@ class CopyFiles:
 
     def has(self, at: engine.Border) -> bool:
         with self.files() as files:
-            return files.stands(at)
+            return files.has(at)
 
     @property
     def arrived_ns(self) -> int:
@@ -611,7 +611,7 @@ class Copy:
     def _secured(self, segment: int) -> engine.Border:
         files, noted = self._files, self._mark.read()
         mark = engine.Border.from_list(noted) if noted else models.NOWHERE
-        if mark.segment != segment or not files.stands(mark):
+        if mark.segment != segment or not files.has(mark):
             mark = models.NOWHERE
             if noted:  # the same frames may arrive again: then the old mark would be wrong
                 self._mark.remove()
@@ -657,55 +657,55 @@ class Copy:
                 self._disk.sync_directory(f"{self._path}/{folder}")
 
     def has(self, at: engine.Border) -> bool:
-        return self._files.stands(at)
+        return self._files.has(at)
 
     # -- growing ----------------------------------------------------------------------------------
 
     def append(self, asked: models.Append) -> models.Stored:
         """Append all whole frames of the bytes, and keep the piece of a larger frame."""
-        behind, at, data = asked.behind, self.at, asked.data
-        if not behind.offset and behind.segment in self._lacks:
+        after, at, data = asked.after, self.at, asked.data
+        if not after.offset and after.segment in self._lacks:
             return models.Stored(self.at, self._joined_segment(asked))
-        if behind.offset:
-            fits = behind == at
+        if after.offset:
+            fits = after == at
         else:
-            is_awaited = at.segment in (0, behind.segment) and not at.offset
-            fits = is_awaited or (at.offset > 0 and behind.segment > at.segment)
+            is_awaited = at.segment in (0, after.segment) and not at.offset
+            fits = is_awaited or (at.offset > 0 and after.segment > at.segment)
         if not fits:
             raise models.Refusal(models.Trouble.MISMATCH, at)
-        end, is_well = (behind, True) if asked.held else self._whole(asked, data)
-        if data and is_well and end == behind:
+        end, is_well = (after, True) if asked.held else self._whole(asked, data)
+        if data and is_well and end == after:
             data = self._joined(asked)
             if not data:
                 return models.Stored(at, self._pieces[1])
             end, is_well = self._whole(asked, data)
-        if end != behind:
-            if not behind.offset:
+        if end != after:
+            if not after.offset:
                 self._note_end(self._ended)
             # A view, not a copy: a disk takes any buffer.
-            self._files.add(cast("bytes", memoryview(data)[: end.offset - behind.offset]), behind)
+            self._files.add(cast("bytes", memoryview(data)[: end.offset - after.offset]), after)
             self._stored(end)
         if not is_well:
             raise models.Refusal(models.Trouble.DAMAGED, end)
         return models.Stored(self.at)
 
     def _whole(self, asked: models.Append, data: bytes) -> tuple[engine.Border, bool]:
-        behind = asked.behind
-        if behind.offset:
-            header = behind.header
-            return self._files.whole(data, 0, behind, 0 if header is None else header.epoch)
+        after = asked.after
+        if after.offset:
+            header = after.header
+            return self._files.whole(data, 0, after, 0 if header is None else header.epoch)
         if len(data) < _START:
-            return behind, True
+            return after, True
         epoch = self._begin(asked, data[:_START])
-        return self._files.whole(data, _START, behind, epoch)
+        return self._files.whole(data, _START, after, epoch)
 
     def _joined(self, asked: models.Append) -> bytes:
         """Keep a piece of a frame; return the joined pieces once the frame is whole.
 
         Pieces survive a broken line, but not a crash of the hub: they are not synced.
         """
-        disk, start = self._disk, 0 if asked.behind.offset else _START
-        size = self._pieces[1] if self._pieces[0] == asked.behind else 0
+        disk, start = self._disk, 0 if asked.after.offset else _START
+        size = self._pieces[1] if self._pieces[0] == asked.after else 0
         if asked.held <= size:
             with opened(disk, f"{self._path}/{_PIECES}", create=True) as file:
                 after = asked.held + len(asked.data)
@@ -717,7 +717,7 @@ class Copy:
                 if size >= (start + _FRAME_HEAD + body + 7) & ~7:
                     self._pieces = models.NOWHERE, 0
                     return disk.read(file, size, 0)
-        self._pieces = asked.behind, size
+        self._pieces = asked.after, size
         return b""
 
     def _begin(self, asked: models.Append, data: bytes) -> int:
@@ -726,7 +726,7 @@ class Copy:
         Its header names the end of the segment before it. Later bytes of that segment stay there:
         a recovery of the device moved them, and they arrive again in the new segment.
         """
-        at, header = self.at, self._files.header_in(asked.behind.segment, data)
+        at, header = self.at, self._files.header_in(asked.after.segment, data)
         if header is None:
             raise models.Refusal(models.Trouble.DAMAGED, at)
         end = self._files.end_before(at, header, asked.before) if at.frame else models.NOWHERE
@@ -771,7 +771,7 @@ class Copy:
         The pieces have a file of their own until the whole segment passes its checks. The checks
         find torn pieces, so nothing is synced before.
         """
-        disk, segment = self._disk, asked.behind.segment
+        disk, segment = self._disk, asked.after.segment
         target, size = self._files.file_path(segment), self._lacks[segment]["end"][1]
         folder = f"{self._path}/{AGAIN}/{LOG}"
         part = f"{folder}/{target.rpartition('/')[2]}"

@@ -89,10 +89,12 @@ class Allowance:
         if monotonic() - self._looked < LOOK_SECONDS:
             return
         for required in self._requires:
-            if problem := await _told(required.name, required.problem(), required.timeout_seconds):
+            if problem := await _probed(
+                required.name, required.problem(), required.timeout_seconds
+            ):
                 raise HubWaits(f"nothing is sent while {required.name} does not hold: {problem}")
         # With metered = "all" nothing is probed, so no failure of a probe is reported.
-        metered = "" if self._hub.metered == "all" else await _told("metered", metered_line())
+        metered = "" if self._hub.metered == "all" else await _probed("metered", metered_line())
         if metered and self._hub.metered == "never":
             raise HubWaits(f"nothing is sent, as metered = 'never' has it: {metered}")
         self.metered, self._looked = metered, monotonic()
@@ -154,7 +156,9 @@ def last_note(path: str) -> dict[str, Any]:
         return {}
 
 
-async def _told(name: str, probed: Awaitable[str], timeout_seconds: float = _PROBE_SECONDS) -> str:
+async def _probed(
+    name: str, probed: Awaitable[str], timeout_seconds: float = _PROBE_SECONDS
+) -> str:
     try:
         async with Deadline(timeout_seconds):
             return await probed
@@ -366,8 +370,8 @@ def _proxy_for(parts: SplitResult) -> tuple[str, int, dict[str, str]] | None:
         raise UsageError(f"https_proxy={given!r:.80}: give a proxy as http://host:port")
     headers = {}
     if proxy.username is not None:
-        who = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
-        headers["Proxy-Authorization"] = f"Basic {b64encode(who.encode()).decode()}"
+        login = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+        headers["Proxy-Authorization"] = f"Basic {b64encode(login.encode()).decode()}"
     return proxy.hostname, proxy.port or http.client.HTTP_PORT, headers
 
 

@@ -171,7 +171,7 @@ class Append(_OfSession):
     the header of the last frame of the segment before a new one.
     """
 
-    behind: Place
+    after: Place
     data: bytes
     held: Size = 0
     before: _Stem = ""

@@ -123,7 +123,7 @@ def item_of(job: HubJob) -> Item:
 # -- jobs in a device's log ------------------------------------------------------------------------
 
 
-class There(NamedTuple):
+class DeviceJob(NamedTuple):
     """A job on its device.
 
     Attributes:
@@ -152,18 +152,18 @@ class CopyReader:
         self._disk, self.path, self._log_id, self.begin = disk, path, log_id, begin
         self._at = NOWHERE
         self._live: dict[int, str] = {}
-        self.jobs: dict[str, There] = {}
+        self.jobs: dict[str, DeviceJob] = {}
         self.taken: dict[str, int] = {}
 
     def read(self) -> None:
         own = lineage(self._disk, self.path, self._log_id)
         files = Replica(self._disk, self.path, own)
         try:
-            if not files.stands(self._at):
+            if not files.has(self._at):
                 young = (segment for segment in files.lsns if segment >= self.begin)
                 self._at = Border(next(young, 0), 0)
                 self._live.clear()
-            for at, frame in files.frames_behind(self._at):
+            for at, frame in files.frames_after(self._at):
                 if self._live or _MARK in frame.data:
                     for record in Record.tracing(frame, _MARK, self._live):
                         self._take(record)
@@ -188,7 +188,7 @@ class CopyReader:
         words, is_over = headers.get(REFUSED, ""), record.end is not None
         if known := self.jobs.get(job):
             words = words or known.words
-        self.jobs[job] = There(self.path, record.job, is_over or bool(words), words)
+        self.jobs[job] = DeviceJob(self.path, record.job, is_over or bool(words), words)
         if not is_over:
             self._live[record.job] = job
 
@@ -211,7 +211,7 @@ class DeviceReader:
             self._logs[copy.log_id] = log
             log.read()
 
-    def find(self, tag: Tag, job: int) -> There | None:
+    def find(self, tag: Tag, job: int) -> DeviceJob | None:
         """Return the latest place of a job of an outbox.
 
         An end counts in every log. If no log has one, the last log decides: once it has taken the
@@ -396,8 +396,8 @@ class OutboxServer:
         a person lets a device continue that was set back.
         """
         path = folder(self._path, device)
-        seen = end_of(path), asked.bytes_max, dict(asked.after)
-        if seen[0] is None or self._quiet.get(device) == seen:
+        state = end_of(path), asked.bytes_max, dict(asked.after)
+        if state[0] is None or self._quiet.get(device) == state:
             return None
         copies = in_order(kept(self._path, device))
         takes = {copies[-1].log_id, *dict(copies[-1].identity.parents)} if copies else ()
@@ -413,7 +413,7 @@ class OutboxServer:
         before = self._registry.standing(device).get("given", {})
         # If earlier answers had jobs that have ended since, an empty answer moves the position.
         if answer.is_empty and before.get(answer.tag, 0) <= answer.after:
-            self._quiet[device] = seen
+            self._quiet[device] = state
             return None
         self._registry.note(device, given=before | {answer.tag: answer.end})
         return answer
@@ -576,8 +576,8 @@ class DeviceOutbox:
         """Return a job's entry for the log, and whether the job is refused."""
         why = ""
         if not any(fnmatch.fnmatchcase(job.task, pattern) for pattern in self._accept):
-            said = ", ".join(self._accept) or "nothing"
-            why = f"{job.task!r} is not among what is accepted there ({said})"
+            types = ", ".join(self._accept) or "nothing"
+            why = f"{job.task!r} is not among what is accepted there ({types})"
         elif self._known is not None and job.task not in self._known:
             why = f"no task {job.task!r} is known there"
         try:

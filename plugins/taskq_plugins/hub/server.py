@@ -107,11 +107,11 @@ class Gate:
         self._tries_began = 0.0
         self.refused, self.received = Counter[int](), 0
 
-    async def __call__(self, scope: Scope, receive: Receive, tell: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, forward: Send) -> None:
         async def send(message: Message) -> None:
             if message.get("status", 0) >= _REFUSAL:
                 self.refused[message["status"]] += 1
-            await tell(message)
+            await forward(message)
 
         if scope["type"] != "http" or scope["path"] in _OPEN:
             await self._app(scope, receive, send)
@@ -505,8 +505,8 @@ class Server:
         elif now - noted < _NOTED_SECONDS and lsn < end:
             return
         self._noted[key] = now, end
-        tells = isinstance(asked, models.Sync) and asked.clock_ns
-        clock = {"clock_ns": tells - time.time_ns()} if tells else {}
+        device_ns = asked.clock_ns if isinstance(asked, models.Sync) else 0
+        clock = {"clock_ns": device_ns - time.time_ns()} if device_ns else {}
         copy = self._copy(device, asked.log_id)
         gaps = len(copies.gaps(copy))
         self._registry.note_end(device, copy.identity, (lsn, end, gaps), **clock)

@@ -60,18 +60,18 @@ class Verdict(enum.Enum):
 def compare(synced: models.CopyEnd, log: engine.DurableLog) -> Verdict:
     """Return the verdict on the end of the copy."""
     at, kin = synced.at, synced.kin
-    is_kin = not kin.segment or _goes_on_from(log, kin) or log.begins_behind(kin)
+    is_kin = not kin.segment or _continues(log, kin) or log.begins_after(kin)
     if is_kin and not at.segment:
         return Verdict.NEW
-    if is_kin and _goes_on_from(log, at):
+    if is_kin and _continues(log, at):
         return Verdict.OLDER if log.begins_before(synced.begins) else Verdict.BEHIND
     if synced.has_end:
         return Verdict.AHEAD
-    return Verdict.GAP if is_kin and log.begins_behind(at) else Verdict.DIFFERS
+    return Verdict.GAP if is_kin and log.begins_after(at) else Verdict.DIFFERS
 
 
-def _goes_on_from(log: engine.DurableLog, at: engine.Border) -> bool:
-    return log.stands(at) or log.follows(at) or log.is_moved(at)
+def _continues(log: engine.DurableLog, at: engine.Border) -> bool:
+    return log.has(at) or log.follows(at) or log.is_moved(at)
 
 
 def opening(log: engine.DurableLog) -> models.Sync:
@@ -158,38 +158,38 @@ class Push:
             read = partial(log.segment_part, segment)
             if not isinstance(await self._sent(engine.Border(segment), read), models.Stored):
                 return False
-        behind = at
+        after = at
         if verdict is Verdict.NEW or at.segment not in log.segments:
-            behind = engine.Border(log.segments[0]) if log.segments else models.NOWHERE
-        elif not log.stands(at):  # a recovery moved it: the copy has more of the segment
-            behind = log.end_of(at.segment)
-        while behind.segment:
-            if not await self._send_segment(behind):
+            after = engine.Border(log.segments[0]) if log.segments else models.NOWHERE
+        elif not log.has(at):  # a recovery moved it: the copy has more of the segment
+            after = log.end_of(at.segment)
+        while after.segment:
+            if not await self._send_segment(after):
                 return False
-            behind = engine.Border(log.next_segment(behind.segment))
+            after = engine.Border(log.next_segment(after.segment))
         return True
 
-    async def _send_segment(self, behind: engine.Border) -> bool:
-        log, end = self._log, self._log.end_of(behind.segment)
-        earlier = [] if behind.offset else [lsn for lsn in log.segments if lsn < behind.segment]
+    async def _send_segment(self, after: engine.Border) -> bool:
+        log, end = self._log, self._log.end_of(after.segment)
+        earlier = [] if after.offset else [lsn for lsn in log.segments if lsn < after.segment]
         before = log.end_of(earlier[-1]) if earlier else models.NOWHERE
-        while behind.offset < end.offset:
-            data, following = log.part(behind, self._part_bytes())
-            answer = await self._sent(behind, partial(_piece, data), before)
+        while after.offset < end.offset:
+            data, following = log.part(after, self._part_bytes())
+            answer = await self._sent(after, partial(_piece, data), before)
             if answer != models.Stored(following):
                 if isinstance(answer, models.Refused) and answer.trouble is models.Trouble.DAMAGED:
                     raise LogDamaged(
-                        f"{engine.segment_name(behind.segment)}: a frame is not as it was written, "
+                        f"{engine.segment_name(after.segment)}: a frame is not as it was written, "
                         f"or a segment before it is missing, so the hub does not take it. See "
                         f"taskq verify, and taskq repair; then the rest goes"
                     )
                 return False
-            behind, before = following, models.NOWHERE
+            after, before = following, models.NOWHERE
         return True
 
     async def _sent(
         self,
-        behind: engine.Border,
+        after: engine.Border,
         read: Callable[[int, int], bytes],
         before: engine.Border = models.NOWHERE,
     ) -> models.Answer | None:
@@ -197,7 +197,7 @@ class Push:
         ids, held, stem = (self._synced.session, self._log_id), 0, before.stem.hex()
         while True:
             piece = read(held, self._piece_bytes())
-            answer = await self._ask(models.Append(*ids, behind, piece, held, stem))
+            answer = await self._ask(models.Append(*ids, after, piece, held, stem))
             if not isinstance(answer, models.Stored) or answer.held <= held:
                 return answer
             held = answer.held
@@ -225,8 +225,8 @@ class Push:
             shared = await self._shared(asked)
             parting = shared[-1] if shared else parting
             low = borders.index(parting) + 1 if shared else 0
-            behind = [place for place in asked if place not in shared]
-            borders = borders[low : borders.index(behind[0]) if behind else None]
+            after = [place for place in asked if place not in shared]
+            borders = borders[low : borders.index(after[0]) if after else None]
         return parting
 
     async def _shared(self, places: list[engine.Border]) -> list[engine.Border]:
@@ -353,7 +353,7 @@ class _Session:
         log, answer = self.log, await self.line.ask(opening(self.log))
         if not isinstance(answer, models.CopyEnd):
             raise models.HubError(f"{self.line.url} does not name the end of its copy: try again")
-        return SyncResult([compare(answer, log)], 0, log.end, log.bytes_behind(answer.at))
+        return SyncResult([compare(answer, log)], 0, log.end, log.bytes_after(answer.at))
 
     async def run(self) -> SyncResult:
         log, line = self.log, self.line
@@ -432,7 +432,7 @@ async def _follow(
 ) -> SyncResult:
     hub, failures, complaint = line.hub, 0, ""
     while True:
-        seen, began = outbox.end_of(path), monotonic()
+        end_before, began = outbox.end_of(path), monotonic()
         try:
             done = await sync(path, line)
         except (LogError, OSError) as error:
@@ -456,14 +456,14 @@ async def _follow(
         holding.ask(done.question)
         # After jobs sync again at once: more may be waiting, and their report is due.
         if not (done.taken.jobs or done.taken.refused):
-            await _rest(path, line, holding, seen, began, 0.0 if at_once else hub.every)
+            await _rest(path, line, holding, end_before, began, 0.0 if at_once else hub.every)
 
 
 async def _rest(
     path: str,
     line: Line,
     holding: outbox.LongPoll,
-    seen: object,
+    end_before: object,
     began: float,
     every: float,
 ) -> None:
@@ -472,7 +472,7 @@ async def _rest(
     if line.allowance.metered:
         every, poll = max(every, _METERED_EVERY_SECONDS), max(poll, _METERED_POLL_SECONDS)
     while (passed := monotonic() - began) < poll and not holding.is_answered:
-        if passed >= every and outbox.end_of(path) != seen:
+        if passed >= every and outbox.end_of(path) != end_before:
             break
         await holding.wait(_LOOK_SECONDS)
 

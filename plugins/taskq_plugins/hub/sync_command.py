@@ -69,7 +69,7 @@ def sync(data_dir: Path | None, **given: Any) -> None:
     with open_reader(data_dir) as reader:
         path, end = reader.path, reader.journal.next_lsn
     if given["status"]:
-        _tell(path, end, last_note(path))
+        _print_status(path, end, last_note(path))
         return
     line = _line(data_dir, given)
     if given["wait"]:
@@ -147,7 +147,7 @@ async def _get(line: Line, where: str, headers: dict[str, str] | None = None) ->
     return reply.content
 
 
-def _tell(path: str, end: int, note: dict[str, Any]) -> None:
+def _print_status(path: str, end: int, note: dict[str, Any]) -> None:
     """Report the last session; exit with 1 if the log has grown since, or the session failed."""
     if "synced_ns" in note:
         ago = (time.time_ns() - note["synced_ns"]) / 1e9

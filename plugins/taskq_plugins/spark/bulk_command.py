@@ -39,7 +39,7 @@ def where_to(command: Callable[..., None]) -> Callable[..., None]:
     )(command)
 
 
-def tell_rest(done: Ingested) -> None:
+def print_duplicates(done: Ingested) -> None:
     if done.duplicates:
         render.echo(f"{count_of(done.duplicates)} left out: another job holds the key")
 
@@ -107,7 +107,7 @@ def enqueue(
             render.echo(f"would enqueue {count_of(count)} in {sink.data_dir}, enqueued nothing")
         return
     done = Upload(sink.data_dir, f"upload-{upload}").bring(calls)
-    _tell(sink, done, upload, as_json=as_json)
+    _print_upload(sink, done, upload, as_json=as_json)
 
 
 def _options(given: dict[str, Any]) -> dict[str, str]:
@@ -128,8 +128,8 @@ def _header(text: str) -> tuple[str, str]:
 
 def _name(content: str, options: dict[str, str]) -> str:
     # Without the target, since each directory remembers its own uploads.
-    said = {name: value for name, value in options.items() if name != "path"}
-    text = f"{content} {json.dumps(said, sort_keys=True)}"
+    named = {name: value for name, value in options.items() if name != "path"}
+    text = f"{content} {json.dumps(named, sort_keys=True)}"
     return f"file-{hashlib.sha256(text.encode()).hexdigest()[:_NAME_DIGITS]}"
 
 
@@ -150,7 +150,7 @@ def _calls(
         raise BadFile(f"{file}: was changed while it was read; nothing was enqueued, try again")
 
 
-def _tell(sink: SinkOptions, done: Ingested, upload: str, *, as_json: bool) -> None:
+def _print_upload(sink: SinkOptions, done: Ingested, upload: str, *, as_json: bool) -> None:
     if as_json:
         render.print_json(
             {
@@ -171,7 +171,7 @@ def _tell(sink: SinkOptions, done: Ingested, upload: str, *, as_json: bool) -> N
         )
     else:
         render.echo(f"enqueued {count_of(done.jobs - done.duplicates)} in {sink.data_dir}")
-        tell_rest(done)
+        print_duplicates(done)
 
 
 _SAMPLE_ROWS: Final = 10
@@ -214,7 +214,7 @@ def replay(
         past = PastJobs(connection, where)
         counted = past.counted(_SAMPLE_ROWS)
         if not yes:
-            _tell_plan(counted, _command(lake_path, where, data_dir, run), run, as_json=as_json)
+            _print_plan(counted, _command(lake_path, where, data_dir, run), run, as_json=as_json)
             return
         done = Upload(data_dir.absolute(), f"replay-{run}").bring(past.calls())
     _print_replay(counted, past, done, run, as_json=as_json)
@@ -232,7 +232,7 @@ def _command(lake: Path | str, where: str, data_dir: Path, run: str) -> str:
     return f"taskq pipeline replay {as_typed(*words)}"
 
 
-def _tell_plan(chosen: Counted, command: str, run: str, *, as_json: bool) -> None:
+def _print_plan(chosen: Counted, command: str, run: str, *, as_json: bool) -> None:
     if as_json:
         render.print_json(
             {
@@ -255,12 +255,12 @@ def _tell_plan(chosen: Counted, command: str, run: str, *, as_json: bool) -> Non
             render.echo(f"and {chosen.jobs - chosen.sample.num_rows} more")
         states = ", ".join(f"{count} {state}" for state, count in chosen.over.items())
         render.echo(f"would enqueue {count_of(chosen.jobs)} once more ({states}), enqueued nothing")
-    _tell_live(chosen)
+    _print_live(chosen)
     if chosen.jobs:
         render.echo(f"to do it:\n  {command}")
 
 
-def _tell_live(chosen: Counted) -> None:
+def _print_live(chosen: Counted) -> None:
     if chosen.live:
         render.echo(f"{count_of(chosen.live)} that fit are not over yet, and are left alone")
 
@@ -284,10 +284,10 @@ def _print_replay(
         render.echo("no job that is over fits: enqueued nothing")
     elif done.is_new:
         render.echo(f"enqueued {count_of(done.jobs)} once more (run {run})")
-        tell_rest(done)
+        print_duplicates(done)
     else:
         render.echo(f"run {run} was done before, so nothing was enqueued; name another with --run")
-    _tell_live(chosen)
+    _print_live(chosen)
     for job_id, reason in past.problems[:_PROBLEMS_SHOWN_MAX]:
         render.echo(f"taskq: {job_id}: {reason}", err=True)
     if past.problem_count > _PROBLEMS_SHOWN_MAX:

@@ -277,6 +277,6 @@ def start_error(error: Exception, master: str) -> TaskqError:
         if re.search(signs, str(error)):
             return SparkError(remedy.format(tempfile.gettempdir()))
     java = getattr(error, "java_exception", None)
-    said = str(java.toString()) if java is not None else f"{type(error).__name__}: {error}"
-    essence = said.partition("\n")[0]
+    text = str(java.toString()) if java is not None else f"{type(error).__name__}: {error}"
+    essence = text.partition("\n")[0]
     return SparkError(f"Spark did not start on {master}: {essence}")

@@ -160,7 +160,7 @@ class Screen:
         asked: act that needs confirmation.
         to_do: confirmed acts.
         moment, moment_text: moment of the past, and its text as typed.
-        said: message in the last line.
+        message: message in the last line.
     """
 
     read_only: bool = False
@@ -175,7 +175,7 @@ class Screen:
     to_do: list[Act] = field(default_factory=list)
     moment: engine.Moment | None = None
     moment_text: str = ""
-    said: str = ""
+    message: str = ""
 
     def rows(self, picture: Picture) -> list[Row]:
         rows: list[Row] = [queue.queue for queue in picture.queues if self._fits(queue.queue)]
@@ -194,7 +194,7 @@ class Screen:
         return rows[self.chosen] if rows else None
 
     def press(self, key: str, picture: Picture) -> None:
-        self.said = ""
+        self.message = ""
         if self.typed is not None:
             self._type(key)
         elif self.asked is not None:
@@ -251,13 +251,13 @@ class Screen:
         try:
             self.moment = engine.Moment.parse(text, time.time_ns()) if text else None
         except errors.TaskqError as error:
-            self.said = str(error)
+            self.message = str(error)
             return
         self.moment_text = text
 
     def _step(self, step_ns: int) -> None:
         if self.moment is None or self.moment.time_ns is None:
-            self.said = "the arrows move times, and this is an lsn"
+            self.message = "the arrows move times, and this is an lsn"
             return
         moment_ns = self.moment.time_ns + step_ns
         if moment_ns >= time.time_ns():
@@ -269,9 +269,9 @@ class Screen:
     def _ask(self, verb: Verb, picture: Picture) -> None:
         row = self.row(picture)
         if self.read_only:
-            self.said = "nothing is changed here: taskq top runs with --read-only"
+            self.message = "nothing is changed here: taskq top runs with --read-only"
         elif self.moment is not None:
-            self.said = "the past cannot be changed: t and enter show the present"
+            self.message = "the past cannot be changed: t and enter show the present"
         elif verb == "pause":
             queue = row if isinstance(row, str) else getattr(row, "queue", "")
             paused = any(stats.queue == queue and stats.paused for stats in picture.queues)
@@ -420,27 +420,27 @@ def draw(picture: Picture, screen: Screen, width: int, height: int) -> Renderabl
 
 
 def draw_job(
-    seen: hooks.JobStatus, screen: Screen, time_ns: int, width: int, height: int
+    facts: hooks.JobStatus, screen: Screen, time_ns: int, width: int, height: int
 ) -> RenderableType:
-    job = seen.job
+    job = facts.job
     head = _text(f"{job.job_id}  ", "bold")
     head.append(str(job.state), _COLOURS.get(job.state, "cyan"))
     about = f"  {job.task or '-'}  queue {job.queue}  priority {job.priority}"
     head.append(flat(f"{about}  times in {render.zone(job.enqueued_ns)}"))
     lines: list[RenderableType] = [_cut(head)]
-    if seen.why is not None and (screen.wants_why or job.state not in _COLOURS):
-        lines.append(_text(seen.why.text, "yellow"))
-    if seen.progress is not None:
-        lines.append(_text(render.progress(seen.progress, time_ns)))
+    if facts.why is not None and (screen.wants_why or job.state not in _COLOURS):
+        lines.append(_text(facts.why.text, "yellow"))
+    if facts.progress is not None:
+        lines.append(_text(render.progress(facts.progress, time_ns)))
     table = Table.grid(padding=(0, 2))
-    for event in seen.timeline[-max(height // 2, 3) :]:
+    for event in facts.timeline[-max(height // 2, 3) :]:
         due = render.due(event.due_ns, event.time_ns) if event.due_ns else ""
         note = ": ".join(part for part in (due, event.reason.partition("\n")[0]) if part)
         when = render.moment(event.time_ns)[len("2026-01-01 ") :]
         table.add_row(when, event.kind, str(event.attempt or ""), _cut(_text(note)))
     lines += [_text(), table]
     reason = job.reason.splitlines()
-    room = height - len(seen.timeline) - len(lines) - 3
+    room = height - len(facts.timeline) - len(lines) - 3
     if reason and room > 0:
         lines += [_text(), *(_cut(_text(line, "red")) for line in reason[-room:])]
     return Group(*lines, _text(), last_line(screen, width))
@@ -453,8 +453,8 @@ def last_line(screen: Screen, width: int) -> Text:
         return _cut(_text(f"{what}: {screen.typed}▏", "bold"))
     if screen.asked is not None:
         return _cut(_text(f"{screen.asked}? y/n", "bold yellow"))
-    if screen.said:
-        return _cut(_text(screen.said, "yellow"))
+    if screen.message:
+        return _cut(_text(screen.message, "yellow"))
     acts = "" if screen.read_only else f"  {ACTS_HELP}"
     shown = f"filter {screen.filter!r}  " if screen.filter else ""
     return _cut(_text(f"{shown}{HELP}{acts}" if width >= WIDE else f"{shown}{HELP}", "dim"))
@@ -607,7 +607,7 @@ def watch(
             for key in keys.wait(interval):
                 screen.press(key, views.look(screen))
             while screen.to_do:
-                screen.said = hand.act(screen.to_do.pop(0))
+                screen.message = hand.act(screen.to_do.pop(0))
 
 
 class _Views:
@@ -626,7 +626,7 @@ class _Views:
         except errors.TaskqError as error:
             if screen.moment is None:
                 raise
-            screen.said, screen.moment = str(error), None
+            screen.message, screen.moment = str(error), None
             return self.look(screen)
 
     def drawn(self, screen: Screen, console: Console) -> RenderableType:
@@ -634,11 +634,11 @@ class _Views:
         width, height = console.size
         if screen.opened:
             try:
-                seen = hooks.JobStatus(self._shown[0], screen.opened)
+                facts = hooks.JobStatus(self._shown[0], screen.opened)
             except errors.TaskqError as error:
-                screen.said, screen.opened = str(error), ""
+                screen.message, screen.opened = str(error), ""
             else:
-                return draw_job(seen, screen, picture.time_ns, width, height)
+                return draw_job(facts, screen, picture.time_ns, width, height)
         return draw(picture, screen, width, height)
 
     def _go(self, screen: Screen) -> None:

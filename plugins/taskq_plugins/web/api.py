@@ -181,7 +181,7 @@ class Acts:
             asked.count, queues=asked.queues, wait=asked.wait, lease=asked.lease
         )
         try:
-            claims = [await self._told(delivery, asked.lease) for delivery in claimed]
+            claims = [await self._claim_document(delivery, asked.lease) for delivery in claimed]
             await checkpoint()  # raises if the client has disconnected
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
@@ -212,7 +212,7 @@ class Acts:
         await self._log.release(self._find(asked.token), asked.delay)
         return self._ended(asked)
 
-    async def _told(self, delivery: Delivery, lease: float) -> dict[str, Any]:
+    async def _claim_document(self, delivery: Delivery, lease: float) -> dict[str, Any]:
         token = _token(delivery)
         self._held[token] = delivery, _end(lease)
         return {
@@ -293,13 +293,13 @@ class Api:
     def routes(self) -> list[Route]:
         document = asking.json_response(asking.describe(self.endpoints)).body
 
-        async def tell(_request: Request) -> Response:
+        async def openapi(_request: Request) -> Response:
             return Response(document, media_type="application/json")
 
         at: dict[str, dict[str, Endpoint]] = {}
         for endpoint in self.endpoints:
             at.setdefault(endpoint.path, {})[endpoint.method] = endpoint
-        return [Route("/api/openapi.json", tell), *starmap(_route, at.items())]
+        return [Route("/api/openapi.json", openapi), *starmap(_route, at.items())]
 
     def _questions(self) -> tuple[Endpoint, ...]:
         ask, looks = asking, self._looks

@@ -378,14 +378,14 @@ class Door:
                 f"a page of {origin!r:.80} may not ask here: open http://{host} itself",
             )
         is_act = scope["method"] not in SAFE
-        visitor, by = self._who(scope, headers)
+        visitor, by = self._visitor(scope, headers)
         if not self._place.allow_actions:
             visitor = visitor._replace(role=Role.READ)
         if is_act:
             self._check_act(scope, by, visitor, origin)
         return visitor, by
 
-    def _who(self, scope: Scope, headers: Headers) -> tuple[Visitor, str]:
+    def _visitor(self, scope: Scope, headers: Headers) -> tuple[Visitor, str]:
         if path_of(scope) in _OPEN:
             return _NOBODY, ""
         visitor = self._keys.visitor_of_header(headers.get("authorization", ""))

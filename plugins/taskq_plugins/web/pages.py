@@ -253,7 +253,7 @@ _OF_JOBS: Final[dict[str, Callable[[views.JobView], Any]]] = {
     "took": lambda job: _took_ns(job) or 0,
 }
 #: Results of an act that a list shows.
-_TOLD: Final = ("act", "done", "stopping")
+_COUNTS: Final = ("act", "done", "stopping")
 #: Ids shown of each kind of related jobs in a flow.
 _IDS_MAX: Final = 20
 
@@ -589,7 +589,7 @@ class Pages:
             if act.name == "purge":  # the job's page no longer exists
                 back = f"{root}/jobs?act=purge&done=1"
             elif act.name == "many":
-                query = {"q": form.get("q", ""), **{key: answer[key] for key in _TOLD}}
+                query = {"q": form.get("q", ""), **{key: answer[key] for key in _COUNTS}}
                 query["changed"] = answer["count"] - answer["done"] - answer["stopping"]
                 back = f"{root}/jobs?{urlencode(query)}"
         elif self._app is not None:
@@ -618,7 +618,7 @@ class Pages:
 
     # -- rendering ---------------------------------------------------------------------------------
 
-    def _page(self, template: str, tell: Callable[[Look], Awaitable[dict[str, Any]]]) -> Respond:
+    def _page(self, template: str, show: Callable[[Look], Awaitable[dict[str, Any]]]) -> Respond:
         async def respond(request: Request) -> Response:
             began_ns = time.process_time_ns()
             root, query = door.root_of(request.scope), request.query_params
@@ -630,7 +630,7 @@ class Pages:
                 return RedirectResponse(f"{request.url.path}?{there}", HTTPStatus.SEE_OTHER)
             at = moment_asked(query.get("at", ""))
             try:
-                shown = await tell(Look(request, at, partial(self._looks.read, at=at)))
+                shown = await show(Look(request, at, partial(self._looks.read, at=at)))
             except Redirect as other:
                 more = f"?{urlencode({'at': at})}" if at else ""
                 return RedirectResponse(f"{root}{other}{more}", HTTPStatus.SEE_OTHER)

@@ -109,9 +109,9 @@ def limit(
     changed = many.with_app(
         data_dir, lambda app: app.limit(task, concurrency=concurrency, rate=rate), tasks=[task]
     )
-    said = [f"concurrency {concurrency or 'none'}"] if concurrency is not None else []
-    said += [f"rate {rate}"] if rate is not None else []
-    state = ", ".join(said) or "as its code says"
+    parts = [f"concurrency {concurrency or 'none'}"] if concurrency is not None else []
+    parts += [f"rate {rate}"] if rate is not None else []
+    state = ", ".join(parts) or "as its code says"
     line = f"{text.flat(task)}: {state}{'' if changed else ', as before'}"
     document = {"task": task, "concurrency": concurrency, "rate": rate, "changed": changed}
     render.print_outcome(document, line, as_json=as_json)
@@ -133,9 +133,9 @@ def slots(
     if reset == (count is not None):
         raise WrongUsage("give a number of slots, or --reset")
     changed = many.with_app(data_dir, lambda app: app.set_slots(count, worker=worker))
-    whose = "each worker" if worker is None else f"worker {worker}"
+    which = "each worker" if worker is None else f"worker {worker}"
     state = "as it was started" if count is None else render.count_of(count, "slot")
-    line = f"{whose}: {state}{'' if changed else ', as before'}"
+    line = f"{which}: {state}{'' if changed else ', as before'}"
     document = {"slots": count, "worker": worker, "changed": changed}
     render.print_outcome(document, line, as_json=as_json)
 

@@ -175,12 +175,12 @@ def health(data_dir: Path | None, as_json: bool, live: bool) -> None:
     path = options.resolve(data_dir)
     config = load_settings(None, data_dir=data_dir).log_config()
     checks = check_health(path, config, with_jobs=not live)
-    _tell(
+    _print_checks(
         checks, well=all(check.ok for check in checks if check.vital or not live), as_json=as_json
     )
 
 
-def _tell(checks: list[views.Check], *, well: bool, as_json: bool) -> None:
+def _print_checks(checks: list[views.Check], *, well: bool, as_json: bool) -> None:
     if as_json:
         render.print_json(
             {
@@ -242,7 +242,7 @@ def check(app: str | None, data_dir: Path | None, include: tuple[str, ...], as_j
         checks.append(Check(name="settings", ok=True, detail=sources))
         for log in options.logs_below(path):
             checks += check_start(log, config)
-    _tell(checks, well=all(log.ok for log in checks), as_json=as_json)
+    _print_checks(checks, well=all(log.ok for log in checks), as_json=as_json)
 
 
 @click.command()

@@ -463,7 +463,7 @@ class LimitGroups:
         self._unblock_lane = unblock
         self.limits: dict[str, Limit] = {}
         self._declared: dict[str, Limit] = {}
-        self._told: Mapping[str, Limit] | None = None
+        self._latest: Mapping[str, Limit] | None = None
         self.wishes: dict[str, TaskWish] = {}
         self._groups: dict[tuple[str, bytes], LimitGroup] = {}
         self._rated: dict[LimitGroup, None] = {}
@@ -478,11 +478,11 @@ class LimitGroups:
         limit = self.limits.get(task)
         return self._groups.get(((limit.scope if limit else "") or task, key))
 
-    def tell(self, limits: Mapping[str, Limit], moment: int) -> None:
+    def declare(self, limits: Mapping[str, Limit], moment: int) -> None:
         """Apply the limits of a claimer, by task name; the same mapping again costs nothing."""
-        if limits is self._told:
+        if limits is self._latest:
             return
-        self._told = limits
+        self._latest = limits
         self._declared.update(limits)
         self._take(self.steered(limits), moment)
 

@@ -235,7 +235,7 @@ def claimed(
 
 def _take(agenda: agenda.Agenda, request: ClaimRequest) -> claims.JobColumns:
     if request.limits is not None:
-        agenda.groups.tell(request.limits, agenda.moment)
+        agenda.groups.declare(request.limits, agenda.moment)
     count = min(request.count, CLAIMED_MAX)
     if request.weights is not None:
         return request.weights.take(agenda.order, count, request.queues, request.tasks)

@@ -172,7 +172,7 @@ class Asks:
         self._owner = context.owner
         #: (port, function to call there)
         self._listeners: _Listeners[tuple[Any, Callable[[Ask, None], object]]] = _Listeners()
-        self._told: set[Ask] = set()
+        self._delivered: set[Ask] = set()
         #: (port, function to call there) for changes of controls or schedules, and the last seen
         #: change
         self._bells: _Listeners[tuple[Any, Callable[[None, None], object]]] = _Listeners()
@@ -215,13 +215,13 @@ class Asks:
             self._rung = agenda.schedules, agenda.steered
             rings = [(port, None, (call, None, None)) for port, call in self._bells.now]
         if agenda is None or not agenda.leases.asked:
-            if self._told:
-                self._told.clear()
+            if self._delivered:
+                self._delivered.clear()
             return rings
         listeners = self._listeners.now
         if not listeners:
             return rings
         claims = ((job, agenda.running.get(job, (0, 0, 0))) for job in agenda.leases.asked)
         asks = {(job, token) for job, (token, _, owner) in claims if owner == self._owner}
-        new, self._told = sorted(asks - self._told), asks
+        new, self._delivered = sorted(asks - self._delivered), asks
         return rings + [(port, None, (call, ask, None)) for ask in new for port, call in listeners]

@@ -210,8 +210,8 @@ class Sources:
         known = self._context.agenda.sources
         before = known[name].position if name in known else b""
         if after is not None and after != before:
-            stands, expected = map(sources.decode_position, (before, after))
-            raise SourceMoved(name, stands, expected)
+            actual, expected = map(sources.decode_position, (before, after))
+            raise SourceMoved(name, actual, expected)
         if len(position) > len(before):
             self._check_room(name, position)
         answers = self._enqueues.many(batch, items)

@@ -19,6 +19,7 @@ from taskq.log.format.frames import Cursor, Frame, Gap, Marks, segment_name
 from taskq.log.journal.lock import LOCK_FILE, Home, TailHint, WriterLock, boot_of, find_hint
 from taskq.log.journal.recovery import (
     confirms_hint,
+    declared_lsn,
     failure_marker,
     find_losses,
     finish_fork,
@@ -26,7 +27,6 @@ from taskq.log.journal.recovery import (
     link_to,
     mark_failed,
     moving_frames,
-    said_lsn,
     save_failed_frames,
     set_aside,
     sweep_forked,
@@ -54,7 +54,7 @@ from taskq.log.segments.segments import SegmentFiles, SegmentGone
 #: Difference between wall time and the steady clock that counts as a step of the clock.
 STEP_NS: Final = 5 * SECOND_NS
 #: Most that wall time may be below the log's time before a missing CLOCK record is assumed.
-_UNTOLD_NS: Final = 2 * STEP_NS
+_UNRECORDED_NS: Final = 2 * STEP_NS
 
 
 _log: Final = Reporter("taskq")
@@ -353,15 +353,15 @@ class Journal:
         self._identify(identity)
         hint, never_had_one, self.home = find_hint(self.disk, self.path, self.boot)
         self.boot = self.home[0]
-        said = said_lsn(self, self.boot, hint)
+        declared = declared_lsn(self, self.boot, hint)
         self.files.refresh()
         usable = (lsn for lsn in reversed(self.files.lsns) if self.files.header(lsn) is not None)
         if last := next(usable, 0):
             self.in_order = never_had_one if hint is None else hint.boot == self.boot
             self._enter(last)
             self._walk(None if hint is None or hint.failed else hint)
-        if said > self.next_lsn:
-            self.lost = find_losses(self, said)
+        if declared > self.next_lsn:
+            self.lost = find_losses(self, declared)
 
     def _identify(self, identity: Identity) -> None:
         self.identity = identity
@@ -560,9 +560,9 @@ class Journal:
     def _find_end(self, hint: TailHint | None, *, lost: bool) -> None:
         """Walk to the last whole frame, cut a torn tail, begin a new epoch if needed."""
         files = self.files
-        said = said_lsn(self, self.boot, hint)
+        declared = declared_lsn(self, self.boot, hint)
         usable, strange = files.sorted_out()
-        floor = max((hint.next_lsn if hint is not None else 0, said, *strange))
+        floor = max((hint.next_lsn if hint is not None else 0, declared, *strange))
         cut = False
         if usable:
             self._enter(usable[-1])
@@ -582,7 +582,7 @@ class Journal:
             if is_first:
                 first = max((begins, self.next_lsn, *strange))
             link = codec.NO_LINK if strange else None
-            if max((self.next_lsn, *strange)) < said:
+            if max((self.next_lsn, *strange)) < declared:
                 link = codec.LOST
             self._begin_segment(first, new_epoch=True, link=link)
             self.files.remove_empty(self.segment)
@@ -674,7 +674,7 @@ class Journal:
         step = wall - expected
         # The clock may have fallen before this process, without a record yet. A step after that is
         # not recorded: it may just set the clock right again.
-        if abs(step) > STEP_NS and expected >= last_ns - _UNTOLD_NS:
+        if abs(step) > STEP_NS and expected >= last_ns - _UNRECORDED_NS:
             self._seen_base_ns = wall - steady
             return wall, step
         self._seen_base_ns = self.clock_base_ns if abs(step) <= STEP_NS else wall - steady

@@ -522,11 +522,11 @@ class LockWatch:
 
     def _run(self) -> None:
         quiet = looks = 0
-        seen, pause = 0.0, self._limit_seconds / _SHARE
+        before, pause = 0.0, self._limit_seconds / _SHARE
         while quiet < _QUIET_LOOKS and not self._stopped.wait(pause):
             since = self._writer.waiting_since
             quiet = 0 if since else quiet + 1
-            looks, seen = looks + 1 if since == seen else 1, since
+            looks, before = looks + 1 if since == before else 1, since
             # A check counts once, even if the process was stopped before it.
             waited = min(time.monotonic() - since, looks * pause) if since else 0.0
             if waited > self._limit_seconds:

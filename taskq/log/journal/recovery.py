@@ -358,19 +358,19 @@ def link_to(files: SegmentFiles, segment: int, last_frame: int) -> codec.Link:
     return codec.NO_LINK if frame is None else codec.Link(last_frame, frame.crc)
 
 
-def said_lsn(place: Place, boot: int, hint: TailHint | None) -> int:
+def declared_lsn(place: Place, boot: int, hint: TailHint | None) -> int:
     """Return an lsn that the log has surely reached, without its segments; 0 if unknown.
 
     Call it before reading the segments, so that it is never ahead of them.
     """
-    said = 0
+    declared = 0
     if hint is not None and not _is_as_long(place.files, hint):
         # Writes of this boot are there; earlier ones only if they were on disk.
         is_fresh = hint.boot == boot and not hint.failed
-        said = hint.next_lsn if is_fresh else hint.durable_lsn
+        declared = hint.next_lsn if is_fresh else hint.durable_lsn
     # An index proves a segment with records.
     index, snapshot = _newest(place, "log", _INDEX_SUFFIX), _newest(place, *_SNAPSHOTS)
-    return max(said, index + 1 if index else 0, snapshot)
+    return max(declared, index + 1 if index else 0, snapshot)
 
 
 def _is_as_long(files: SegmentFiles, hint: TailHint) -> bool:
@@ -395,14 +395,14 @@ def _newest(place: Place, directory: str, suffix: str) -> int:
     return 0
 
 
-def find_losses(place: Place, said: int) -> tuple[views.Damage, ...]:
+def find_losses(place: Place, declared: int) -> tuple[views.Damage, ...]:
     """Return the gaps in the log up to its known end, in order; empty for a complete log."""
     losses: list[views.Damage] = []
     for _ in range(_LOOKS_MAX):
         losses.clear()
         try:
             with place.files.looked_at() as files:
-                losses.extend(_losses(place, files, said))
+                losses.extend(_losses(place, files, declared))
         except SegmentGone:  # compaction removed the oldest meanwhile
             place.files.refresh()
             continue
@@ -413,7 +413,7 @@ def find_losses(place: Place, said: int) -> tuple[views.Damage, ...]:
     return tuple(losses)
 
 
-def _losses(place: Place, files: SegmentFiles, said: int) -> Iterator[views.Damage]:
+def _losses(place: Place, files: SegmentFiles, declared: int) -> Iterator[views.Damage]:
     floor = files.floor
     for before, lsn in seams(files):
         if lsn > floor and is_broken(files, before, lsn):
@@ -423,9 +423,9 @@ def _losses(place: Place, files: SegmentFiles, said: int) -> Iterator[views.Dama
                 yield loss
     # A segment with an unreadable beginning is damaged, not lost.
     strange = (lsn for lsn in files.lsns if lsn > place.segment and files.size(lsn) > _HEAD)
-    if max((place.next_lsn, *map(files.bound, strange))) < said:
+    if max((place.next_lsn, *map(files.bound, strange))) < declared:
         name = segment_name(place.segment) if place.segment else segment_name(1)
-        yield _gap(name, place.offset, place.next_lsn, said)
+        yield _gap(name, place.offset, place.next_lsn, declared)
 
 
 def seams(files: SegmentFiles) -> Iterator[tuple[int, int]]:

@@ -79,7 +79,7 @@ class Border(NamedTuple):
         return border
 
     @classmethod
-    def behind(cls, segment: int, frame: Frame) -> Border:
+    def after(cls, segment: int, frame: Frame) -> Border:
         """Return the border after a frame."""
         return cls(segment, frame.end, frame.offset, frame.data[frame.at - _FRAME_HEAD : frame.at])
 
@@ -116,16 +116,16 @@ class Replica(SegmentFiles):
 
     # -- present frames ---------------------------------------------------------------------------
 
-    def stands(self, at: Border) -> bool:
+    def has(self, at: Border) -> bool:
         """Return whether this very frame is at this very position."""
-        return stands(self._disk, self, at)
+        return has(self._disk, self, at)
 
     def frames_of(self, segment: int) -> Iterator[Frame]:
         """Yield the whole frames of a segment."""
         scanner = self.scanner(segment, self.size(segment), segment, sealed=False)
         return (item for item in scanner.frames(_START) if not isinstance(item, Gap))
 
-    def frames_behind(self, at: Border) -> Iterator[tuple[Border, Frame]]:
+    def frames_after(self, at: Border) -> Iterator[tuple[Border, Frame]]:
         """Yield the whole frames after a border, or all frames, each with the border after it."""
         next_lsn, offset = at.next_lsn, max(at.offset, _START)
         for segment in [lsn for lsn in self.lsns if lsn >= at.segment]:
@@ -133,7 +133,7 @@ class Replica(SegmentFiles):
             for item in scanner.frames(offset):
                 next_lsn = item.next_lsn
                 if not (isinstance(item, Gap) or item.header.is_sync_point):
-                    yield Border.behind(segment, item), item
+                    yield Border.after(segment, item), item
             offset = _START
 
     def is_whole(self, segment: int, size: int) -> bool:
@@ -153,7 +153,7 @@ class Replica(SegmentFiles):
         """
         if following.link in (codec.NO_LINK, codec.LOST):
             return at if at.stem.hex() == stem else None
-        end = border_behind(self._disk, self, at.segment, following.link.offset)
+        end = border_after(self._disk, self, at.segment, following.link.offset)
         return end if end is not None and end.link == following.link else None
 
     @staticmethod
@@ -183,7 +183,7 @@ class Replica(SegmentFiles):
         for item in scanner.frames(max(known.offset, _START)):
             if isinstance(item, Gap):
                 break
-            end = Border.behind(segment, item)
+            end = Border.after(segment, item)
         descriptor = self.descriptor(segment)
         if size > end.offset:
             disk.truncate(descriptor, end.offset)
@@ -204,7 +204,7 @@ class Replica(SegmentFiles):
             return None
         return header
 
-    def whole(self, data: bytes, at: int, behind: Border, epoch: int) -> tuple[Border, bool]:
+    def whole(self, data: bytes, at: int, after: Border, epoch: int) -> tuple[Border, bool]:
         """Return the end of the whole frames in ``data``, and whether the rest may be a frame.
 
         One loop without an object per frame keeps a backlog of small frames fast.
@@ -212,12 +212,12 @@ class Replica(SegmentFiles):
         Args:
             data: bytes to write after a border.
             at: index in it of the first frame.
-            behind: that border.
+            after: that border.
             epoch: of the segment.
         """
         unpack, pack, view = _CHECKED.unpack_from, _OFFSET.pack, memoryview(data)
         crc32 = binascii.crc32  # the same as zlib's, and a quarter faster for small data
-        base, next_lsn, seed = behind.offset, behind.next_lsn, self.seed(behind.segment)
+        base, next_lsn, seed = after.offset, after.next_lsn, self.seed(after.segment)
         known, body_max, lsn_max = codec.FRAME_MAGIC, codec.FRAME_BODY_MAX, codec.LSN_MAX
         end, last, is_well = len(data), -1, True
         while at + _HEAD <= end:
@@ -243,16 +243,16 @@ class Replica(SegmentFiles):
                 break
             next_lsn, last, at = first + count, at, following
         if last < 0:
-            return behind, is_well
+            return after, is_well
         stem = data[last : last + _HEAD]
-        return Border(behind.segment, base + at, base + last, stem), is_well
+        return Border(after.segment, base + at, base + last, stem), is_well
 
-    def add(self, data: bytes, behind: Border) -> None:
+    def add(self, data: bytes, after: Border) -> None:
         """Write bytes after a border, durably; a new segment gets its name last."""
-        path = self.file_path(behind.segment)
-        if behind.offset:
-            descriptor = self.descriptor(behind.segment)
-            write_all(self._disk, descriptor, data, behind.offset)
+        path = self.file_path(after.segment)
+        if after.offset:
+            descriptor = self.descriptor(after.segment)
+            write_all(self._disk, descriptor, data, after.offset)
             self._disk.sync(descriptor)
         else:
             replace_file(self._disk, path, data)
@@ -265,7 +265,7 @@ class Replica(SegmentFiles):
         self._disk.sync_directory(f"{self.path}/log")
 
 
-def stands(disk: Disk, files: SegmentFiles, at: Border) -> bool:
+def has(disk: Disk, files: SegmentFiles, at: Border) -> bool:
     if at.segment not in files.lsns:
         return False
     header = at.header
@@ -277,7 +277,7 @@ def stands(disk: Disk, files: SegmentFiles, at: Border) -> bool:
     return is_there and disk.read(descriptor, _HEAD, at.frame) == at.stem
 
 
-def border_behind(disk: Disk, files: SegmentFiles, segment: int, frame: int) -> Border | None:
+def border_after(disk: Disk, files: SegmentFiles, segment: int, frame: int) -> Border | None:
     header = files.frame_header(segment, frame) if frame >= _START else None
     if header is None:
         return None
@@ -349,18 +349,18 @@ class DurableLog:
 
     # -- checks for the verdict -------------------------------------------------------------------
 
-    def stands(self, at: Border) -> bool:
+    def has(self, at: Border) -> bool:
         """Return whether this frame is at this position."""
-        return stands(self._disk, self._files, at)
+        return has(self._disk, self._files, at)
 
     def follows(self, at: Border) -> bool:
         """Return whether the log begins right after it: its oldest segment links to this end."""
-        if not self.begins_behind(at) or not self.segments:
+        if not self.begins_after(at) or not self.segments:
             return False
         header = self._files.header(self.segments[0])
         return header is not None and header.link == at.link != codec.NO_LINK
 
-    def begins_behind(self, at: Border) -> bool:
+    def begins_after(self, at: Border) -> bool:
         """Return whether the log has no segment as old as this one."""
         return not self.segments or self.segments[0] > at.segment
 
@@ -409,20 +409,20 @@ class DurableLog:
         """Return the positions after each frame of a segment, rising."""
         end = self.end_of(segment).offset
         places = (
-            border_behind(self._disk, self._files, segment, offset)
+            border_after(self._disk, self._files, segment, offset)
             for offset, _ in hop(self._files, segment, _START, end)
         )
         return [place for place in places if place is not None and place.offset <= end]
 
-    def part(self, behind: Border, bytes_max: int) -> tuple[bytes, Border]:
+    def part(self, after: Border, bytes_max: int) -> tuple[bytes, Border]:
         """Return the frames after a position, and their end: up to a size, but at least one frame.
 
         Raises:
             LogDamaged: the next frame is not whole.
         """
-        segment, first = behind.segment, max(behind.offset, _START)
-        end = min(self.end_of(segment).offset, max(behind.offset + bytes_max, first))
-        data, last, at = self._read(segment, behind.offset, end), -1, first - behind.offset
+        segment, first = after.segment, max(after.offset, _START)
+        end = min(self.end_of(segment).offset, max(after.offset + bytes_max, first))
+        data, last, at = self._read(segment, after.offset, end), -1, first - after.offset
         unpack, end = _SIZE.unpack_from, len(data)
         while at + _HEAD <= end:
             # By sizes alone: the hub checks each frame, and the last one is checked below.
@@ -432,19 +432,19 @@ class DurableLog:
                 break
             last, at = at, following
         if last < 0:  # a frame larger than ``bytes_max``
-            position = border_behind(self._disk, self._files, segment, first)
+            position = border_after(self._disk, self._files, segment, first)
         else:
-            position = border_behind(self._disk, self._files, segment, behind.offset + last)
-            if position is None and last > first - behind.offset:
-                return self.part(behind, last)
+            position = border_after(self._disk, self._files, segment, after.offset + last)
+            if position is None and last > first - after.offset:
+                return self.part(after, last)
         if position is None:
             raise LogDamaged(
-                f"{self._files.file_path(segment)}: after offset {behind.offset} nothing reads "
+                f"{self._files.file_path(segment)}: after offset {after.offset} nothing reads "
                 f"back, so it cannot be sent"
             )
         if last < 0:
-            return self._read(segment, behind.offset, position.offset), position
-        return data[: position.offset - behind.offset], position
+            return self._read(segment, after.offset, position.offset), position
+        return data[: position.offset - after.offset], position
 
     def offered(self, lacks: Iterable[tuple[int, int]]) -> list[int]:
         """Return the lacking segments that are here, sealed and of that size."""
@@ -460,7 +460,7 @@ class DurableLog:
         """Return bytes of an offered segment."""
         return self._read(segment, offset, min(offset + bytes_max, self.end_of(segment).offset))
 
-    def bytes_behind(self, at: Border) -> int:
+    def bytes_after(self, at: Border) -> int:
         """Return the number of bytes of the log after a position."""
         ends = {lsn: self._files.size(lsn) for lsn in self.segments if lsn >= at.segment}
         if self.end.segment in ends:
@@ -475,7 +475,7 @@ class DurableLog:
     def _last_record(self, segment: int, frame: int) -> Border:
         end, scanner = 0, self._files.scanner(segment, 0, 0, sealed=True) if segment else None
         while scanner is not None and frame:
-            border = border_behind(self._disk, self._files, segment, frame)
+            border = border_after(self._disk, self._files, segment, frame)
             header = None if border is None else border.header
             if (
                 border is not None
@@ -492,11 +492,11 @@ class DurableLog:
     def _end_of_sealed(self, segment: int, following: int) -> Border:
         header = self._files.header(following) if following else None
         if header is not None and header.link.offset:
-            border = border_behind(self._disk, self._files, segment, header.link.offset)
+            border = border_after(self._disk, self._files, segment, header.link.offset)
             if border is not None and border.link == header.link:
                 return border
         frames = hop(self._files, segment, _START, self._files.size(segment))
-        border = border_behind(
+        border = border_after(
             self._disk, self._files, segment, max((offset for offset, _ in frames), default=0)
         )
         if border is None:

@@ -45,7 +45,7 @@ def replace_file(path: Path, temporary: Path, data: bytes) -> None:
 #: First files of a new log, of which one proves a log: writers pass the turnstile first.
 _MARKS: Final = ("turnstile.lock", "write.lock", "taskq.json")
 _SEGMENTS: Final = "log"
-_BESIDE: Final = ("lost+found", "taskq.toml")
+_FOREIGN: Final = ("lost+found", "taskq.toml")
 _NAMED_MAX: Final = 3
 _GROUP, _OTHERS = 0o070, 0o007
 _WRITE_ALL: Final = 0o022
@@ -156,7 +156,7 @@ def refuse_foreign(directory: Path) -> None:
     interrupted creation may leave an empty folder of segments without a lock file.
     """
     names = set(os.listdir(directory))  # noqa: PTH208 - only names are needed
-    others = sorted(name for name in names - {*_INNER, *_BESIDE} if not name.startswith("."))
+    others = sorted(name for name in names - {*_INNER, *_FOREIGN} if not name.startswith("."))
     if _SEGMENTS in names and os.listdir(directory / _SEGMENTS):  # noqa: PTH208 - likewise
         others = sorted({*others, _SEGMENTS})
     # Checked last: another process may be making the log right now.
@@ -171,16 +171,16 @@ def refuse_foreign(directory: Path) -> None:
 def denied(path: str, error: OSError | None = None) -> str:
     """Return why this process cannot use a directory or its files, and what to do."""
     reason = f" ({error.strerror})" if error is not None else ""
-    seen = Path(path)
-    while not os.access(seen, os.F_OK) and seen != seen.parent:
-        seen = seen.parent
-    if system.is_read_only(seen):
+    nearest = Path(path)
+    while not os.access(nearest, os.F_OK) and nearest != nearest.parent:
+        nearest = nearest.parent
+    if system.is_read_only(nearest):
         return str(errors.refusal(path, OSError(errno.EROFS, os.strerror(errno.EROFS))))
-    status = seen.stat()
-    mine = f"{path} cannot be used{reason}: {seen} belongs to {_user(status.st_uid)} "
+    status = nearest.stat()
+    mine = f"{path} cannot be used{reason}: {nearest} belongs to {_user(status.st_uid)} "
     mine += f"(mode {stat.S_IMODE(status.st_mode):o}), this process is {_user(geteuid())}; "
     if system.HAS_MODES and status.st_uid == geteuid():
-        return f"{mine}give it the right: chmod -R u+rwX {errors.as_typed(str(seen))}"
+        return f"{mine}give it the right: chmod -R u+rwX {errors.as_typed(str(nearest))}"
     return f'{mine}run it as that user, or share the log with a group (mode="group")'
 
 
@@ -197,7 +197,7 @@ def exposures(path: str) -> list[str]:
     return list(_exposures(path, status)) if system.HAS_MODES else []
 
 
-def whose(path: str) -> str:
+def users_text(path: str) -> str:
     """Describe the users of a log: one user, or the group that shares it."""
     status = os.stat(path)  # noqa: PTH116 - text, maybe no UTF-8
     return f"group {_group(status)}" if is_shared(status.st_mode) else _user(status.st_uid)

@@ -71,10 +71,10 @@ class Histogram:
         It is the nearest rank, in the middle of its bucket: off by at most an eighth.
         """
         rank = share * self.count
-        seen = 0
+        running_total = 0
         for index, count in enumerate(self._buckets):
-            seen += count
-            if count and seen >= rank:
+            running_total += count
+            if count and running_total >= rank:
                 first, following = _bounds(index)
                 return min((first + following - 1) / 2, self.largest)
         return 0.0

@@ -60,7 +60,7 @@ def publish(directory: Path, owner: int, servings: Iterable[views.Serving]) -> N
             "queues": _listed(serving.queues),
             "tasks": _listed(serving.tasks),
             "slots": serving.slots,
-            "holds": [_told(hold) for hold in serving.holds],
+            "holds": [_reports(hold) for hold in serving.holds],
             "limits": limits_document(serving.limits),
             "stops": serving.stops,
         }
@@ -79,7 +79,7 @@ def _put(directory: Path, owner: int, suffix: str, document: list[Any], what: st
         else:
             system.remove(target)
     except OSError as error:
-        _log.warning("%s: %s could not be told: %s", directory, what, error)
+        _log.warning("%s: %s could not be written: %s", directory, what, error)
 
 
 def _read(path: Path, bytes_max: int = _BYTES_MAX) -> object:
@@ -152,7 +152,7 @@ def _serving(document: dict[str, Any]) -> views.Serving:
     )
 
 
-def _told(hold: views.Hold) -> dict[str, Any]:
+def _reports(hold: views.Hold) -> dict[str, Any]:
     return {
         "queues": _listed(hold.queues),
         "tasks": _listed(hold.tasks),
@@ -263,19 +263,19 @@ class ProgressBoard:
         self._guard = threading.Condition()
         self._ended = threading.Event()
         #: (job, token) -> the job's runner, and its last report
-        self._told: dict[tuple[int, int], tuple[weakref.ref[Any], views.ProgressView]] = {}
+        self._reports: dict[tuple[int, int], tuple[weakref.ref[Any], views.ProgressView]] = {}
         self._has_news = False
         self._thread: threading.Thread | None = None
 
-    def tell(self, runner: object, job: int, token: int, view: views.ProgressView) -> None:
+    def report(self, runner: object, job: int, token: int, view: views.ProgressView) -> None:
         """Keep a job's report until ``runner`` is gone. Any thread may call; returns at once."""
         with self._guard:
             if self._ended.is_set():
                 return
             key = job, token
-            if key not in self._told and len(self._told) >= JOBS_MAX:
+            if key not in self._reports and len(self._reports) >= JOBS_MAX:
                 self._forget_gone()
-            self._told[key] = weakref.ref(runner), view
+            self._reports[key] = weakref.ref(runner), view
             if self._has_news:
                 return
             if self._thread is None:
@@ -296,10 +296,10 @@ class ProgressBoard:
             thread.join()
 
     def _forget_gone(self) -> None:
-        for key in [key for key, (runner, _) in self._told.items() if runner() is None]:
-            del self._told[key]
-        while len(self._told) >= JOBS_MAX:
-            del self._told[next(iter(self._told))]
+        for key in [key for key, (runner, _) in self._reports.items() if runner() is None]:
+            del self._reports[key]
+        while len(self._reports) >= JOBS_MAX:
+            del self._reports[next(iter(self._reports))]
 
     def _run(self) -> None:
         while True:
@@ -310,7 +310,7 @@ class ProgressBoard:
                         return
                 self._has_news = False
                 self._forget_gone()
-                rows = [[*key, *view] for key, (_, view) in self._told.items()]
+                rows = [[*key, *view] for key, (_, view) in self._reports.items()]
             # Readers see the last report that the disk accepted.
             with contextlib.suppress(OSError):
                 self._write(rows)

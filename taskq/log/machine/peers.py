@@ -49,8 +49,8 @@ _DESCRIPTION_BYTES_MAX: Final = 4_096
 #: Suffixes of an owner's files: claims of its workers, progress of its jobs, a standstill; and of
 #: each file while it is written.
 SERVES, PROGRESS, STALL, NEW = ".serves", ".progress", ".stall", "-new"
-_TOLD: Final = (SERVES, PROGRESS, STALL)
-_SUFFIXES: Final = (".lock", ".pipe", *_TOLD, *(suffix + NEW for suffix in _TOLD))
+_DOCUMENTS: Final = (SERVES, PROGRESS, STALL)
+_SUFFIXES: Final = (".lock", ".pipe", *_DOCUMENTS, *(suffix + NEW for suffix in _DOCUMENTS))
 _OWNER_NAME: Final = "[0-9a-f]{16}"
 
 

@@ -205,8 +205,8 @@ def _paused_tasks(
 
 def _alerts(controls: Mapping[str, Mapping[str, Any]]) -> Iterator[Remark]:
     for name, state in controls.items():
-        if name.startswith(ALERT) and state.get("phase") != "seen":
-            text = state.get("text") or "it stands"
+        if name.startswith(ALERT) and state.get("phase") != "pending":
+            text = state.get("text") or "it is active"
             yield Remark("bad", f"Alert {name.removeprefix(ALERT)}: {text}")
 
 

@@ -170,7 +170,7 @@ def look_at_body(sight: LogView, job: int, place: int) -> bytes:
     return flows.decode_step(sight.journal.files.unchecked_record(places[place])).body
 
 
-class SignalSeen(NamedTuple):
+class StoredSignal(NamedTuple):
     """A signal of a job that no step has taken."""
 
     number: int
@@ -179,14 +179,14 @@ class SignalSeen(NamedTuple):
     flags: int
 
 
-def look_at_signals(sight: LogView, job: int, name: bytes, after: int = 0) -> list[SignalSeen]:
+def look_at_signals(sight: LogView, job: int, name: bytes, after: int = 0) -> list[StoredSignal]:
     """Return some signals of this name after the record ``after``, the oldest first."""
-    files, seen, size = sight.journal.files, list[SignalSeen](), 0
+    files, stored, size = sight.journal.files, list[StoredSignal](), 0
     for signal in sight.facets.need_agenda().steps.signals.get(job, ()):
         if signal.name == name and signal.number > after:
             sent = flows.decode_step(files.unchecked_record(signal.location))
-            seen.append(SignalSeen(signal.number, signal.location, sent.body, sent.flags))
+            stored.append(StoredSignal(signal.number, signal.location, sent.body, sent.flags))
             size += len(sent.body)
             if size > SIGNALS_BYTES_MAX:
                 break
-    return seen
+    return stored

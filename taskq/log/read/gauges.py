@@ -13,7 +13,7 @@ from taskq.core.values import NamedTuple
 from taskq.log.format import codec, frames
 from taskq.log.format.record import Record, places, records_in
 from taskq.log.machine.owners import owner_of
-from taskq.log.read.positions import count_behind, find_time
+from taskq.log.read.positions import count_after, find_time
 from taskq.log.segments.segments import Extent
 from taskq.log.state.job_history import job_view
 
@@ -328,7 +328,7 @@ class LastHour:
         while True:
             first = now - count + 1
             cursor = find_time(self.journal.files, first * _MINUTE_NS, end)
-            _, size = count_behind(self.journal.files, cursor, cursor.next_lsn, end)
+            _, size = count_after(self.journal.files, cursor, cursor.next_lsn, end)
             if size <= _READ_BYTES_MAX or count == 1:
                 self._first = first if count <= MINUTES else self._first
                 return cursor

@@ -150,7 +150,7 @@ class _Walk:
         self._open: dict[int, array[int]] = {}
         self._steps: list[tuple[int, int]] = []
         #: already yielded; compaction may repeat them later in the log
-        self._told: set[int] = set()
+        self._yielded: set[int] = set()
 
     def jobs(self) -> Iterator[JobView]:
         files = self._journal.files
@@ -165,15 +165,15 @@ class _Walk:
                 job = entry.job
                 state = self._add(entry, kind, job)
                 if state in _OVER:
-                    yield from self._tell(job, self._open.pop(job), state)
+                    yield from self._views(job, self._open.pop(job), state)
             elif kind in kinds.STEPS:
                 self._steps.append((entry.lsn, entry.step_ns))
             else:
                 check_known(kind, entry.lsn)
         waiting = ((place[0], place) for place in self._births)
         others = ((job, self._open[job]) for job in sorted(self._open))
-        for job, stands in merge(waiting, others, key=lambda pair: pair[0]):
-            yield from self._tell(job, stands, None)
+        for job, located in merge(waiting, others, key=lambda pair: pair[0]):
+            yield from self._views(job, located, None)
 
     def _add(self, entry: Record, kind: int, job: int) -> model.State | None:
         places = self._open.get(job)
@@ -196,7 +196,7 @@ class _Walk:
     def _begin_carried(self, entry: Record, kind: int, job: int) -> model.State | None:
         """Begin a rewritten job whose first segment is gone, or an edited job of this queue."""
         is_moved = kind in kinds.EDITS and self._wanted.queue is not None
-        if not is_moved and (job >= self._oldest or job in self._told):
+        if not is_moved and (job >= self._oldest or job in self._yielded):
             return None  # already yielded, or filtered out
         record = entry.data
         if not self._wanted.fits_carried(record):
@@ -204,10 +204,10 @@ class _Walk:
         self._open[job] = array("Q", (entry.lsn, entry.time_ns, entry.location))
         state = model.State(record[codec.STATE_AT]) if kind in kinds.REPEATS else None
         if state in _OVER and entry.lsn < self._second:
-            self._told.add(job)
+            self._yielded.add(job)
         return state
 
-    def _tell(self, job: int, places: array[int], over: model.State | None) -> Iterator[JobView]:
+    def _views(self, job: int, places: array[int], over: model.State | None) -> Iterator[JobView]:
         states = self._wanted.states
         if over is model.State.ABSENT or (over is not None and states and over not in states):
             return
@@ -379,7 +379,7 @@ _PIECE_BYTES: Final = 4 * 1024 * 1024
 _NAMES_MAX: Final = 32
 _KEY_AT: Final = codec.QUEUE_SIZE_AT
 #: Fewest stories read together, after the first.
-_TOLD: Final = 16
+_STORIES_MIN: Final = 16
 #: Stories of jobs with other names that may be read in vain, if few ended so.
 _OTHERS: Final = 64
 
@@ -449,7 +449,7 @@ def _fitting(
     count = wanted.limit
     while len(views) < wanted.limit and (some := list(islice(jobs, count))):
         views += [view for view in views_of_jobs(journal, some, now_ns) if wanted.fits(view)]
-        count = max(count, _TOLD)
+        count = max(count, _STORIES_MIN)
     return views[: wanted.limit]
 
 

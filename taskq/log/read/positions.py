@@ -77,7 +77,7 @@ def follows(files: SegmentFiles, segment: int, time_ns: int) -> bool:
     return time_ns > 0 and created_ns(files, segment) == time_ns
 
 
-def count_behind(
+def count_after(
     files: SegmentFiles, cursor: frames.Cursor, lsn: int, end: Extent
 ) -> tuple[int, int]:
     """Return (records, bytes) from a cursor and a record of its frame up to the end.
@@ -181,11 +181,11 @@ def _offsets(files: SegmentFiles, segment: int, size: int) -> list[int]:
     if reached < size:
         # Damage, with more frames after it.
         files.is_damaged = True
-        offsets += _behind(files, segment, reached, size)
+        offsets += _frames_after(files, segment, reached, size)
     return offsets
 
 
-def _behind(files: SegmentFiles, segment: int, offset: int, size: int) -> Iterator[int]:
+def _frames_after(files: SegmentFiles, segment: int, offset: int, size: int) -> Iterator[int]:
     for item in files.scanner(segment, size, segment, sealed=True).frames(offset):
         if not isinstance(item, frames.Gap):
             yield item.offset

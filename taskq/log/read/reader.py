@@ -161,7 +161,7 @@ class LogReader:
         self._history: history.History | None = None
         #: of the last requested job
         self._stories: dict[int, job_history.Story | None] = {}
-        self._stand_on(journal)
+        self._use(journal)
 
     @classmethod
     def open(
@@ -177,7 +177,7 @@ class LogReader:
         reader = cls(path, open_journal(path, clock), at)
         try:
             if at is not None:
-                reader._told(lambda *_: None)
+                reader._read(lambda *_: None)
         except BaseException:
             reader.close()
             raise
@@ -354,7 +354,7 @@ class LogReader:
         """
         chosen = None if states is None else frozenset(states)
         wanted = jobs.JobFilter(chosen, queue, task, limit, before)
-        views = self._told(
+        views = self._read(
             lambda journal, facets, now_ns: jobs.newest_jobs(journal, wanted, now_ns, facets)
         )
         return self._bodies.list_views(views)
@@ -378,7 +378,7 @@ class LogReader:
                     break
             return views
 
-        return self._bodies.list_views(self._told(read))
+        return self._bodies.list_views(self._read(read))
 
     def peek(self, count: int, queue: str | None = None) -> list[JobView]:
         """Return the next ready jobs, in the order of claims; payloads are left out as in ``jobs``.
@@ -390,11 +390,11 @@ class LogReader:
             facets.need_agenda().see(now_ns)
             return LogView(journal, facets).peek(count, queue)
 
-        return self._bodies.list_views(self._told(read))
+        return self._bodies.list_views(self._read(read))
 
     def stats(self) -> LogStats:
         """Return the counts of the log, per queue."""
-        return self._told(self._stats)
+        return self._read(self._stats)
 
     def lanes(self) -> dict[tuple[str, str], Counter[str]]:
         """Return the counts of jobs of each (queue, task), by state."""
@@ -409,7 +409,7 @@ class LogReader:
                     counted.update({state: getattr(lane, state) for state in model.STATES})
             return counts
 
-        return self._told(read)
+        return self._read(read)
 
     def waiting_jobs(self) -> dict[tuple[str, str], Waiting]:
         """Return the counts of waiting jobs of each (queue, task), without jobs put as bytes."""
@@ -419,11 +419,11 @@ class LogReader:
             agenda.see(now_ns)
             return waiting_jobs(agenda)
 
-        return self._told(read)
+        return self._read(read)
 
     def limits(self, limits: Mapping[str, rates.Limit]) -> list[LimitView]:
         """Return the use of limits that workers declare, by task name."""
-        return self._told(
+        return self._read(
             lambda _, facets, now_ns: limits_in_use(facets.need_agenda(), limits, now_ns)
         )
 
@@ -437,7 +437,7 @@ class LogReader:
             begun_ns = 0 if first is None else first[1].time_ns
             return SegmentView(name=segment_name(lsn), size=size, begun_ns=begun_ns)
 
-        return self._told(
+        return self._read(
             lambda journal, _, __: [
                 view(journal, lsn) for lsn in journal.files.lsns if lsn <= journal.end().segment
             ]
@@ -451,15 +451,15 @@ class LogReader:
 
     def schedules(self) -> dict[str, ScheduleState]:
         """Return the states of all schedules, by name."""
-        return self._told(lambda _, facets, __: facets.need_agenda().schedules)
+        return self._read(lambda _, facets, __: facets.need_agenda().schedules)
 
     def controls(self) -> dict[str, dict[str, Any]]:
         """Return settings changed at run time by name: tasks, slots of workers, alerts."""
-        return self._told(lambda _, facets, __: controls.values_of(facets.need_agenda().controls))
+        return self._read(lambda _, facets, __: controls.values_of(facets.need_agenda().controls))
 
     def sources(self) -> list[SourceView]:
         """Return the sources of ingested jobs, by name."""
-        return self._told(lambda _, facets, __: views_of(facets.need_agenda().sources))
+        return self._read(lambda _, facets, __: views_of(facets.need_agenda().sources))
 
     def records(self) -> Iterator[Record]:
         """Yield every record; from damaged frames the records with a valid CRC of their own."""
@@ -472,7 +472,7 @@ class LogReader:
             cursor = journal.indexes.cursor_at(max(journal.next_lsn - _LOOK_BACK, 1))
             return list(dict.fromkeys(reversed(list(jobs.jobs_ended(journal, cursor)))))
 
-        return self._told(read)
+        return self._read(read)
 
     def each_job(
         self,
@@ -499,11 +499,11 @@ class LogReader:
         story = self._story(lsn)
         if story is None:
             return ()
-        return self._told(lambda journal, _, __: name_workers(journal, events_of(story.records)))
+        return self._read(lambda journal, _, __: name_workers(journal, events_of(story.records)))
 
     def attempts(self, job: JobView) -> tuple[AttemptView, ...]:
         """Return the attempts of a job, with the names of their processes."""
-        return self._told(lambda journal, _, __: name_attempts(journal, job.attempts))
+        return self._read(lambda journal, _, __: name_attempts(journal, job.attempts))
 
     def why(self, lsn: int) -> Reason | None:
         """Return the one reason why a job is not running, None if the job is unknown.
@@ -518,7 +518,7 @@ class LogReader:
             workers = diagnosis.live_workers(journal.path)
             return diagnosis.facts_of(journal, agenda, lsn, workers, story)
 
-        facts = self._told(read)
+        facts = self._read(read)
         if facts is None:
             return None
         if copy_of := self.copy_of:
@@ -532,7 +532,7 @@ class LogReader:
         """Return bytes to read for a question about the present: all after the newest snapshot."""
         journal = self._journal
         since, end = (
-            snapshot.newest_stand(journal, snapshot.AGENDA) or journal.start(),
+            snapshot.newest_cursor(journal, snapshot.AGENDA) or journal.start(),
             journal.end(),
         )
         sizes = {lsn: journal.files.size(lsn) for lsn in journal.files.lsns if lsn < end.segment}
@@ -546,7 +546,7 @@ class LogReader:
         """
         if self._journal.is_past or self._journal.identity.is_replica:
             return []
-        return self._told(lambda journal, facets, _: LogView(journal, facets).owners())
+        return self._read(lambda journal, facets, _: LogView(journal, facets).owners())
 
     def ask_to_stop(self, owner: OwnerView) -> bool:
         """Ask a worker's process to end after its jobs; False if it cannot be asked from here."""
@@ -561,7 +561,7 @@ class LogReader:
             self._hour.look(now_ns, self.extent)
             return self._hour
 
-        return self._told(read)
+        return self._read(read)
 
     def history(self, seconds: float) -> tuple[history.History, bool]:
         """Return the counts of a day, a week and a month, and whether they reach the log's end.
@@ -579,12 +579,12 @@ class LogReader:
                     return self._history, False
             return self._history, True
 
-        return self._told(read)
+        return self._read(read)
 
     def gone(self) -> list[tuple[OwnerView, int]]:
         """Return today's ended processes, each with the time of its last record."""
         hour, alive = self.last_hour(), {owner.owner for owner in self.owners() if owner.alive}
-        return self._told(lambda _, __, now_ns: hour.gone(now_ns, self.extent, alive))
+        return self._read(lambda _, __, now_ns: hour.gone(now_ns, self.extent, alive))
 
     def standing(self, stats: LogStats | None = None) -> diagnosis.Standing:
         """Return the log's condition in words; at a past moment without its processes.
@@ -605,7 +605,7 @@ class LogReader:
             problems.append(FAILED)
         waiting, waits = self.waiting_jobs(), Counter[str]()
         if not (workers or any(each.ready for each in waiting.values())):
-            waits = self._told(lambda _, facets, __: facets.need_agenda().steps.count_waits())
+            waits = self._read(lambda _, facets, __: facets.need_agenda().steps.count_waits())
         return diagnosis.standing(
             stats.queues, owners, waiting, waits, problems=problems, stopped=stopped,
             controls=self.controls(),
@@ -630,11 +630,11 @@ class LogReader:
     def _story(self, lsn: int) -> job_history.Story | None:
         if lsn not in self._stories:
             self._stories = {
-                lsn: self._told(lambda journal, _, __: job_history.read_job(journal, lsn))
+                lsn: self._read(lambda journal, _, __: job_history.read_job(journal, lsn))
             }
         return self._stories[lsn]
 
-    def _told(self, read: Callable[[Journal, Facets, int], T]) -> T:
+    def _read(self, read: Callable[[Journal, Facets, int], T]) -> T:
         """Return the result of ``read`` on the log, at the wall time.
 
         Folds are kept, so the next question folds only new records.
@@ -647,7 +647,7 @@ class LogReader:
                 journal = self._journal
                 if self._at is not None and not journal.is_past:
                     journal.clock = timetravel.Still(
-                        journal.clock, timetravel.stand_at(journal, self._at)
+                        journal.clock, timetravel.cut_at(journal, self._at)
                     )
                 result = read(journal, self._facets, journal.clock.wall_ns())
                 if _oldest(journal) == self._oldest:
@@ -663,9 +663,9 @@ class LogReader:
 
     def _reopen(self) -> None:
         self.close()
-        self._stand_on(open_journal(self.path, self._clock))
+        self._use(open_journal(self.path, self._clock))
 
-    def _stand_on(self, journal: Journal) -> None:
+    def _use(self, journal: Journal) -> None:
         self._journal = journal
         self._onlooker = None
         self._facets = Facets(journal)

@@ -32,7 +32,7 @@ Item = TypeVar("Item")
 #: Most entries of a table that one call scans.
 _SCAN_MAX: Final = 20_000
 #: Most jobs whose records one call reads.
-_TOLD_MAX: Final = 200
+_READ_MAX: Final = 200
 #: States of waiting jobs.
 WAITING: Final = model.WAITING_STATES
 
@@ -91,13 +91,13 @@ def newest_dead(
         if fits(chunk, index)
     )
     rest = places if below is None else (place for place in places if place < below)
-    count = _TOLD_MAX if wanted.error is not None else min(limit, _TOLD_MAX)
+    count = _READ_MAX if wanted.error is not None else min(limit, _READ_MAX)
     latest = nlargest(count, rest)
     views: list[JobView] = []
     for place in latest:
         if len(views) == limit:
             return views, None
-        view = _told(journal, place.job)
+        view = _dead_view(journal, place.job)
         if view is not None and wanted.fits_reason(view.reason):
             views.append(view)
     return views, latest[-1] if len(latest) == count else None
@@ -121,13 +121,13 @@ def dead_page(sight: LogView, wanted: DeadFilter, start: int, end: int, limit: i
         job = chunk.ids[index]
         if job >= end:
             break
-        if number == _SCAN_MAX or len(page.items) == limit or looked_at == _TOLD_MAX:
+        if number == _SCAN_MAX or len(page.items) == limit or looked_at == _READ_MAX:
             return page._replace(following=job)
         if not fits(chunk, index):
             continue
         if wanted.error is not None:
             looked_at += 1
-            view = _told(journal, job)
+            view = _dead_view(journal, job)
             if view is None or not wanted.fits_reason(view.reason):
                 continue
         page.items.append(job)
@@ -178,7 +178,7 @@ def _not_dead(journal: Journal, job: int) -> errors.TaskqError:
     return errors.NotDead(job_id, view.state.name.lower(), journal.path)
 
 
-def _told(journal: Journal, job: int) -> JobView | None:
+def _dead_view(journal: Journal, job: int) -> JobView | None:
     view = job_view(journal, job, journal.clock.wall_ns())
     return view if view is not None and view.state is model.State.DEAD else None
 

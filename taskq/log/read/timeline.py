@@ -92,7 +92,10 @@ Item = TypeVar("Item", JobEvent, documents.AttemptView)
 
 
 class StepView(NamedTuple):
-    """Finished step of a job; ``value`` is JSON as stored, None if not inline."""
+    """Recorded step of a job. Times are nanoseconds of wall time; ``form`` is as in ``StepDone``.
+
+    ``value`` is JSON as stored; None if it is compressed.
+    """
 
     title: str
     form: str

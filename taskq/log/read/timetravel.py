@@ -96,7 +96,7 @@ class _Steps(NamedTuple):
     floor_ns: int
 
 
-def stand_at(journal: Journal, moment: Moment) -> int:
+def cut_at(journal: Journal, moment: Moment) -> int:
     """Cut a reader's journal at the log's end of the moment; return the wall time then."""
     _refuse_future(journal, moment)
     steps = _steps_of(journal)
@@ -114,7 +114,7 @@ def stand_at(journal: Journal, moment: Moment) -> int:
             steps_ns, time_ns = sum_ns, item.header.time_ns
         end = _copy(cursor)
     if end.next_lsn <= steps.floor_lsn:
-        raise errors.MomentGone(journal.path, steps.floor_lsn, _said(steps.floor_ns))
+        raise errors.MomentGone(journal.path, steps.floor_lsn, _iso_time(steps.floor_ns))
     journal.segment, journal.offset, journal.next_lsn = end.segment, end.offset, end.next_lsn
     journal.time_ns = time_ns
     journal.is_past = True
@@ -130,7 +130,7 @@ def _refuse_future(journal: Journal, moment: Moment) -> None:
         )
     if moment.time_ns is not None and moment.time_ns > journal.clock.wall_ns():
         raise errors.UsageError(
-            f"{_said(moment.time_ns)} is still to come: give a moment of the past"
+            f"{_iso_time(moment.time_ns)} is still to come: give a moment of the past"
         )
 
 
@@ -166,5 +166,5 @@ def _copy(cursor: frames.Cursor) -> frames.Cursor:
     return frames.Cursor(cursor.segment, cursor.offset, cursor.next_lsn)
 
 
-def _said(time_ns: int) -> str:
+def _iso_time(time_ns: int) -> str:
     return durations.utc_moment(time_ns // model.SECOND_NS * model.SECOND_NS).isoformat()

@@ -453,7 +453,7 @@ class SegmentIndexes:
             return
         segment = builder.first_lsn
         cursor = Cursor(segment, builder.offset, builder.next_lsn)
-        frames, seen = 0, builder.offset
+        frames, begin = 0, builder.offset
         for base, item in self._files.frames(cursor, Cursor(segment, end, 0)):
             if isinstance(item, Gap):
                 builder.feed_damaged(item, self._files.damaged_frame(base, item))
@@ -461,8 +461,8 @@ class SegmentIndexes:
                 while not builder.feed(item, _STEP_RECORDS):
                     yield
             frames += 1
-            if frames >= _STEP_FRAMES or builder.offset - seen >= _STEP_BYTES:
-                frames, seen = 0, builder.offset
+            if frames >= _STEP_FRAMES or builder.offset - begin >= _STEP_BYTES:
+                frames, begin = 0, builder.offset
                 yield
         builder.offset = max(builder.offset, end)
 

@@ -512,8 +512,8 @@ class SegmentFiles:
                 return data[at : at + length]
         descriptor = self.descriptor(self._by_ordinal[ordinal])
         # A reader that continues after its last read is likely to read much.
-        goes_on = cached == ordinal and 0 < at <= len(data)
-        ahead = min(2 * len(data), _READ_AHEAD_MAX) if goes_on else _READ_AHEAD
+        is_sequential = cached == ordinal and 0 < at <= len(data)
+        ahead = min(2 * len(data), _READ_AHEAD_MAX) if is_sequential else _READ_AHEAD
         data = self._read(descriptor, max(ahead, _READ_AHEAD), offset)
         self._window = (ordinal, offset, data)
         length = min(codec.LENGTH.unpack_from(data.ljust(4, b"\0"))[0], most)

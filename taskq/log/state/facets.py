@@ -215,7 +215,7 @@ class Facets:
                 self._follow(name)
                 self._at_once.discard(name)
 
-    def stands(self, name: str) -> frames.Cursor | None:
+    def cursor_of(self, name: str) -> frames.Cursor | None:
         """Return the position of the agenda or the dedup table; None if it is not built."""
         return self.followed.get(name)
 

@@ -12,7 +12,6 @@ from taskq.core import kinds, parsing
 from taskq.core.durations import utc_moment
 from taskq.core.errors import JobNotFound, LogError
 from taskq.core.kinds import (
-    BESIDE,
     BIRTH,
     BIRTHS,
     BY_TIME,
@@ -20,6 +19,7 @@ from taskq.core.kinds import (
     CLAIMS,
     ENDS,
     LAST,
+    NEUTRAL,
     REMOVALS,
     REPEATS,
     RETURNS,
@@ -181,13 +181,13 @@ class Story:
 
     def add(self, record: Record) -> None:
         if record.carried is not None:
-            self._tell_again(record, record.carried)
+            self._note_carried(record, record.carried)
         elif record.type in REMOVALS:
             self._is_dead_no_more(record.type)
-        elif record.type not in BESIDE:
+        elif record.type not in NEUTRAL:
             self._move(record)
 
-    def _tell_again(self, record: Record, carried: Carried) -> None:
+    def _note_carried(self, record: Record, carried: Carried) -> None:
         self.snapshot_lsn = record.lsn
         if record.type in REPEATS:
             self._note_repeat(record, carried)

@@ -432,7 +432,7 @@ def load_newest(place: segments.Place, form: Form[F]) -> tuple[F, Cursor] | None
     return None
 
 
-def newest_stand(place: segments.Place, form: Form[F]) -> Cursor | None:
+def newest_cursor(place: segments.Place, form: Form[F]) -> Cursor | None:
     """Return the position of a facet's newest snapshot, by its header; None without one."""
     for name in snapshot_names(place.disk, place.path, form.kind.name):
         with contextlib.suppress(OSError, Unusable):

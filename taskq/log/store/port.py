@@ -226,14 +226,17 @@ class _Port(Generic[F]):
     def enqueue_many(
         self, items: list[requests.Item] | requests.Plain
     ) -> Sent[list[int | requests.Duplicate]]:
+        """Enqueue jobs in one transaction; return their lsns, or the holders of their keys."""
         return self._send(Op.ENQUEUE_MANY, together(items))
 
     @_request
     def ingest(self, asked: requests.Ingest) -> Sent[list[int | requests.Duplicate]]:
+        """Do as ``enqueue_many``, and move a source in the same transaction."""
         return self._send(Op.INGEST, asked)
 
     @_request
     def claim(self, request: requests.ClaimRequest) -> Sent[list[requests.Delivery]]:
+        """Claim jobs; return their deliveries once there is one, or the request's wait is over."""
         return self._send(Op.CLAIM, request)
 
     def forget(
@@ -275,6 +278,7 @@ class _Port(Generic[F]):
 
     @_request
     def extend(self, delivery: requests.Delivery, lease_ns: int) -> Sent[None]:
+        """Set the end of a delivery's lease to this many nanoseconds from now."""
         return self._send(Op.EXTEND, (delivery, lease_ns))
 
     @_request
@@ -298,26 +302,32 @@ class _Port(Generic[F]):
 
     @_request
     def signal(self, new: NewSignal) -> Sent[bool]:
+        """Write a signal; return False if the job has one with the same ``once``."""
         return self._act(Op.SIGNAL, new, f"signal {new.name}", [new.job])
 
     @_request
     def outcome(self, lsn: int) -> Sent[requests.Outcome]:
+        """Return the outcome of a job, once it is settled."""
         return self._send(Op.OUTCOME, lsn)
 
     @_request
     def view(self, lsn: int) -> Sent[views.JobView | None]:
+        """Return a job with all data as stored; None if the log has no such job."""
         return self._send(Op.LOOK, (lambda sight: sight.view(lsn), False))
 
     @_request
     def not_found(self, lsn: int) -> Sent[errors.JobNotFound]:
+        """Return the error for a job that the log does not have."""
         return self._send(Op.LOOK, (lambda sight: job_not_found(sight.journal, lsn), False))
 
     @_request
     def stats(self) -> Sent[LogStats]:
+        """Return the counts of the log and of this process's engine."""
         return self._send(Op.STATS, stats)
 
     @_request
     def peek(self, count: int, queue: str | None = None) -> Sent[list[views.JobView]]:
+        """Return the next ready jobs of a queue, or of all, in the order of claims."""
         return self._send(Op.LOOK, (lambda sight: sight.peek(count, queue), True))
 
     @_request
@@ -340,18 +350,22 @@ class _Port(Generic[F]):
 
     @_request
     def waiting_jobs(self) -> Sent[tuple[dict[tuple[str, str], views.Waiting], set[str]]]:
+        """Return the waiting jobs by queue and task, and the names of all known queues."""
         return self._send(Op.LOOK, (waiting_jobs, Trait.AGENDA))
 
     @_request
     def requeue(self, letters: list[requests.Letter]) -> Sent[list[errors.TaskqError | None]]:
+        """Make dead letters ready again; return for each None, or its error."""
         return self._act(Op.REQUEUE, letters, "requeue", [letter.job for letter in letters])
 
     @_request
     def purge(self, lsns: list[int]) -> Sent[list[errors.TaskqError | None]]:
+        """Remove dead letters; return for each None, or its error."""
         return self._act(Op.PURGE, lsns, "purge", lsns)
 
     @_request
     def pause(self, queue: str, *, paused: bool) -> Sent[bool]:
+        """Pause or resume a queue; return False if it was so already."""
         op = Op.PAUSE if paused else Op.RESUME
         return self._act(op, queue, f"{'pause' if paused else 'resume'} queue {queue}")
 
@@ -359,6 +373,7 @@ class _Port(Generic[F]):
     def withdraw(
         self, lsns: list[int], cause: Cause = Cause.CALLER, *, expired: bool = False
     ) -> Sent[list[int]]:
+        """Cancel waiting jobs, or let them expire; return the lsns of the ended jobs."""
         withdrawal = Withdrawal(lsns, cause, expired)
         if expired or not lsns:
             return self._send(Op.WITHDRAW, withdrawal)
@@ -371,10 +386,12 @@ class _Port(Generic[F]):
 
     @_request
     def tick(self, turn: requests.Turn) -> Sent[list[int | requests.Duplicate] | None]:
+        """Write ticks of a schedule with their jobs; None if another process was faster."""
         return self._send(Op.TICK, turn)
 
     @_request
     def enrol(self, schedules: list[requests.Enrolment]) -> Sent[None]:
+        """Write schedules as a worker declares them, or as added at run time."""
         names = ", ".join(schedule.name for schedule in schedules)
         return self._act(Op.ENROL, schedules, f"add schedule {names}"[:_WHAT_MAX])
 
@@ -404,6 +421,7 @@ class _Port(Generic[F]):
 
     @_request
     def steer(self, wish: requests.Steer) -> Sent[bool]:
+        """Pause, resume, reset or forget a schedule; return False if nothing changed."""
         return self._act(Op.STEER, wish, f"{wish.action} schedule {wish.name}")
 
     @_request
@@ -413,6 +431,7 @@ class _Port(Generic[F]):
 
     @_request
     def compact(self, keep_seconds: float | None, *, dry_run: bool) -> Sent[views.CompactReport]:
+        """Remove old segments; ``keep_seconds`` of None is the log's own retention."""
         return self._order(lambda future: Order(keep_seconds, dry_run, self, future))
 
     def _order(self, make: Callable[[F], Order]) -> F:

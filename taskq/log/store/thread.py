@@ -117,7 +117,7 @@ _KEEP_SECONDS: Final = 0.001
 #: Longest wait of a loop's requests in the mailbox for the loop's next turn.
 _LOOK_SECONDS: Final = 0.004
 #: Interval of checks of answers that a loop has not taken: it may be closed by then.
-_UNTOLD_SECONDS: Final = 1.0
+_UNTAKEN_SECONDS: Final = 1.0
 
 
 class StorageThread:
@@ -167,7 +167,7 @@ class StorageThread:
         #: time of the next look for upkeep, and the segment of the last one: a new segment needs a
         #: look, too
         self._upkeep_at, self._kept_segment = 0.0, 0
-        self._is_busy = self._has_told = self._owes_sync = False
+        self._is_busy = self._has_answered = self._needs_sync = False
         #: end of the log at the last check, its time, and whether a sync point was left there
         self._end, self._end_since, self._is_settled = (0, 0), 0.0, False
 
@@ -216,8 +216,8 @@ class StorageThread:
                 self._kept = requests
                 self._sleep(0, _KEEP_SECONDS)
                 requests, needs = self._take()
-            if requests or self._owes_sync:
-                began, self._owes_sync = time.monotonic(), False
+            if requests or self._needs_sync:
+                began, self._needs_sync = time.monotonic(), False
                 self._cycle(requests, needs)
                 self._after_batch(began)
             elif mailbox.closing:
@@ -253,10 +253,10 @@ class StorageThread:
         if not facets.unfinished:
             return False
         until = time.monotonic() + seconds
-        goes_on = facets.build()
-        while goes_on and time.monotonic() < until:
-            goes_on = facets.build()
-        if not goes_on:
+        is_unfinished = facets.build()
+        while is_unfinished and time.monotonic() < until:
+            is_unfinished = facets.build()
+        if not is_unfinished:
             self._cycle([], BatchNeeds())  # requests that waited for the fold
         return True
 
@@ -322,7 +322,7 @@ class StorageThread:
         self._cycle(requests, needs, syncs=syncs)
         # A batch that was postponed, or refused by the disk, has not released the lock.
         self.journal.writer.release()
-        if self._owes_sync or is_behind(committer):
+        if self._needs_sync or is_behind(committer):
             return True
         due = self._until_sync()
         if self._mailbox.rests:  # it checks by itself in time, unless work is due earlier
@@ -352,7 +352,7 @@ class StorageThread:
             if syncs:
                 self._sync_if_due()
             elif committer.must_sync():
-                self._owes_sync = True
+                self._needs_sync = True
                 if committer.holds_claims:
                     self._deliver(committer.answers.take_now())
                     return
@@ -424,7 +424,7 @@ class StorageThread:
             self._deliver(answers)
 
     def _deliver(self, answers: list[Answer]) -> None:
-        self._has_told = True
+        self._has_answered = True
         ports = {answer[0] for answer in answers}
         if len(ports) == 1:
             ports.pop().deliver(answers)
@@ -465,9 +465,9 @@ class StorageThread:
         if not (interest and self._has_news()):
             self._sleep(interest, timeout)
         if not self._mailbox.requests:
-            self._has_told = False
+            self._has_answered = False
             self._do_due()
-            if self._has_told:
+            if self._has_answered:
                 # Callers with new answers run at once, not after this thread releases the GIL.
                 self._sleep(interest, _KEEP_SECONDS)
         # Last, as it takes as long as a claim; until then other processes may ring in vain.
@@ -524,7 +524,7 @@ class StorageThread:
         limits = [self._until_sync(), self._until_rest(now), self._until_upkeep(now)]
         limits.append(seconds_until_due(self.committer))
         if not self._leave_closed_loops():
-            limits.append(_UNTOLD_SECONDS)
+            limits.append(_UNTAKEN_SECONDS)
         shortest = min(limits)
         return None if shortest == float("inf") else shortest
 

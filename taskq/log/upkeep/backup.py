@@ -360,15 +360,15 @@ class Copier:
             raise errors.LogError(
                 f"{journal.lost[0].explain(self._source)}. An older backup is left as it is"
             )
-        stands = journal.end()
-        segments = tuple(lsn for lsn in journal.files.lsns if lsn <= stands.segment)
+        position = journal.end()
+        segments = tuple(lsn for lsn in journal.files.lsns if lsn <= position.segment)
         strange = [lsn for lsn in self._segments() if segments and lsn > segments[-1]]
         if strange:
             raise errors.LogError(
                 f"{self._target} holds segment {strange[0]}, which the log does not have any more: "
                 f"back up to another place"
             )
-        return End(segments, stands.offset, journal.next_lsn)
+        return End(segments, position.offset, journal.next_lsn)
 
     def _sealed(self, lsn: int) -> None:
         """Copy a finished segment with its index, unless the copy has them."""

@@ -157,7 +157,7 @@ def _worker(owners: Iterable[views.OwnerView], stalls: dict[int, owners.Stall]) 
 def _access(path: Path) -> str:
     """Report the users who can read the log; never a failure, as a container has only one user."""
     try:
-        detail = f"nobody but {access.whose(str(path))} can use its files"
+        detail = f"nobody but {access.users_text(str(path))} can use its files"
     except OSError as error:
         detail = f"not to be seen ({error.strerror})"
     return "; ".join(access.exposures(str(path))) or detail
@@ -238,8 +238,8 @@ def _clock(last_ns: int) -> Look:
     now_ns = SystemClock().wall_ns()
     now = f"it is {datetime.fromtimestamp(now_ns / model.SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
     if now_ns < last_ns - journal.STEP_NS:
-        behind = durations.spoken(last_ns - now_ns)
-        return False, f"{now}, {behind} before the log's last record: set the clock"
+        lag = durations.spoken(last_ns - now_ns)
+        return False, f"{now}, {lag} before the log's last record: set the clock"
     if now_ns < _YEAR_2024_NS:
         return False, f"{now}: set the clock, or what is due at a time comes too late"
     return True, now

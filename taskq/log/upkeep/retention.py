@@ -422,7 +422,7 @@ class Retained:
                     agenda.table.find(job) is not None
                     or agenda.dead.find(job) is not None
                     or job in self._kept
-                    or self._stands_behind(job, following)
+                    or self._occurs_after(job, following)
                 )
                 yield
             if known.get(job):
@@ -433,7 +433,7 @@ class Retained:
         for number, (job, offsets) in enumerate(births.steps.items()):
             if not number % 64:
                 yield
-            if job in self._kept or self._stands_behind(job, following):
+            if job in self._kept or self._occurs_after(job, following):
                 needed.steps += ((offset, job, True) for offset in offsets)
 
     def _look(self, frame: frames.Frame, births: _Births) -> Iterator[None]:
@@ -460,7 +460,7 @@ class Retained:
             elif kind in kinds.ENDS:
                 self._look_at_end(births, frame.data[at : at + length], lsn, header)
 
-    def _stands_behind(self, job: int, following: int) -> bool:
+    def _occurs_after(self, job: int, following: int) -> bool:
         agenda = self._committer.facets.need_agenda()
         if agenda.table.find(job) is not None or agenda.dead.find(job) is not None:
             return False
@@ -652,7 +652,7 @@ def _nanoseconds(seconds: float | None) -> int:
 _FRAMES: Final = 32
 
 
-class _Seen:
+class _FirstEnds:
     """The read part of a segment.
 
     Attributes:
@@ -687,7 +687,7 @@ class Endings:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._seen: dict[int, _Seen] = {}
+        self._ends: dict[int, _FirstEnds] = {}
 
     def steps(self, segment: int, own_keep_ns: Callable[[bytes], int]) -> Iterator[None]:
         """Read on, to the first end in a segment.
@@ -699,31 +699,31 @@ class Endings:
             SegmentGone: another process compacted it.
         """
         files = self._journal.files
-        self._seen = {lsn: seen for lsn, seen in self._seen.items() if lsn in files}
-        seen = self._seen.setdefault(segment, _Seen(segment))
-        if seen.ended_ns:
+        self._ends = {lsn: ends for lsn, ends in self._ends.items() if lsn in files}
+        ends = self._ends.setdefault(segment, _FirstEnds(segment))
+        if ends.ended_ns:
             return
         size, _ = extent(self._journal, segment)
-        scanner = files.scanner(segment, size, seen.next_lsn, sealed=True)
-        for number, item in enumerate(scanner.frames(seen.offset), 1):
-            seen.offset, seen.next_lsn = item.end, item.next_lsn
-            if isinstance(item, frames.Frame) and seen.look(item, own_keep_ns):
+        scanner = files.scanner(segment, size, ends.next_lsn, sealed=True)
+        for number, item in enumerate(scanner.frames(ends.offset), 1):
+            ends.offset, ends.next_lsn = item.end, item.next_lsn
+            if isinstance(item, frames.Frame) and ends.look(item, own_keep_ns):
                 return
             if not number % _FRAMES:
                 yield
 
     def any(self, segment: int, now_ns: int) -> bool:
         """Return whether a segment past the log's retention has jobs to remove."""
-        seen = self._seen[segment]
-        return seen.ended_ns > 0 or 0 < seen.over_ns <= now_ns
+        ends = self._ends[segment]
+        return ends.ended_ns > 0 or 0 < ends.over_ns <= now_ns
 
     def are_due(self, segment: int, keep_seconds: float | None, now_ns: int) -> bool:
-        seen = self._seen[segment]
+        ends = self._ends[segment]
         if keep_seconds is None:
-            return 0 < seen.over_ns <= now_ns
+            return 0 < ends.over_ns <= now_ns
         wait_ns = self._journal.config.segment_age_of(keep_seconds) * model.SECOND_NS
         early_ns = keep_seconds * model.SECOND_NS - wait_ns
-        return 0 < seen.ended_ns <= now_ns - wait_ns or 0 < seen.over_ns <= now_ns + early_ns
+        return 0 < ends.ended_ns <= now_ns - wait_ns or 0 < ends.over_ns <= now_ns + early_ns
 
 
 def _first(known_ns: int, moment_ns: int) -> int:

@@ -80,7 +80,7 @@ class Snapshots:
 
     def _built(self) -> list[snapshot.Form[Any]]:
         facets = self._committer.facets
-        return [form for form in _FORMS if facets.stands(form.kind.name) is not None]
+        return [form for form in _FORMS if facets.cursor_of(form.kind.name) is not None]
 
     def _since(self, form: snapshot.Form[Any]) -> tuple[int, int]:
         """Return (bytes of log after the newest snapshot that fits, the snapshot's size)."""
@@ -183,7 +183,7 @@ class Snapshots:
     def _capture(self, form: snapshot.Form[Any]) -> snapshot.Captured | None:
         """Copy the facet; None if the copy is useless, or the disk has no room for it."""
         journal, facets = self._journal, self._committer.facets
-        cursor = facets.stands(form.kind.name)
+        cursor = facets.cursor_of(form.kind.name)
         if cursor is None or facets.generation != journal.generation:
             return None
         newest = self._newest(form)

@@ -80,7 +80,7 @@ class Upkeep:
         self._endings = retention.Endings(committer.journal)
         self._history: history.History | None = None
         #: end of the log at the last check
-        self._stood = (0, 0)
+        self._tip = (0, 0)
         self._orders: deque[Order] = deque()
         self._looked_ns = self._looked_segment = 0
         #: size of the log, or number of jobs left, at which another try to shrink the log pays off
@@ -248,12 +248,12 @@ class Upkeep:
     def _fold_at_rest(self) -> compaction.Steps:
         """Fold the history while the log rests; otherwise a segment's removal folds it first."""
         journal = self._journal
-        lsns, stand = journal.files.lsns, (journal.segment, journal.offset)
-        before, self._stood = self._stood, stand
-        if stand != before or len(lsns) < 2 or self._committer.room.is_sought:  # noqa: PLR2004
+        lsns, tip = journal.files.lsns, (journal.segment, journal.offset)
+        before, self._tip = self._tip, tip
+        if tip != before or len(lsns) < 2 or self._committer.room.is_sought:  # noqa: PLR2004
             return
         for _ in self._tend(self._fold_history(lsns[-2])):
-            if (journal.segment, journal.offset) != stand:
+            if (journal.segment, journal.offset) != tip:
                 return
             yield None
 
@@ -308,12 +308,12 @@ class Upkeep:
     def _let_go(self, keep_seconds: float | None, goal: int, report: Report) -> compaction.Steps:
         journal = self._journal
         # Records rewritten meanwhile are left to the next pass, or this one would never end.
-        end, goes_on = journal.segment, False
+        end, has_freed = journal.segment, False
         while True:
             candidate = retention.due(
                 journal,
                 self._committer.calendar.now_ns(),
-                is_pressed=self._lacks_room(goes_on=goes_on),
+                is_pressed=self._lacks_room(has_freed=has_freed),
                 keep_seconds=keep_seconds,
                 goal=goal,
                 gone=report.gone if report.dry_run else 0,
@@ -338,7 +338,7 @@ class Upkeep:
                 yield from self._tend(self._fold_history(max(candidate.segment, through)))
             if not (yield from self._compact_one(candidate, keep_seconds, report)):
                 return
-            goes_on = True
+            has_freed = True
 
     def _goal(self, keep_seconds: float | None) -> Generator[None, None, int]:
         """Return the last segment past its time with an ended job; 0: none goes for its age."""
@@ -369,15 +369,15 @@ class Upkeep:
             is_due = endings.are_due(candidate.segment, keep_seconds, now_ns)
         return candidate if is_due else None
 
-    def _lacks_room(self, *, goes_on: bool = False) -> bool:
+    def _lacks_room(self, *, has_freed: bool = False) -> bool:
         """Return whether ended jobs must be removed, so that the log can be written.
 
         For new jobs at most half of the log goes. If that is not enough, other programs fill the
-        disk, which is no reason to drop results. ``goes_on``: segments were removed just now, and
+        disk, which is no reason to drop results. ``has_freed``: segments were removed just now, and
         removing a little more saves the next check.
         """
         room, total = self._committer.room, self._journal.files.total_size()
-        spare = total // _SPARE_PARTS if goes_on else 0
+        spare = total // _SPARE_PARTS if has_freed else 0
         return room.is_sought and room.lacks(total // 2, spare)
 
     def _may_pay(self, candidate: retention.Due) -> bool:

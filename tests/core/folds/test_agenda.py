@@ -86,7 +86,7 @@ def test_settling_together_equals_settling_one_by_one(
     together, in_turn = Agenda(), Agenda()
     for agenda in (together, in_turn):
         if of == "a limit":
-            agenda.groups.tell({"other": Limit(concurrency=100)}, NOW)
+            agenda.groups.declare({"other": Limit(concurrency=100)}, NOW)
         others = range(1, count + 1) if has_others_first else range(count + 1, 2 * count + 1)
         for job in range(1, 2 * count + 1):
             expires = job in others and of == "jobs that expire"
@@ -125,7 +125,7 @@ def test_a_low_job_waits_at_most_ten_windows_under_constant_high_load(priority: 
 def test_a_claim_takes_the_oldest_aged_jobs_of_more_lanes_than_it_compares() -> None:
     agenda, jobs = Agenda(), range(1, 201)
     agenda.ages.window_ns = 100
-    agenda.groups.tell({"t": Limit(concurrency=1_000)}, NOW)
+    agenda.groups.declare({"t": Limit(concurrency=1_000)}, NOW)
     agenda.begin_frame(1, NOW)
     for job in jobs:
         enqueue(agenda, agenda.queues.lane(5, b"\x07\x01defaultt" + bytes((job,))), job)

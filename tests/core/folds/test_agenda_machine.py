@@ -301,7 +301,7 @@ class AgendaMachine(RuleBasedStateMachine):
     @rule()
     def learn_the_limits(self) -> None:
         """A worker that has the tasks begins to claim; jobs of theirs may run already."""
-        self.agenda.groups.tell(LIMITS, self.agenda.moment)
+        self.agenda.groups.declare(LIMITS, self.agenda.moment)
         self.model.concurrency = {"a": 2}
         self.model.rates = {"b": (3, RATE_WINDOW_NS_MIN)}
 

@@ -84,7 +84,7 @@ def test_claims_under_an_old_name_of_a_task_count_after_all_of_it_was_folded_ane
             each.enqueue(spec=spec, extras=of("k"))
         agenda = each.catch_up().need_agenda()
         assert not agenda.order.take(0, None, None)
-        agenda.groups.tell(limits, agenda.moment)
+        agenda.groups.declare(limits, agenda.moment)
         group = agenda.groups.get("post", b"k")
         assert group is not None
         assert group.room(agenda.moment) == 1

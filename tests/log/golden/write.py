@@ -47,7 +47,7 @@ def said(path: Path, seconds: float) -> dict[str, Any]:
                            for step in reader.steps(job.lsn)]
             for job in views
         }  # fmt: skip
-        waits = reader._told(lambda _, facets, __: facets.need_agenda().steps.count_waits())
+        waits = reader._read(lambda _, facets, __: facets.need_agenda().steps.count_waits())
     known = {"seconds": seconds, "queues": queues, "jobs": sorted(jobs)}
     return known | {"steps": steps, "waits": waits} if any(steps.values()) else known
 

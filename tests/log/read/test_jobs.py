@@ -21,7 +21,7 @@ from taskq.log.journal.journal import Journal
 from taskq.log.read import jobs
 from taskq.log.read.jobs import EVERY, JobFilter, each_job, newest_jobs, past_jobs
 from taskq.log.read.reader import LogReader
-from taskq.log.read.timetravel import Moment, stand_at
+from taskq.log.read.timetravel import Moment, cut_at
 from taskq.log.requests import Op
 from taskq.log.state.facets import Facets
 from taskq.log.state.job_history import job_view
@@ -272,7 +272,7 @@ async def test_a_worker_is_named_though_it_is_gone_and_came_segments_before(tmp_
 
 def _past(world: World, moment: Moment) -> Meaning:
     journal = world.reader()
-    now_ns = stand_at(journal, moment)
+    now_ns = cut_at(journal, moment)
     return meaning(Facets(journal), now_ns)
 
 
@@ -297,16 +297,16 @@ def _check_told(history: History, lsns: list[int]) -> None:
 
 def _standing(world: World, moment: Moment) -> tuple[Journal, int]:
     journal = world.reader()
-    return journal, stand_at(journal, moment)
+    return journal, cut_at(journal, moment)
 
 
 def test_a_moment_to_come_is_refused() -> None:
     world = World()
     world.process().enqueue()
     with pytest.raises(UsageError, match="has no lsn 2 yet: its newest is 1"):
-        stand_at(world.reader(), Moment(lsn=2))
+        cut_at(world.reader(), Moment(lsn=2))
     with pytest.raises(UsageError, match=r"2024-01-01T00:00:01.* is still to come"):
-        stand_at(world.reader(), Moment(time_ns=world.clock.wall_ns() + SECOND_NS))
+        cut_at(world.reader(), Moment(time_ns=world.clock.wall_ns() + SECOND_NS))
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ def test_a_reader_starts_again_if_compaction_removes_a_segment(
         return len(seen)
 
     with LogReader.open(long_log, at=at) as reader:
-        assert reader._told(read) == 2
+        assert reader._read(read) == 2
     assert seen[1] == seen[0][1:]
 
 
@@ -219,7 +219,7 @@ def test_a_log_that_is_compacted_faster_than_it_is_read_says_so(long_log: str) -
         Path(journal.files.file_path(journal.files.lsns[0])).unlink()
 
     with LogReader.open(long_log) as reader, pytest.raises(LogError, match="faster than they are"):
-        reader._told(read)
+        reader._read(read)
 
 
 HINT: Final = f"{PATH}/write.lock"

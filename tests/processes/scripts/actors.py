@@ -154,7 +154,7 @@ async def _use_all(path: Path, *, hold: bool) -> None:
         await log.put(os.urandom(2**20 + 1), key=os.urandom(8))
         (delivery,) = await log.claim(wait=10)
         store = log._connection.store()
-        store.progress.tell(log, 1, 1, ProgressView(0.5, "half", 0))
+        store.progress.report(log, 1, 1, ProgressView(0.5, "half", 0))
         await log.ingest("file", [Put(payload=b"a line")], 1)
         async with log.stream(reader=f"reader-{os.getpid()}") as stream:
             async for _ in stream:

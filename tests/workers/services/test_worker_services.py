@@ -230,7 +230,7 @@ async def test_a_stall_counts_as_one_look_at_jobs_that_wait_for_each_other(
     monkeypatch.setattr(watches, "_STUCK_LOOK_SECONDS", 0.0)
     monkeypatch.setattr(watches, "monotonic", lambda: next(moments))
     watch._loop = SimpleNamespace(time=lambda: next(moments))
-    watch._stuck, watch._told = stuck, lambda *_: waits.clear()
+    watch._stuck, watch._new_hold = stuck, lambda *_: waits.clear()
     await watch._look_on(None)
     assert len(looks) == 1 + watches.STUCK_SECONDS
 

@@ -67,14 +67,14 @@ def main(work: int, life: int, parent: int) -> None:
         return
     channel.sendall(wire.pack(wire.Ready(os.getpid())))
     with contextlib.suppress(ConnectionError):  # the worker died; this process ends, too
-        _serve(channel, inbox, bench, tells_memory=outfit.tells_memory)
+        _serve(channel, inbox, bench, reports_memory=outfit.reports_memory)
     bench.close()
 
 
-def _serve(channel: socket.socket, inbox: BinaryIO, bench: _Bench, *, tells_memory: bool) -> None:
+def _serve(channel: socket.socket, inbox: BinaryIO, bench: _Bench, *, reports_memory: bool) -> None:
     work: wire.Work | None
     outlet = wire.Outlet(channel)
-    hooks.relay_to(outlet.tell)
+    hooks.relay_to(outlet.report)
     joblogs.send_lines_to(outlet.log)
     pid = os.getpid()
     while (work := wire.receive(inbox)) is not None:
@@ -83,7 +83,7 @@ def _serve(channel: socket.socket, inbox: BinaryIO, bench: _Bench, *, tells_memo
         ended = context.run(bench.run, work)
         if os.getpid() != pid:
             context.run(guards.end_child)
-        outlet.end(wire.JobDone(ended, engine.system.memory_bytes() if tells_memory else 0))
+        outlet.end(wire.JobDone(ended, engine.system.memory_bytes() if reports_memory else 0))
         del work, ended
 
 

@@ -76,7 +76,7 @@ class Child:
         self._outgoing = bytearray()
         self._job: asyncio.Future[wire.JobDone] | None = None
         #: gets the progress and the log lines of the running job
-        self.on_told: Callable[[wire.JobProgress | wire.Logged], None] | None = None
+        self.on_report: Callable[[wire.JobProgress | wire.Logged], None] | None = None
         self._reason: BaseException | None = None
         self._killer: Alarm | None = None
         self._channel, theirs = socket.socketpair()
@@ -181,8 +181,8 @@ class Child:
                 job.set_result(message)
             self._become_idle(ChildPhase.BUSY)
         elif isinstance(message, wire.JobProgress | wire.Logged):
-            if self.on_told is not None:
-                self.on_told(message)
+            if self.on_report is not None:
+                self.on_report(message)
         elif isinstance(message, wire.Ready):
             self.is_ready = True
             self._become_idle(ChildPhase.STARTING)
@@ -340,7 +340,7 @@ class ProcessRunner:
         self._pause = feed.Pause(loop.time)
         self._resting: asyncio.TimerHandle | None = None
         self._closed = False
-        self._told = ""
+        self._warning = ""
 
     @property
     def pids(self) -> list[int]:
@@ -372,7 +372,7 @@ class ProcessRunner:
             return shipping.remote_release(0, delivery, str(error))
         # The payload differs from the record if it was compressed, or completed by an input.
         given = None if payload == delivery.stored_payload else payload
-        child.on_told = lambda message: _hear(job, message)
+        child.on_report = lambda message: _hear(job, message)
         log = str(job.app.data_dir)
         log = "" if log == self._outfit.data_dir else log
         done = child.run(wire.Work(shipping.ship(delivery, given), module, telemetry.leave(), log))
@@ -388,7 +388,7 @@ class ProcessRunner:
                 await self._end(child)
             raise
         finally:
-            child.on_told = None
+            child.on_report = None
             if limit is not None:
                 limit.cancel()
         if ended.kind == engine.kinds.RELEASE and ended.body and ended.cause == engine.Cause.CALLER:
@@ -398,8 +398,8 @@ class ProcessRunner:
 
     def _warn(self, task: str, problem: str) -> None:
         """Log why jobs are released; once for repeated causes."""
-        if problem != self._told:
-            self._told = problem
+        if problem != self._warning:
+            self._warning = problem
             _log.error("jobs of %s go back: %s", task, problem)
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ class Outfit(NamedTuple):
     data_dir: str
     argv: tuple[str, ...]
     #: whether it reports its resident memory
-    tells_memory: bool
+    reports_memory: bool
     #: configuration of its logging
     logging: Logging = Logging()
     #: whether the main program itself, and not a module that it imports, defines a task
@@ -156,7 +156,7 @@ class Outlet:
             self._latest = None
             self._channel.sendall(pack(message))
 
-    def tell(self, fraction: float, message: str) -> None:
+    def report(self, fraction: float, message: str) -> None:
         """Send a progress report, now or soon."""
         progress = JobProgress(fraction, message)
         with self._guard:

@@ -301,7 +301,7 @@ class Breaker(Gate):
         self.mode = Mode.OPEN
         self._row = 0
         self._tripped = asyncio.Event()
-        self._told = ""
+        self._error_text = ""
 
     def selection(self) -> tuple[frozenset[str] | None, frozenset[str]]:
         return frozenset({self.rule.queue}), self.host.open_tasks()
@@ -314,7 +314,7 @@ class Breaker(Gate):
         if not self._is_failure(error):
             self._row = 0
             return False
-        self._told = summary(error)[:_REASON_CHARACTERS_MAX]
+        self._error_text = summary(error)[:_REASON_CHARACTERS_MAX]
         before = (outcome.kind for outcome in outcomes if self._counts(outcome))
         if next(before, None) is engine.kinds.SUCCESS:
             self._row = 0
@@ -369,7 +369,7 @@ class Breaker(Gate):
         queue, hold = self.rule.queue, self.hold
         if hold is None:
             count = f"{self.rule.failures} network failure{'s' * (self.rule.failures > 1)} in a row"
-            text = f"queue {queue!r} backs off after {count} ({self._told})"
+            text = f"queue {queue!r} backs off after {count} ({self._error_text})"
             queues = frozenset({queue})
             hold = views.Hold(
                 queues=queues, is_breaker=True, text=text, since_ns=self.host.wall_ns()

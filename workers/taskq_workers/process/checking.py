@@ -43,6 +43,7 @@ def check_app(
 
 
 def check_versions() -> Check:
+    """Return the versions of taskq and Python, and the language of plain jobs."""
     detail = (
         f"taskq {taskq.__version__}, Python {platform.python_version()} on {platform.system()}, "
         f"plain jobs in {native.label()}"

@@ -75,7 +75,7 @@ def find_executor(name: str) -> ExecutorEntry:
 
 
 #: Most directories that the banner names.
-_TOLD_MAX: Final = 3
+_DIRECTORIES_MAX: Final = 3
 #: Most changed files that a line names.
 _NAMED_MAX: Final = 3
 #: Time for a replaced worker to drain and to end.
@@ -331,12 +331,12 @@ def _measured(
     measuring = find_plugin("taskq.services", "prometheus", "metrics")
     with measuring(app, order.metrics_port, order.logs or ()) as (place, count):
         reporter.say(f"metrics at {place}")
-        tell = order.on_event
+        user_hook = order.on_event
 
         def both(event: events.JobFinished) -> None:
             count(event)
-            if tell is not None:
-                tell(event)
+            if user_hook is not None:
+                user_hook(event)
 
         yield replace(order, on_event=both)
 
@@ -353,7 +353,7 @@ def _facts(
     return reporting.BannerFacts(
         version=taskq.__version__,
         pid=os.getpid(),
-        directory=_told(worker),
+        directory=_directories(worker),
         is_empty=is_empty,
         durability=store.config.durability.value,
         recovered=store.taken_back,
@@ -367,9 +367,9 @@ def _facts(
     )
 
 
-def _told(worker: pool.Worker) -> str:
+def _directories(worker: pool.Worker) -> str:
     count = len(worker.directories)
-    if count > _TOLD_MAX:
+    if count > _DIRECTORIES_MAX:
         return f"{worker.app.data_dir}, {count} logs"
     return ", ".join(worker.directories)
 

@@ -208,7 +208,7 @@ class Supervisor:
             self._take_signals()
             drive(loop, loop.create_task(self._main(), name="taskq-supervisor"))
         finally:
-            self._tell_end()
+            self._print_end()
             end(loop)
             signal.set_wakeup_fd(self._wakes_before)
             self._end_watch()
@@ -242,12 +242,12 @@ class Supervisor:
         try:
             async with self._worker:
                 if self._worker.started.is_set():
-                    await self._tell_ready()
-                    async with create_task_group() as beside:
-                        beside.start_soon(self._notifier.keep_alive)
+                    await self._report_ready()
+                    async with create_task_group() as group:
+                        group.start_soon(self._notifier.keep_alive)
                         await self._worker.stopped.wait()
                         await self._count_rest()
-                        beside.cancel_scope.cancel()
+                        group.cancel_scope.cancel()
         finally:
             self._notifier.stopping()
             self._store = None
@@ -265,7 +265,7 @@ class Supervisor:
                 dues += [] if due_ns is None else [due_ns]
             self._rest = rest_of(waiting, min(dues, default=None), time.time_ns())
 
-    async def _tell_ready(self) -> None:
+    async def _report_ready(self) -> None:
         store = self._store = self._worker.store()
         # Answered after the worker's first claim, which takes back the jobs of dead processes: only
         # now their number is known.
@@ -326,18 +326,18 @@ class Supervisor:
             worker.request_cancel()
             return
         self._drain_at = time.monotonic()
-        self._tell(drain_lines(worker.held, worker.drain_seconds, self._process))
+        self._print(drain_lines(worker.held, worker.drain_seconds, self._process))
         self._notifier.stopping()
         worker.request_stop()
         if worker.drain_seconds != inf:
-            self._loop.call_later(worker.drain_seconds, self._tell_overdue)
+            self._loop.call_later(worker.drain_seconds, self._print_overdue)
 
-    def _tell_overdue(self) -> None:
+    def _print_overdue(self) -> None:
         held = self._worker.held
         if held and self._signals < _CANCEL_AT:
-            self._tell(overdue_lines(held, self._worker.drain_seconds, self._process))
+            self._print(overdue_lines(held, self._worker.drain_seconds, self._process))
 
-    def _tell_end(self) -> None:
+    def _print_end(self) -> None:
         """Print a summary, unless it never began."""
         if self._ready_at is not None:
             now = time.monotonic()
@@ -346,7 +346,7 @@ class Supervisor:
             line = stopped_line(ended, now - self._ready_at, drained, self._process)
             self._say(line + self._rest)
 
-    def _tell(self, lines: list[str]) -> None:
+    def _print(self, lines: list[str]) -> None:
         for line in lines:
             self._say(line)
 

@@ -298,7 +298,7 @@ class _Watched:
     def __init__(self, function: Callable[..., Any], limits: timeouts.TimeLimits) -> None:
         self.gave_up = False
         self._function = function
-        self._told, self._soft = limits
+        self._timeout, self._soft = limits
         self._hard = timeouts.left_of(limits.hard)
         self._thread = 0
         self._began = 0.0
@@ -350,10 +350,10 @@ class _Watched:
         self._timers[name] = Alarm(seconds if wait is None else wait, look)
 
     def _on_hard(self, future: asyncio.Future[ThreadResult]) -> None:
-        if not future.done() and self._told is not None:
+        if not future.done() and self._timeout is not None:
             self.gave_up = True
             error = timeouts.too_long(
-                self._told, ": it goes on in its thread, which nothing can stop"
+                self._timeout, ": it goes on in its thread, which nothing can stop"
             )
             future.set_result(ThreadResult(None, error))
 

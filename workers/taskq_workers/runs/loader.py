@@ -218,7 +218,7 @@ _NOT_OURS: Final = frozenset({"__pycache__", "node_modules", "site-packages", "t
 def without_tasks(target: str, directory: str) -> str:
     """Return the message for a worker whose app has no task."""
     head = f"{target} has an app, but no task is registered with it"
-    modules = _beside(target.partition(":")[0])[:_NAMED_MAX]
+    modules = _modules_near(target.partition(":")[0])[:_NAMED_MAX]
     if not modules:
         return (
             f"{head}: decorate a function with @app.task, there or in a module that is named "
@@ -248,7 +248,7 @@ def modules_with_tasks(folder: Path, package: str) -> list[str]:
     return sorted(modules)
 
 
-def _beside(module: str) -> list[str]:
+def _modules_near(module: str) -> list[str]:
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return []

@@ -20,15 +20,15 @@ _FAILURES: Final = frozenset({"retried", "dead"})
 class _Attempt:
     """A span, and whether the raised exception was added to it."""
 
-    __slots__ = ("is_told", "span")
+    __slots__ = ("has_error", "span")
 
     def __init__(self, span: Span) -> None:
         self.span = span
-        self.is_told = False
+        self.has_error = False
 
     def fail(self, event: JobFinished) -> None:
         telemetry.fail(self.span, event.reason.partition("\n")[0])
-        if self.is_told:
+        if self.has_error:
             return
         # A child's exception arrives as text. Imported late: most workers trace nothing.
         from taskq.engine import failure_of  # noqa: PLC0415
@@ -76,7 +76,7 @@ class TracedRuns:
                 is_waiting = getattr(getattr(job, "durable", None), "suspended", False)
                 if not (is_waiting or _is_no_failure(error)):
                     telemetry.note_error(attempt.span, error)
-                    attempt.is_told = True
+                    attempt.has_error = True
                 raise
             finally:
                 context.detach(token)

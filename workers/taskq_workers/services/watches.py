@@ -75,7 +75,7 @@ class LoopWatch:
         self._over = threading.Event()
         self._answered = threading.Event()
         self._pause_seconds = _ASK_SECONDS
-        self._told: dict[tuple[str, int], float] = {}
+        self._warned_at: dict[tuple[str, int], float] = {}
 
     async def run(self, store: engine.Store, *, task_status: TaskStatus[None]) -> None:
         """Watch until cancelled: jobs may block the loop while the worker drains, too."""
@@ -171,11 +171,11 @@ class LoopWatch:
 
     def _is_news(self, frame: FrameType) -> bool:
         place, now = (frame.f_code.co_filename, frame.f_lineno), monotonic()
-        if now - self._told.get(place, -_AGAIN_SECONDS) < _AGAIN_SECONDS:
+        if now - self._warned_at.get(place, -_AGAIN_SECONDS) < _AGAIN_SECONDS:
             return False
-        if len(self._told) >= _PLACES_MAX:
-            self._told.clear()
-        self._told[place] = now
+        if len(self._warned_at) >= _PLACES_MAX:
+            self._warned_at.clear()
+        self._warned_at[place] = now
         return True
 
 
@@ -326,7 +326,7 @@ class StrayWatch:
         if self._queues is None:
             return []
         known = known | {task.spec.queue for task in self._app.tasks.values()}
-        return [_told(name, known) for name in sorted(self._queues - known)]
+        return [_unused_text(name, known) for name in sorted(self._queues - known)]
 
 
 #: Jobs of this process that wait in their runs for results: the awaited jobs, by log and job.
@@ -403,11 +403,11 @@ class StuckWatch:
                 held = await self._stuck()
                 if held != last or not held:
                     standstill, last = _Standstill(), held
-                    self._tell(None)
+                    self._set_hold(None)
                 elif standstill.grow() >= STUCK_SECONDS and self.hold is None:
-                    self._tell(self._told(held, store))
+                    self._set_hold(self._new_hold(held, store))
         finally:
-            self._tell(None)
+            self._set_hold(None)
 
     async def _stuck(self) -> frozenset[tuple[engine.Tag, int]]:
         running = {(delivery.tag, delivery.job) for delivery in self._held()}
@@ -424,7 +424,7 @@ class StuckWatch:
                 return frozenset()
         return frozenset(running)
 
-    def _told(self, held: frozenset[tuple[engine.Tag, int]], store: engine.Store) -> views.Hold:
+    def _new_hold(self, held: frozenset[tuple[engine.Tag, int]], store: engine.Store) -> views.Hold:
         tag, job = min(held)
         handle = next(iter(_waits.get((tag, job), ())), None)
         such = "" if handle is None else f", such as {tag.id(job)} for {handle.id}"
@@ -435,7 +435,7 @@ class StuckWatch:
         _log.error("nothing moves here: %s; %s", text, _STRAYS_REMEDY)
         return views.Hold(is_breaker=False, is_stuck=True, text=text, since_ns=store.wall_ns())
 
-    def _tell(self, hold: views.Hold | None) -> None:
+    def _set_hold(self, hold: views.Hold | None) -> None:
         if hold is not self.hold:
             self.hold = hold
             self._changed()
@@ -463,7 +463,7 @@ def _states(sight: engine.LogView, jobs: list[int]) -> set[taskq.State]:
     return {table.state(job) for job in jobs}
 
 
-def _told(name: str, known: set[str]) -> str:
+def _unused_text(name: str, known: set[str]) -> str:
     near = values.nearest(name, sorted(known))
     known_as = f"known are {', '.join(sorted(known))}" if known else "there is none yet"
     hint = f"did you mean {near!r}?" if near else known_as

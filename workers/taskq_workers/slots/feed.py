@@ -211,7 +211,7 @@ class Feed:
     Attributes:
         buffer: deliveries in claim order; slots pop from its left.
         low: a slot calls ``refill`` if fewer deliveries are left; 0 while a call would be useless.
-        stands: the last claim found no job, so claims wait from now on.
+        is_idle: the last claim found no job, so claims wait from now on.
         filter: excludes jobs from claims; None: all are allowed.
         limits: limits of the tasks, by name.
         weights: shares of the queues.
@@ -237,7 +237,7 @@ class Feed:
     ) -> None:
         self.buffer: deque[Delivery] = deque()
         self.low = 0
-        self.stands = False
+        self.is_idle = False
         self.filter: ClaimFilter | None = None
         self.limits: Mapping[str, Limit] | None = None
         self.weights: Weights | None = None
@@ -276,7 +276,7 @@ class Feed:
         pace = self._pace
         free = self._runner.free() - len(self.buffer)
         if self._claim is not None:
-            self.ask(free if self.stands else max(self._request.count, free))
+            self.ask(free if self.is_idle else max(self._request.count, free))
         else:
             self.low = 0
             self.ask(max(pace.size, free) if pace.ahead else free)
@@ -301,7 +301,7 @@ class Feed:
         if self._burst_clock is not None:
             self._asked_when_quiet = self._is_quiet()
             self._late = self._port.late
-            if not self.stands:
+            if not self.is_idle:
                 until_ns = self._burst_clock()
         queues, tasks = self._queues, self._tasks()
         if self.filter is not None:
@@ -336,7 +336,7 @@ class Feed:
 
     def rested(self) -> None:
         """Note that a job has ended: a waiting burst looks again once no job runs."""
-        if self.stands and self._is_quiet():
+        if self.is_idle and self._is_quiet():
             self.look_anew()
 
     def request(
@@ -465,13 +465,13 @@ class Feed:
 
     def linger(self) -> None:
         """Claim new jobs while a burst that found none does not end yet."""
-        self.stands = True
+        self.is_idle = True
         self.refill()
         self._runner.came_empty()
 
     def look_anew(self) -> None:
         """Check at once whether a waiting burst has any job left."""
-        self.stands = False
+        self.is_idle = False
         self.withdraw()
         self.refill()
         self._runner.came_empty()

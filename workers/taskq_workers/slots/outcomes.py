@@ -263,7 +263,7 @@ async def unless_too_old(
 
     Only the log knows a job's age, so it is looked up, and only for tasks with a ``max_age``.
     """
-    if not goes_on(settlement):
+    if not runs_again(settlement):
         return settlement
     delivery = settlement.delivery
     try:
@@ -279,7 +279,7 @@ async def unless_too_old(
     return Settlement(kinds.DEATH, delivery, encode_reason(reason), 0, Cause.EXHAUSTED)
 
 
-def goes_on(settlement: Settlement) -> bool:
+def runs_again(settlement: Settlement) -> bool:
     """Return whether the job will run again because its task asked for it."""
     if settlement.kind is kinds.RELEASE:
         return settlement.cause is Cause.SNOOZE

@@ -99,7 +99,7 @@ class LogShare:
 
     def is_rival(self, now: float) -> bool:
         feed = self.feed
-        if feed.stands:
+        if feed.is_idle:
             return False
         return feed.may_ask or (feed.asked > 0 and now - self._asked_at <= BUSY_SECONDS)
 
@@ -111,8 +111,8 @@ class LogShare:
     def wake(self) -> None:
         """Call slots to its deliveries; an empty or late log does not catch up its turns."""
         rounds, feed = self._rounds, self.feed
-        if feed.stands:
-            feed.stands = feed.asked > 0
+        if feed.is_idle:
+            feed.is_idle = feed.asked > 0
             self.turn = max(self.turn, rounds.turn)
         elif rounds.slots.loop.time() - self._asked_at > BUSY_SECONDS:
             self.turn = max(self.turn, rounds.turn - rounds.window)
@@ -254,7 +254,7 @@ class Rounds:
             self._stuck = False
         if not self._stuck:
             for share in self._alive:
-                if share.feed.stands:
+                if share.feed.is_idle:
                     share.feed.ask(1)
         if self._timer is None and ((free <= 0 and not self._stuck) or _asked(rivals)):
             self._timer = self.slots.loop.call_later(BUSY_SECONDS, self._look)
@@ -297,7 +297,7 @@ class Rounds:
         if self._mark == self.begun and self._free() <= 0:
             self._stuck = True
             for share in self._alive:
-                if share.feed.stands:
+                if share.feed.is_idle:
                     share.feed.withdraw()
         self._mark = self.begun
         self.refill()

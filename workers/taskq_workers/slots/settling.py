@@ -101,7 +101,7 @@ class Settler:
         items: list[Settlement] = []
         if self.observers:
             items = [as_settlement(outcome) for outcome in outcomes]
-            self._tell(items)
+            self._notify(items)
         else:
             for outcome in outcomes:
                 if isinstance(outcome, Delivery):
@@ -145,7 +145,7 @@ class Settler:
                     self.ended[settlement.kind] -= 1
                     self._report(settlement, answer)
 
-    def _tell(self, items: list[Settlement]) -> None:
+    def _notify(self, items: list[Settlement]) -> None:
         for observer in self.observers:
             observer(items)
 

@@ -17,7 +17,7 @@ from taskq import Delivery, JobContext, Task, TaskQ, engine, values
 from taskq.engine import Settlement, kinds
 from taskq.hooks import Inputs, running_job
 from taskq.values import is_a, is_cancellation, members
-from taskq_workers.events import Hook, tell
+from taskq_workers.events import Hook, call_hook
 from taskq_workers.runs import executors
 from taskq_workers.runs.joblogs import with_lines
 from taskq_workers.slots.feed import Feed, Gatekeeper, Quota
@@ -181,8 +181,8 @@ class Slot:
                 outcome: Settlement | Delivery = await slots.judged(task, error, settlement)
             else:
                 is_alone = job.children is None and not flags & _TIED  # no job waits for it
-                stands = value is None and none_is_kept and is_alone
-                outcome = delivery if stands else await self._success(plan, delivery, job, value)
+                is_plain = value is None and none_is_kept and is_alone
+                outcome = delivery if is_plain else await self._success(plan, delivery, job, value)
             if self.abandoned:
                 return None
             self.delivery = None
@@ -193,7 +193,7 @@ class Slot:
                 settler.flush()
             now = monotonic()
             if hook is not None:
-                tell(hook, as_settlement(outcome), now - self.since)
+                call_hook(hook, as_settlement(outcome), now - self.since)
             self.since = now
             if _changed(before) or self.task.cancelling():
                 # No other job may get the context variables or the cancellation that this job left.
@@ -693,7 +693,7 @@ class Slots:
     def put(self, settlement: Settlement, since: float) -> None:
         self.settler.add(settlement)
         if self.hot.hook is not None:
-            tell(self.hot.hook, settlement, monotonic() - since)
+            call_hook(self.hot.hook, settlement, monotonic() - since)
 
     def _check_gone(self) -> None:
         if self.leaving and not self._slots:

@@ -18,7 +18,7 @@ from taskq.hooks import Inputs
 from taskq_plugins.spark.backlog.execution import ChunkReport, JobChunk, run_chunks
 from taskq_plugins.spark.errors import SparkError
 from taskq_plugins.spark.session import MASTER_DEFAULT, spark_session
-from taskq_workers.events import Hook, tell
+from taskq_workers.events import Hook, call_hook
 from taskq_workers.pool import LogPart, Worker
 from taskq_workers.slots.feed import ClaimPace, Feed
 from taskq_workers.slots.outcomes import (
@@ -149,14 +149,14 @@ class Cluster:
 
 
 def _meaning(error: Exception) -> SparkError:
-    said = str(error)
+    text = str(error)
     java = getattr(error, "java_exception", None)
     with contextlib.suppress(Exception):
-        said = str(java.toString()) if java is not None else said
+        text = str(java.toString()) if java is not None else text
     for sign in _DIED:
-        if sign in said:
+        if sign in text:
             return ExecutorLost(f"the executor that ran it died ({sign})")
-    first = said.partition("\n")[0]
+    first = text.partition("\n")[0]
     return SparkError(f"Spark failed: {first:.300}")
 
 
@@ -405,7 +405,7 @@ class SparkCrew:
     def _put(self, settlement: Settlement, seconds: float) -> None:
         self.settler.add(settlement)
         if self._hook is not None:
-            tell(self._hook, settlement, seconds)
+            call_hook(self._hook, settlement, seconds)
 
     def _check_gone(self) -> None:
         if self._leaving and not self._out and not self._storing:

@@ -174,13 +174,13 @@ def erase(
         document = {"dry_run": not yes, "jobs": len(jobs), "tables": tables}
         render.print_json(document | {"remains": remains(lake, jobs)})
         return
-    _tell(erased, len(jobs), yes=yes)
+    _print_erased(erased, len(jobs), yes=yes)
     for device, count in remains(lake, jobs).items():
         render.echo(f"  {device}: {count_of(count)}")
     render.echo(_ON_DEVICE)
 
 
-def _tell(erased: list[Erased], jobs: int, *, yes: bool) -> None:
+def _print_erased(erased: list[Erased], jobs: int, *, yes: bool) -> None:
     rows = [(of_table.table, f"{of_table.rows:,}", str(of_table.files)) for of_table in erased]
     render.print_table(("table", ">rows", ">files"), rows)
     what = f"payloads, results, reasons, keys and headers of {count_of(jobs)}"

@@ -70,8 +70,8 @@ def check_store(uri: str) -> None:
     try:
         next(iter(obstore.list(from_url(uri, retry_config=_PROBE), chunk_size=1)), None)
     except BaseError as error:
-        said = str(error).strip().partition("\n")[0].rpartition(" - ")[2]
-        reason = "".join(re.findall(r"<Message>(.*?)</Message>", str(error), re.DOTALL)[:1]) or said
+        text = str(error).strip().partition("\n")[0].rpartition(" - ")[2]
+        reason = "".join(re.findall(r"<Message>(.*?)</Message>", str(error), re.DOTALL)[:1]) or text
         raise LakeError(
             f"{uri}: the store refuses, or does not answer ({reason:.300}): check the name of the "
             f"bucket, endpoint and credentials (AWS_… in the environment)"

@@ -214,7 +214,7 @@ def run(
                 if not keep_open:
                     break
                 time.sleep(_EVERY_SECONDS)
-    _tell_held(summary)
+    _raise_held(summary)
 
 
 def _turn(
@@ -229,7 +229,7 @@ def _turn(
     return summary
 
 
-def _tell_held(summary: Summary) -> None:
+def _raise_held(summary: Summary) -> None:
     lines = sorted(map(spelled, summary.problems))
     if lines:
         count = f"{len(lines)} log{'' if len(lines) == 1 else 's'}"

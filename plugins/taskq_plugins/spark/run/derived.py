@@ -67,7 +67,7 @@ READ: Final = pa.schema([("device", pa.string()), ("log_id", pa.string()), ("ts_
 DECLARED: Final = pa.schema(
     [
         ("device", pa.string()), ("log_id", pa.string()), ("kind", pa.string()),
-        ("lsn", pa.int64()), ("goes_on_lsn", pa.int64()), ("end_lsn", pa.int64()),
+        ("lsn", pa.int64()), ("next_lsn", pa.int64()), ("end_lsn", pa.int64()),
         ("cause", pa.string()),
     ]
 )  # fmt: skip
@@ -108,10 +108,10 @@ def refresh_tables(
         since: the first day with all its jobs and attempts; rollups of earlier days stay unchanged.
     """
     lake, number = writer.lake, writer.lake.batch()
-    behind: list[str] = [name for name in DERIVED if lake.batch(name) < number]
+    stale: list[str] = [name for name in DERIVED if lake.batch(name) < number]
     versions = {app: lake.delta(table).version() for table, app in MADE_OF.items()}
     changes = cache(lake.changes)
-    for name in behind:
+    for name in stale:
         on_table(name)
         made = _made(spark, lake, name, outside, _changed(lake, name, changes), since)
         if made is None:
@@ -121,7 +121,7 @@ def refresh_tables(
         folder, parted = lake.folder.below(name), PARTED.get(name, ())
         files, schema = frames.stage(rows.coalesce(2), folder, parted)
         writer.commit(name, files, gone, schema, number, versions)
-    return behind
+    return stale
 
 
 def _changed(
@@ -217,9 +217,9 @@ def _days(table: str, files: Sequence[DataFile]) -> set[str]:
 
 def _failures(spark: SparkSession, there: Mapping[str, DataFrame]) -> DataFrame:
     lost = FailureKind.pattern_of("", lost=True)
-    seen = spark.sql(queries.SEEN, args={"lost": lost}, **there)
-    columns = StructType([*seen.schema]).add("pattern", "string")
-    kinds = spark.sql(queries.FAILURES, seen=seen.mapInArrow(_patterned, columns))
+    ends = spark.sql(queries.FAILED_ATTEMPTS, args={"lost": lost}, **there)
+    columns = StructType([*ends.schema]).add("pattern", "string")
+    kinds = spark.sql(queries.FAILURES, ends=ends.mapInArrow(_patterned, columns))
     columns = StructType([*kinds.schema]).add("fingerprint", "string")
     return kinds.mapInArrow(_fingerprinted, columns).select("fingerprint", *kinds.columns)
 

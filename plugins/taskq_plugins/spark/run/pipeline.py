@@ -130,12 +130,12 @@ def update(
     started, lake, source = time.monotonic(), writer.lake, options.of_source()
     committed, finished = lake.reached()
     folded = [_fold(spark, writer, on_batch)] if committed > finished else []
-    seen = look(source.path, source.devices)
-    outside = outside_of(seen)
-    targets = {log_id: log.end for log_id, log in seen.logs.items()}
+    inventory = look(source.path, source.devices)
+    outside = outside_of(inventory)
+    targets = {log_id: log.end for log_id, log in inventory.logs.items()}
     skipped, passed = dict[str, None](), dict[str, None]()
     while True:
-        planned = _read(spark, writer, options, (None if folded else seen, targets))
+        planned = _read(spark, writer, options, (None if folded else inventory, targets))
         skipped |= dict.fromkeys(planned.skipped)
         passed |= dict.fromkeys(planned.passed)
         if not planned.pieces:
@@ -153,7 +153,7 @@ def update(
             writer.upkeep(vacuum=is_due)
     problems = set(planned.problems.values())
     if not options.fail_on_data_loss:  # lost segments are skipped
-        problems -= skipped.keys() - {problem.text for problem in seen.problems}
+        problems -= skipped.keys() - {problem.text for problem in inventory.problems}
     return Summary(
         len(folded),
         sum(batch.records for batch in folded),
@@ -188,9 +188,9 @@ def _refresh(
         return refresh_tables(spark, writer, outside, on_table, since)
 
 
-def _read(spark: SparkSession, writer: LakeWriter, options: RunOptions, seen: Any) -> Plan:
+def _read(spark: SparkSession, writer: LakeWriter, options: RunOptions, inventory: Any) -> Plan:
     """Plan the next batch and append its records; plan again if a piece vanished meanwhile."""
-    sight, targets = seen
+    sight, targets = inventory
     source = options.of_source()
     for turn in range(_TRIES):
         known = positions_of(writer.lake).to_pylist()
@@ -230,7 +230,7 @@ def outside_of(sight: FleetSnapshot) -> Outside:
         declared += [
             {
                 "device": log.log.device, "log_id": log.log.log_id, "kind": "gap",
-                "lsn": gap.lsn, "goes_on_lsn": gap.at.segment, "end_lsn": gap.end_lsn,
+                "lsn": gap.lsn, "next_lsn": gap.at.segment, "end_lsn": gap.end_lsn,
                 "cause": gap.cause,
             }
             for gap in log.breaks

@@ -223,9 +223,9 @@ class Upload(NamedTuple):
     ) -> Ingested:
         part, row, duplicates = begun
         for number in range(part, len(parts)):
-            for calls, behind in _calls(self._path(parts[number]), row):
+            for calls, next_row in _calls(self._path(parts[number]), row):
                 position = {
-                    "batch": self.batch, "part": number, "row": behind, "duplicates": duplicates
+                    "batch": self.batch, "part": number, "row": next_row, "duplicates": duplicates
                 }  # fmt: skip
                 handles = await app.ingest(self.source, calls, position, after=at)
                 # Duplicates in the last transaction before a kill are unknown and not counted.
@@ -313,16 +313,16 @@ def _extras(text: str | None, key: bytes | None) -> Extras | None:
 def _calls(path: Path, row: int) -> Iterator[tuple[list[Call[Any]], int]]:
     """Yield lists of calls of a part from a row on, each with the row after it."""
     made: dict[tuple[Any, ...], Call[Any]] = {}
-    behind = 0
+    next_row = 0
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(_ROWS):
             step = max(min(_ROWS, _ROWS_BYTES * batch.num_rows // max(batch.nbytes, 1)), 1)
             for first in range(0, batch.num_rows, step):
                 some = batch.slice(first, step)
-                behind += some.num_rows
-                if behind > row:
-                    skipped = max(row - (behind - some.num_rows), 0)
-                    yield _of_rows(some.slice(skipped), made), behind
+                next_row += some.num_rows
+                if next_row > row:
+                    skipped = max(row - (next_row - some.num_rows), 0)
+                    yield _of_rows(some.slice(skipped), made), next_row
 
 
 def _of_rows(batch: pa.RecordBatch, made: dict[tuple[Any, ...], Call[Any]]) -> list[Call[Any]]:

@@ -80,18 +80,18 @@ class LogInventory:
 
     def joined(self, other: LogInventory) -> LogInventory:
         """Return the union of two directories' segments of the same log."""
-        ahead, behind = self, other
+        longer, shorter = self, other
         if self.end.place < other.end.place:
-            ahead, behind = other, self
+            longer, shorter = other, self
         segments = defaultdict[int, list[SegmentPlace]](list)
-        for standing in (ahead, behind):
+        for standing in (longer, shorter):
             for place in standing.places:
                 segments[place.first_lsn] += standing.copies_of(place)
-        left_out = {**behind.left_out, **ahead.left_out}
+        left_out = {**shorter.left_out, **longer.left_out}
         return LogInventory(
             (self if not self.bound else other).log,
             [max(segments[lsn], key=_extent) for lsn in sorted(segments)],
-            ahead.end,
+            longer.end,
             {lsn: why for lsn, why in left_out.items() if lsn not in segments},
             max(self.bound, other.bound) if self.bound and other.bound else 0,
             {lsn: files for lsn, files in segments.items() if len(files) > 1},
@@ -280,7 +280,7 @@ def at_border(standing: LogInventory, place: SegmentPlace, offset: int) -> Posit
             return here._replace(offset=offset)
         frame, header = last
         if frame + header.size == offset:
-            return here.behind(frame, header)
+            return here.after(frame, header)
         following = file.first_from(offset, place.size_bytes)
     # After damage the frame before does not count, since the damage was skipped.
     lsn = header.next_lsn if following is None else following[1].first_lsn

@@ -77,7 +77,7 @@ class Stretch(NamedTuple):
     place: SegmentPlace
     start: int
     end: int
-    behind: Break | None = None
+    break_before: Break | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -87,9 +87,16 @@ class Stretch(NamedTuple):
         log, place = self.log, self.place
         # A piece from 0 on includes the header, which is checked.
         begin = 0 if start == START < end else start
-        behind = self.behind if start == self.start else None
+        break_before = self.break_before if start == self.start else None
         return Piece(
-            place.path, log.device, log.log_id, log.tag, place.first_lsn, begin, end, behind=behind
+            place.path,
+            log.device,
+            log.log_id,
+            log.tag,
+            place.first_lsn,
+            begin,
+            end,
+            break_before=break_before,
         )
 
 
@@ -422,7 +429,7 @@ def _whole_parts(
         instead = f"; {shown(part.place.path)} was read"
         passed += (text.removesuffix(ADVICE) + instead for text in problems[:-1])
         parts.append(part)
-        stretch = stretch._replace(start=part.end, behind=None)
+        stretch = stretch._replace(start=part.end, break_before=None)
     return parts, stretch, ""
 
 
@@ -480,20 +487,20 @@ def stretches(
 
     ``on_loss`` gets an error for missing records; it raises the error or accepts the loss.
     """
-    here, behind = _resumed(standing, position, on_loss)
+    here, break_before = _resumed(standing, position, on_loss)
     last, end_offset = end
     chain = [place for place in standing.places if here.segment <= place.first_lsn <= last]
     for before, place in pairwise([None, *chain]):
         assert place is not None
         if before is not None:
-            behind = _gap_between(standing, before, place, on_loss) or behind
+            break_before = _gap_between(standing, before, place, on_loss) or break_before
         low = max(here.offset if place.first_lsn == here.segment else START, START)
         high = place.size_bytes if place.first_lsn < last else end_offset
         if place.size_bytes < high:
             high = _whole_end(standing, place)
         if low < high:
-            yield Stretch(standing.log, place, low, high, behind)
-            behind = None
+            yield Stretch(standing.log, place, low, high, break_before)
+            break_before = None
     for lsn in sorted(standing.left_out):
         if lsn > (chain[-1].first_lsn if chain else here.segment):
             on_loss(LogHeld(str(standing.left_out[lsn])))
@@ -528,7 +535,7 @@ def _resumed(
     place = standing.find(at.segment)
     if place is not None:
         with standing.open(place) as file:
-            if _stands(file, at):
+            if _has_frame(file, at):
                 return at, None
         moved = _moved(standing, at)
         if moved is not None:
@@ -584,7 +591,7 @@ def _moved(standing: LogInventory, at: Position) -> Position | None:
     return logs.at_border(standing, place, stood.offset + header.size)
 
 
-def _stands(file: SegmentFile, at: Position) -> bool:
+def _has_frame(file: SegmentFile, at: Position) -> bool:
     if at.offset > file.size_bytes:
         return False
     if at.frame:
@@ -652,8 +659,8 @@ def _compacted(standing: LogInventory, first_lsn: int) -> int | None:
     return None
 
 
-def _loss(at: Position, segment: int, goes_on: str) -> DataLoss:
-    return loss_of(at.device, f"segment {segment_name(segment)}", at.lsn, goes_on)
+def _loss(at: Position, segment: int, resumed: str) -> DataLoss:
+    return loss_of(at.device, f"segment {segment_name(segment)}", at.lsn, resumed)
 
 
 # -- presence and rest -----------------------------------------------------------------------------

@@ -54,11 +54,11 @@ class DataLoss(LogError):
     """Unread records are missing from the log, or were never copied."""
 
 
-def loss_of(device: str, where: str, lsn: int, goes_on: str) -> DataLoss:
-    """Return the error for a device's missing records from an lsn on; ``goes_on`` ends the gap."""
+def loss_of(device: str, where: str, lsn: int, resumed: str) -> DataLoss:
+    """Return the error for a device's missing records from an lsn on, with the place after them."""
     return DataLoss(
         f"device {device}: {where} is missing, which held records from lsn {lsn} on: compaction "
-        f"took it before it was read, or it was not copied; {_GO_ON} {goes_on}"
+        f"took it before it was read, or it was not copied; {_GO_ON} {resumed}"
     )
 
 

@@ -59,8 +59,8 @@ def _rows_of(pieces: Sequence[Piece], reading: RowReader) -> Iterator[pa.RecordB
             yield rows
             return
     for piece in pieces:
-        if piece.behind is not None:
-            yield break_row(piece, reading.schema, piece.behind)
+        if piece.break_before is not None:
+            yield break_row(piece, reading.schema, piece.break_before)
         if piece.start < piece.end:
             yield from _decoded(piece, reading)
 

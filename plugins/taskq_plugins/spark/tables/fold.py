@@ -28,8 +28,8 @@ from taskq.engine import Flag
 from taskq_plugins.spark.lake.files import DATE, REPLAY_OF
 from taskq_plugins.spark.tables.logs import (
     CONCERNING,
+    FINISHED,
     IS_ANEW,
-    IS_BESIDE,
     IS_BIRTH,
     IS_CARRYING,
     IS_CLAIM,
@@ -37,6 +37,7 @@ from taskq_plugins.spark.tables.logs import (
     IS_END,
     IS_EVENT,
     IS_LAST,
+    IS_OUTSIDE,
     IS_OVER,
     IS_REMOVAL,
     IS_REPEAT,
@@ -50,7 +51,6 @@ from taskq_plugins.spark.tables.logs import (
     NONE,
     STATE,
     STATES,
-    TOLD,
     Events,
     Ints,
     Log,
@@ -106,10 +106,10 @@ class _Jobs:
         begins = events.begins()
         self._carried_at = events.first(begins & ~IS_BIRTH[events.kind])
         self._was_read = self._were_read()
-        self._was_told = events.first(events.kind == KINDS.index(TOLD)) >= 0
+        self._was_finished = events.first(events.kind == KINDS.index(FINISHED)) >= 0
         self.born = events.first(begins)
         is_carried = self._carried_at == self.born
-        self.exists = (self.born >= 0) & ~self._was_told & ~(is_carried & self._was_read)
+        self.exists = (self.born >= 0) & ~self._was_finished & ~(is_carried & self._was_read)
         self.is_acting = self._act()
         self.acting = np.flatnonzero(self.is_acting)
         self.last = self._last_of(self.is_acting)
@@ -130,9 +130,9 @@ class _Jobs:
 
     def _act(self) -> Mask:
         events, born = self.events, self.born
-        begun = events.behind[born]
-        goes_on = self.exists & (~IS_OVER[begun] | IS_REVIVAL[events.kind[born]])
-        acts: Mask = goes_on[events.of] & IS_EVENT[events.kind]
+        begun = events.after[born]
+        is_live = self.exists & (~IS_OVER[begun] | IS_REVIVAL[events.kind[born]])
+        acts: Mask = is_live[events.of] & IS_EVENT[events.kind]
         acts &= events.lsn > events.lsn[born][events.of]
         end = events.first(acts & IS_LAST[events.kind])
         self.exists &= (end < 0) | ~IS_REMOVAL[events.kind[end]] | IS_OVER[begun]
@@ -143,12 +143,12 @@ class _Jobs:
     def _stand(self) -> None:
         """Set the state as of the last records of the logs; gaps and children change it."""
         events, logs = self.events, self.events.logs
-        teller = np.where(self.last >= 0, self.last, self.born)
-        tells = (self.last < 0) | IS_EDIT[events.kind[teller]]
-        due_ns = events.due_ns[teller]
-        is_wall = tells & events.due_is_wall[teller]
-        shifted = due_ns + np.where(is_wall, 0, logs.stepped(events.log, events.lsn[teller]))
-        state = events.behind[teller]
+        source = np.where(self.last >= 0, self.last, self.born)
+        may_be_wall = (self.last < 0) | IS_EDIT[events.kind[source]]
+        due_ns = events.due_ns[source]
+        is_wall = may_be_wall & events.due_is_wall[source]
+        shifted = due_ns + np.where(is_wall, 0, logs.stepped(events.log, events.lsn[source]))
+        state = events.after[source]
         waits = state == _SCHEDULED
         is_due = (due_ns == NONE) | (shifted <= logs.now_ns[events.log])
         is_over, last_lsn = IS_OVER[state], events.lsn[events.ends]
@@ -177,8 +177,8 @@ class _Jobs:
     def attempt(self) -> Ints:
         events, last = self.events, self.last
         begun = np.where(IS_WHOLE[events.kind[self.born]], events.attempt[self.born], 0)
-        behind = np.where(IS_ANEW[events.kind[last]], 0, events.attempt[last])
-        return np.where(last >= 0, behind, np.where(begun == NONE, 0, begun))
+        after = np.where(IS_ANEW[events.kind[last]], 0, events.attempt[last])
+        return np.where(last >= 0, after, np.where(begun == NONE, 0, begun))
 
     def enqueued_ns(self) -> Ints:
         events, born = self.events, self.born
@@ -194,13 +194,13 @@ class _Jobs:
     def expires_ns(self) -> Ints:
         events, settling, born = self.events, self.settling, self.born
         claimed = self._last_of((IS_CLAIM | IS_REVIVAL)[events.kind]) >= 0
-        over = np.where(IS_OVER[events.behind[born]], events.lsn[born], NEVER)
+        over = np.where(IS_OVER[events.after[born]], events.lsn[born], NEVER)
         is_over = (IS_END & IS_LAST)[events.kind[settling]]
         over = np.where(settling < 0, over, np.where(is_over, events.lsn[settling], NEVER))
         spent = events.logs.stepped(events.log, events.lsn[born], over)
-        told_ns = np.where(claimed, NONE, events.expires_ns[born])
-        shifts = (told_ns != NONE) & ~events.expires_is_wall[born]
-        return told_ns + np.where(shifts, spent, 0)
+        expires_ns = np.where(claimed, NONE, events.expires_ns[born])
+        shifts = (expires_ns != NONE) & ~events.expires_is_wall[born]
+        return expires_ns + np.where(shifts, spent, 0)
 
     def bodies(self, early: Mapping[int, str]) -> tuple[pa.Array, pa.Array]:
         """Return (last error, unless restarted or succeeded since; results).
@@ -209,21 +209,21 @@ class _Jobs:
         """
         events, last, born = self.events, self.last, self.born
         fresh = (IS_SUCCESS | IS_ANEW)[events.kind]
-        teller = self._last_of(fresh | events.have_text)
-        tells = (teller >= 0) & ~fresh[teller]
-        is_told = (teller < 0) & self.exists & IS_WHOLE[events.kind[born]]
-        is_done = is_told & (events.state[born] == _DONE)
+        source = self._last_of(fresh | events.have_text)
+        has_error = (source >= 0) & ~fresh[source]
+        is_from_birth = (source < 0) & self.exists & IS_WHOLE[events.kind[born]]
+        is_done = is_from_birth & (events.state[born] == _DONE)
         is_success = (last >= 0) & IS_SUCCESS[events.kind[last]]
         result = pc.coalesce(
             events.taken("value", np.where(is_success, last, -1)),
             events.taken("result", np.where(is_done, born, -1)),
         )
         reason = pc.coalesce(
-            text(events.taken("value", np.where(tells, teller, -1))),
-            text(events.taken("result", np.where(is_told & ~is_done, born, -1))),
+            text(events.taken("value", np.where(has_error, source, -1))),
+            text(events.taken("result", np.where(is_from_birth & ~is_done, born, -1))),
         )
         # Attempts before a requeue no longer give the reason.
-        asked = is_told & ~is_done & (np.maximum(events.attempt[born], 0) > 0)
+        asked = is_from_birth & ~is_done & (np.maximum(events.attempt[born], 0) > 0)
         asked &= np.isin(np.arange(len(asked)), list(early)) & reason.is_null().to_numpy(False)
         others = [early[job] for job in np.flatnonzero(asked).tolist()]
         return pc.replace_with_mask(reason, asked, pa.array(others, _TEXT)), result
@@ -240,7 +240,7 @@ class _Jobs:
         needed = ~repeats
         needed[first[(first >= 0) & ~self._was_read]] = True
         needed[events.ends[events.logs.has_gaps[events.log]]] = True
-        passed = self._was_told | ((self._carried_at >= 0) & ~self._was_read)
+        passed = self._was_finished | ((self._carried_at >= 0) & ~self._was_read)
         is_open = self.exists & ~self.is_over
         return np.flatnonzero(needed & is_open[events.of]), np.flatnonzero(passed & ~is_open)
 
@@ -265,7 +265,7 @@ def _early(jobs: _Jobs) -> tuple[pa.Table, dict[int, str]]:
         before_ns = None if enqueued_ns[job] == NONE else int(enqueued_ns[job])
         for number, view in enumerate(views):
             is_own = not view.ended_ns or bool(begins[job] <= events.lsn[jobs.born[job]])
-            row = _told(view, before_ns if number or is_whole else None)
+            row = _attempt_row(view, before_ns if number or is_whole else None)
             rows.append({"of": job, "is_own": is_own} | row)
             before_ns = view.ended_ns or None
             if view.reason:
@@ -275,7 +275,7 @@ def _early(jobs: _Jobs) -> tuple[pa.Table, dict[int, str]]:
     return _closed(jobs, pa.Table.from_pylist(rows, _ATTEMPT), open_rows), reasons
 
 
-def _told(view: AttemptView, before_ns: int | None) -> dict[str, Any]:
+def _attempt_row(view: AttemptView, before_ns: int | None) -> dict[str, Any]:
     """Return an attempt from a carried record; the job could be claimed since ``before_ns``."""
     ended_ns = view.ended_ns or None
     return {
@@ -297,7 +297,7 @@ def _closed(jobs: _Jobs, early: pa.Table, open_rows: list[tuple[int, int]]) -> p
     end = np.full(len(of), -1)
     rows, of_rows = np.array(open_rows, np.int64).T
     end[rows] = events.first(jobs.is_acting)[of_rows]
-    end[IS_BESIDE[events.kind[end]]] = -1
+    end[IS_OUTSIDE[events.kind[end]]] = -1
     ends = _ends(events, of, early["started_ns"].to_numpy(), jobs.born[of], end)
     columns = dict(zip(early.column_names, early.columns, strict=True))
     return pa.table(columns | {name: pc.coalesce(ends[name], columns[name]) for name in ends})
@@ -307,15 +307,15 @@ def _claimed(jobs: _Jobs) -> pa.Table:
     events, acting = jobs.events, jobs.acting
     at = np.flatnonzero(IS_CLAIM[events.kind[acting]])
     claim, of = acting[at], events.of[acting[at]]
-    before, behind = np.append(acting, -1)[at - 1], np.append(acting, -1)[at + 1]
+    before, after = np.append(acting, -1)[at - 1], np.append(acting, -1)[at + 1]
     is_first = (before < 0) | (events.of[before] != of)
     before = np.where(is_first, jobs.born[of], before)
-    is_end = (behind >= 0) & (events.of[behind] == of) & ~IS_BESIDE[events.kind[behind]]
+    is_end = (after >= 0) & (events.of[after] == of) & ~IS_OUTSIDE[events.kind[after]]
     columns = {
         "of": pa.array(of), "number": numbers(events.attempt[claim], pa.int32()),
         "owner": events.taken("owner", claim), "started_ns": numbers(events.ts_ns[claim]),
         "wait_ns": numbers(_wait_ns(events, before, claim, is_first)),
-    } | _ends(events, of, events.ts_ns[claim], claim, np.where(is_end, behind, -1))  # fmt: skip
+    } | _ends(events, of, events.ts_ns[claim], claim, np.where(is_end, after, -1))  # fmt: skip
     return pa.table(columns).select(_ATTEMPT.names).cast(_ATTEMPT)
 
 
@@ -343,7 +343,7 @@ def _wait_ns(events: Events, before: Ints, claim: Ints, is_first: Mask) -> Ints:
         events.log[events.of[claim]], events.lsn[before], events.lsn[claim]
     )
     # A date does not shift with the clock.
-    is_dated = is_placed & is_wall & (events.behind[before] == _SCHEDULED)
+    is_dated = is_placed & is_wall & (events.after[before] == _SCHEDULED)
     since_ns = np.where(is_dated, np.maximum(since_ns, due_ns), since_ns)
     return np.where(is_known, np.maximum(events.ts_ns[claim] - since_ns, 0), NONE)
 
@@ -400,7 +400,7 @@ class JobRows(NamedTuple):
 
     jobs: pa.Table
     attempts: pa.Table
-    #: records for later batches, and a row of kind "told" for each finished or purged job that
+    #: records for later batches, and a row of kind "finished" for each finished or purged job that
     #: began with a carrying record, since compaction may write such a record again
     kept: pa.Table
 
@@ -429,7 +429,7 @@ def _kept(folded: _Jobs) -> pa.Table:
     events = folded.events
     kept, passed = folded.kept()
     over = [
-        {"log_id": events.keys[log], "job": job, "kind": TOLD}
+        {"log_id": events.keys[log], "job": job, "kind": FINISHED}
         for log, job in zip(events.log[passed], events.number[passed].tolist(), strict=True)
     ]
     needed = events.records.take(pa.array(events.row[kept]))

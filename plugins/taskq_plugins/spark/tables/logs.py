@@ -179,7 +179,7 @@ def logs_of(rows: pa.Table, lineage: Lineage | None = None) -> dict[str, Log]:
         elif row["kind"] == BREAK:
             gap = json.loads(row["value"])
             if gap.get("end_lsn") is not None:
-                gaps[key].append((gap["goes_on"], gap["end_lsn"]))
+                gaps[key].append((gap["next_lsn"], gap["end_lsn"]))
         else:
             stretches[key].append((row["segment"], lsn))
             if lsn > newest[key][0]:
@@ -238,7 +238,7 @@ def _grown(own: Log, parents: Sequence[tuple[str, int]], logs: Mapping[str, Log]
 
 
 #: ``kind`` of a row for a finished job that no later record mentions.
-TOLD: Final = "told"
+FINISHED: Final = "finished"
 #: State of an open job whose records were lost with a gap.
 LOST: Final = "lost"
 #: Bits of ``moments``: moments that do not shift with the clock.
@@ -246,7 +246,7 @@ _DUE_IS_WALL: Final = 1
 _EXPIRES_IS_WALL: Final = 2
 
 #: Names of kinds by code; the next code stands for any other kind.
-KINDS: Final = [*(row.name for row in kinds.ROWS.values()), TOLD]
+KINDS: Final = [*(row.name for row in kinds.ROWS.values()), FINISHED]
 STATES: Final = [*map(str, State), LOST]
 STATE: Final = {name: code for code, name in enumerate(STATES)}
 
@@ -269,14 +269,14 @@ IS_RETURN: Final = _among(*kinds.RETURNS)
 IS_LAST: Final = _among(*kinds.LAST)
 #: Events that requeue or remove a dead letter.
 IS_ANEW: Final = IS_REVIVAL | IS_REMOVAL
-#: Events that do not end an attempt.
-IS_BESIDE: Final = IS_ANEW | IS_CLAIM | IS_EDIT
+#: Events outside of attempts.
+IS_OUTSIDE: Final = IS_ANEW | IS_CLAIM | IS_EDIT
 #: Events with the whole state of a job.
 IS_WHOLE: Final = IS_REPEAT | IS_EDIT
 #: Events that change an existing job.
-IS_EVENT: Final = _among(*(kinds.OF_JOBS - kinds.BESIDE))
+IS_EVENT: Final = _among(*(kinds.OF_JOBS - kinds.NEUTRAL))
 _CONCERNS: Final = IS_EVENT | IS_CARRYING | IS_BIRTH
-_IS_KNOWN: Final = _CONCERNS | np.array([kind == TOLD for kind in (*KINDS, "")])
+_IS_KNOWN: Final = _CONCERNS | np.array([kind == FINISHED for kind in (*KINDS, "")])
 #: Kinds of records that concern one job.
 CONCERNING: Final = frozenset(KINDS[code] for code in np.flatnonzero(_CONCERNS))
 BIRTHS: Final = frozenset(map(kinds.name_of, kinds.BIRTHS))
@@ -297,7 +297,7 @@ _AFTER: Final = np.array(
 
 
 class Events:
-    """All records that concern some jobs, and rows of kind "told", sorted by log, job and lsn.
+    """All records that concern some jobs, and rows of kind "finished", sorted by log, job and lsn.
 
     Indexes of events refer to this order; -1 means no event, ``NONE`` a null number.
 
@@ -340,7 +340,7 @@ class Events:
         waits = (self.due_ns != NONE) & (self.due_ns > self.ts_ns)
         whole = np.where(self.state == len(STATES), STATE[str(State.ABSENT)], self.state)
         #: state of the job after each event
-        self.behind = np.where(IS_WHOLE[self.kind], whole, _AFTER[waits.astype(int), self.kind])
+        self.after = np.where(IS_WHOLE[self.kind], whole, _AFTER[waits.astype(int), self.kind])
 
     def __len__(self) -> int:
         return len(self.row)

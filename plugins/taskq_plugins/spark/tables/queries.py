@@ -67,7 +67,7 @@ ROLLUP_HOUR: Final = """
 #: Failed attempts and dead jobs, each by its own reason. A call is poison if its jobs died in two
 #: places. Two calls of a task are equal by key within a queue, or by payload, unless they have no
 #: arguments: put(b""), and the two ways to call.
-SEEN: Final = """
+FAILED_ATTEMPTS: Final = """
     WITH dead AS (
         SELECT *, exists(attempts, one -> one.outcome = 'dead') AS died,
             exists(attempts, one -> one.outcome = 'dead' AND one.reason LIKE 'WorkerLost%')
@@ -117,7 +117,7 @@ FAILURES: Final = """
         count_if(poison) > 0 AS poison,
         slice(array_sort(collect_list(job_id) FILTER (WHERE poison)), 1, 20) AS poison_job_ids
     FROM (
-        SELECT *, struct(coalesce(at_ns, 0) AS at_ns, device, job_id, reason) AS place FROM {seen})
+        SELECT *, struct(coalesce(at_ns, 0) AS at_ns, device, job_id, reason) AS place FROM {ends})
     GROUP BY task, pattern
 """
 
@@ -202,19 +202,19 @@ DEVICE_LAG: Final = """
 BREAKS: Final = """
     WITH found AS (
         SELECT device, log_id, lsn, from_json(CAST(value AS STRING),
-            'what STRING, goes_on BIGINT, end_lsn BIGINT, cause STRING') AS it FROM {found}
+            'what STRING, next_lsn BIGINT, end_lsn BIGINT, cause STRING') AS it FROM {found}
     ), read AS (
         SELECT device, log_id, it.what AS kind,
             it.end_lsn IS NOT NULL AND coalesce(it.cause <> :compaction, true) AS is_declared,
-            lsn, it.goes_on AS goes_on_lsn, it.end_lsn, it.cause
+            lsn, it.next_lsn, it.end_lsn, it.cause
         FROM found
     )
     SELECT DISTINCT * FROM read
     UNION ALL
-    SELECT device, log_id, kind, true, lsn, goes_on_lsn, end_lsn, cause FROM {declared} AS declared
+    SELECT device, log_id, kind, true, lsn, next_lsn, end_lsn, cause FROM {declared} AS declared
     WHERE NOT EXISTS (
         SELECT 1 FROM read WHERE read.log_id = declared.log_id AND read.kind = declared.kind
-        AND coalesce(read.goes_on_lsn, read.lsn) = coalesce(declared.goes_on_lsn, declared.lsn))
+        AND coalesce(read.next_lsn, read.lsn) = coalesce(declared.next_lsn, declared.lsn))
 """
 
 #: The first record of each step.
@@ -242,16 +242,16 @@ NEW_STEPS: Final = """
 """
 
 #: First records of a child log: records of its parents before it, as far back as ``records`` goes,
-#: and kept records of their open jobs. A job that a row of kind "told" calls finished stays
-#: finished, unless its parent continued it after the child's beginning.
+#: and kept records of their open jobs. A job with a row of kind "finished" stays finished,
+#: unless its parent continued it after the child's beginning.
 HEIRS: Final = """
     SELECT spans.child, spans.home, every.* FROM {every} AS every JOIN {spans} AS spans
     ON every.log_id = spans.parent AND every.lsn >= spans.first AND every.lsn < spans.next
     UNION ALL
     SELECT spans.child, spans.home, kept.* FROM {kept} AS kept JOIN {spans} AS spans
     ON kept.log_id = spans.parent AND spans.next = spans.begins
-        AND (kept.lsn < spans.begins OR kept.kind = 'told')
-    WHERE kept.kind <> 'told' OR NOT EXISTS (
+        AND (kept.lsn < spans.begins OR kept.kind = 'finished')
+    WHERE kept.kind <> 'finished' OR NOT EXISTS (
         SELECT 1 FROM {every} AS later WHERE later.log_id = kept.log_id AND later.job = kept.job
         AND later.lsn >= spans.begins)
 """
