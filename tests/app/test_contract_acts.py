@@ -1,16 +1,14 @@
 """The contract of all front ends: what is done to queues, waiting jobs, dead letters, sources."""
 
 import re
-from datetime import timedelta
 from typing import Any, Final
 
 import pytest
 
 from taskq import State, errors
 from tests.app.conftest import Front, without
+from tests.app.test_contract import ELSEWHERE
 
-HOUR: Final = timedelta(hours=1)
-ELSEWHERE: Final = "0000ffff-1"
 #: Why shards are left out.
 ONE_LOG: Final = "a transaction is of one log"
 

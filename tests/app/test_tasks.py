@@ -63,26 +63,12 @@ def test_a_script_names_tasks_as_a_worker_imports_them(
     (package / "jobs.py").write_text(source)
     (package / "__main__.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
-    as_script = _run_main(tmp_path / "jobs.py")
+    as_script = runpy.run_path(str(tmp_path / "jobs.py"), run_name="__main__")
     assert as_script["job"].name == "jobs.job"
     as_module = runpy.run_module("bazaar.jobs", run_name="__main__", alter_sys=True)
     assert as_module["job"].name == "bazaar.jobs.job"
     as_package = runpy.run_module("bazaar", run_name="__main__", alter_sys=True)
     assert as_package["job"].name == "bazaar.job"
-
-
-def _run_main(path: Path) -> dict[str, Any]:
-    import types  # noqa: PLC0415 - beside the one use
-
-    kept = sys.modules["__main__"]
-    main = types.ModuleType("__main__")
-    main.__file__ = str(path)
-    sys.modules["__main__"] = main
-    try:
-        exec(compile(path.read_text(), str(path), "exec"), main.__dict__)  # noqa: S102 - our script
-    finally:
-        sys.modules["__main__"] = kept
-    return main.__dict__
 
 
 def test_tasks_without_an_app_share_the_app_of_the_settings(

@@ -138,17 +138,18 @@ def run(folder: Path, environment: dict[str, str], *command: object) -> str:
     return done.stdout
 
 
-def answers(text: str) -> list[Any]:
-    return [json.loads(line) for line in text.splitlines()]
+def ask(
+    folder: Path, environment: dict[str, str], program: str, *requests: tuple[str, str, object]
+) -> list[Any]:
+    shown = run(folder, environment, "-c", program, json.dumps(requests))
+    return [json.loads(line) for line in shown.splitlines()]
 
 
 def test_django_enqueues_after_a_commit_and_its_command_runs_the_jobs(tmp_path: Path) -> None:
     environment = {"DJANGO_SETTINGS_MODULE": "shop.settings", "SHOP_DIR": str(tmp_path)}
-
-    def ask(*requests: tuple[str, str, dict[str, str] | None]) -> list[Any]:
-        return answers(run(DJANGO, environment, "-c", DJANGO_REQUESTS, json.dumps(requests)))
-
+    shop = (DJANGO, environment, DJANGO_REQUESTS)
     sold, refused = ask(
+        *shop,
         ("post", "/buy", {"email": "ann@example.com", "item": "kettle"}),
         ("post", "/buy", {"email": "ann@example.com", "item": "unicorn"}),
     )
@@ -156,7 +157,7 @@ def test_django_enqueues_after_a_commit_and_its_command_runs_the_jobs(tmp_path: 
     assert refused == [409, {"error": "unicorn: sold out"}]
     job = f"/jobs/{sold[1]['job']}"
     run(DJANGO, environment, "manage.py", "worker", "--burst")
-    shown, unknown = ask(("get", job, None), ("get", "/jobs/nothing", None))
+    shown, unknown = ask(*shop, ("get", job, None), ("get", "/jobs/nothing", None))
     result = "sent the receipt for kettle for ann@example.com"
     assert shown == [200, {"state": "succeeded", "result": result, "reason": ""}]
     assert unknown[0] == 404
@@ -168,15 +169,13 @@ def test_django_enqueues_after_a_commit_and_its_command_runs_the_jobs(tmp_path: 
 
 def test_flask_enqueues_in_a_route_and_its_command_runs_the_jobs(tmp_path: Path) -> None:
     environment = {"WORDS_DIR": str(tmp_path / "jobs"), "PYTHONPATH": str(ROOT)}
-
-    def ask(*requests: tuple[str, str, str | None]) -> list[Any]:
-        return answers(run(tmp_path, environment, "-c", FLASK_REQUESTS, json.dumps(requests)))
-
-    good, bad = ask(("post", "/count", "to be or not to be or"), ("post", "/count", " "))
+    web = (tmp_path, environment, FLASK_REQUESTS)
+    good, bad = ask(*web, ("post", "/count", "to be or not to be or"), ("post", "/count", " "))
     assert [status for status, _ in (good, bad)] == [202, 202]
     flask = ("-m", "flask", "--app", "examples.flask_app.web")
     run(tmp_path, environment, *flask, "worker", "--burst")
     counted, waits, unknown = ask(
+        *web,
         ("get", f"/jobs/{good[1]['job']}", None),
         ("get", f"/jobs/{bad[1]['job']}", None),
         ("get", "/jobs/nothing", None),

@@ -95,12 +95,8 @@ def test_an_id_opens_its_job_however_it_was_copied(reader: LogReader, form: str)
     (job,) = Search.parse("task:films").find(reader, 1, 0).jobs
     copied = form.format(id=job.job_id, end=job.lsn)
     assert Search.job_named(reader, copied) == (None if "#" in form else job.job_id)
-
-
-def test_no_other_text_is_taken_for_an_id(reader: LogReader) -> None:
     texts = ("", "mail", "999999999", "1 2", "-", '"7"')
     assert {Search.job_named(reader, text) for text in texts} == {None}
-    assert Search.job_named(reader, "7")
 
 
 async def test_a_page_leads_to_the_job_that_an_id_names(data: Path) -> None:

@@ -123,16 +123,21 @@ class FakePort:
         for request, future in self.claims:
             if future.done():
                 continue
-            if self.ready:
-                count = min(request.count, len(self.ready))
-                self.claimed_counts.append(count)
-                future.set_result([self.ready.popleft() for _ in range(count)])
-            elif request.wait_until_ns is not None:
-                future.set_result([])
+            taken = self._take(request)
+            if taken or request.wait_until_ns is not None:
+                self._answer(future, taken)
             else:
                 left.append((request, future))
         self.claims = left
         self._called.set()
+
+    def _take(self, request: ClaimRequest) -> list[Delivery]:
+        count = min(request.count, len(self.ready))
+        self.claimed_counts += [count] * bool(count)
+        return [self.ready.popleft() for _ in range(count)]
+
+    def _answer(self, future: asyncio.Future[list[Delivery]], taken: list[Delivery]) -> None:
+        future.set_result(taken)
 
 
 def _nothing(*_: object) -> None: ...

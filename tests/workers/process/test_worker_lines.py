@@ -12,10 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from taskq import TaskQ
-from taskq.cli.main import main
 from taskq_workers import pool
 from taskq_workers.events import JobEnd, JobFinished
 from taskq_workers.process.reporting import LINES_PER_SECOND_MAX, LineReporter, Style, style_for
@@ -313,11 +311,3 @@ async def test_a_drain_that_takes_a_while_names_the_jobs_that_it_waits_for(
         await begun.wait()
     line = "the worker stops; running jobs get 30 s to finish (drain_timeout): shop.work"
     assert caplog.messages == [f"{line} {job.id}"]
-
-
-def test_levels_are_read_as_python_writes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TASKQ_LOG_LEVEL", "INFO")
-    assert TaskQ("data").settings.log_level == "info"
-    monkeypatch.delenv("TASKQ_LOG_LEVEL")
-    done = CliRunner().invoke(main, ["worker", "nowhere:app", "--log-level", "INFO"])
-    assert "no module 'nowhere'" in done.output

@@ -335,6 +335,14 @@ def cell(body: str, options: str = "") -> str:
 async def test_a_running_worker_takes_the_new_form_of_a_cell_from_its_next_job_on(
     app: TaskQ, notebook: Notebook
 ) -> None:
+    """Its conditions, too, hold from then on."""
+    asked, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def is_open() -> bool:
+        loop.call_soon_threadsafe(asked.set)
+        return False
+
+    notebook.names["is_open"] = condition(is_open, name="the shop is open")
     notebook.run(cell("value * 2"))
     async with app, app.worker():
         assert await notebook.result() == 4
@@ -343,6 +351,13 @@ async def test_a_running_worker_takes_the_new_form_of_a_cell_from_its_next_job_o
         # An idle worker waits for work with the names that it knew, and asks anew.
         notebook.run(cell("value * 3").replace("double", "triple"))
         assert await notebook.result("triple") == 6
+        notebook.run(cell("value", "(requires=[is_open])"))
+        job = await notebook.names["double"].enqueue(3)
+        async with asyncio.timeout(RESULT_SECONDS):
+            await asked.wait()
+        assert await job.status() is State.READY
+        notebook.run(cell("value"))
+        assert await job.result(timeout=RESULT_SECONDS) == 3
 
 
 async def test_a_reloaded_module_replaces_its_tasks_though_lines_have_moved(
@@ -376,29 +391,6 @@ async def test_child_processes_import_a_reloaded_module_anew(
             assert await (await module.double.enqueue(2)).result(timeout=RESULT_SECONDS) == 14
     finally:
         sys.modules.pop("renewed_app", None)
-
-
-async def test_what_the_new_form_requires_holds_from_then_on(
-    app: TaskQ, notebook: Notebook
-) -> None:
-    asked = asyncio.Event()
-
-    def is_open() -> bool:
-        loop.call_soon_threadsafe(asked.set)
-        return False
-
-    loop = asyncio.get_running_loop()
-    notebook.names["is_open"] = condition(is_open, name="the shop is open")
-    notebook.run(cell("value"))
-    async with app, app.worker():
-        assert await notebook.result() == 2
-        notebook.run(cell("value", "(requires=[is_open])"))
-        job = await notebook.names["double"].enqueue(3)
-        async with asyncio.timeout(RESULT_SECONDS):
-            await asked.wait()
-        assert await job.status() is State.READY
-        notebook.run(cell("value"))
-        assert await job.result(timeout=RESULT_SECONDS) == 3
 
 
 def test_what_stands_twice_or_in_another_module_is_a_mistake(

@@ -189,18 +189,6 @@ class Log(FakePort):
         self.claims.append((request, future))
         self._serve()
 
-    def _serve(self) -> None:
-        left = []
-        for request, future in self.claims:
-            if future.done():
-                continue
-            taken = self._take(request)
-            if taken or request.wait_until_ns is not None:
-                self._later(lambda future=future, taken=taken: self._answer(future, taken))  # type: ignore[misc]
-            else:
-                left.append((request, future))
-        self.claims = left
-
     def _take(self, request: ClaimRequest) -> list[Delivery]:
         taken: list[Delivery] = []
         for delivery in list(self.ready):
@@ -222,6 +210,9 @@ class Log(FakePort):
         return known and self.is_claimable(delivery)
 
     def _answer(self, future: asyncio.Future[list[Delivery]], taken: list[Delivery]) -> None:
+        self._later(lambda: self._answer_now(future, taken))
+
+    def _answer_now(self, future: asyncio.Future[list[Delivery]], taken: list[Delivery]) -> None:
         is_lost = self._random.random() < self.trouble
         if taken and (is_lost or future.done()):
             for delivery in taken:
