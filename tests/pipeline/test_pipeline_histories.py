@@ -186,6 +186,8 @@ def test_rows_depend_neither_on_sizes_nor_on_moments(tmp_path: Path, seed: int) 
     read(700)
     assert not now_and_then.problems
     assert sorted(now_and_then.read()) == sorted(set(at_once.read())) == sorted(at_once.read())
+    ends = {(str(log.log_id), log.frames[-1].next_lsn - 1) for log in fleet.live if log.frames}
+    assert ends <= set(now_and_then.read())
     fresh = kit.Follower(tmp_path / "hub").drain()
     for follower in (now_and_then, fresh):
         jobs = kit.folded_rows(follower.records, lineage=follower.parents).jobs

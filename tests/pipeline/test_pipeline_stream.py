@@ -396,6 +396,14 @@ def test_a_parent_of_which_nothing_reads_holds_back_no_child(tmp_path: Path) -> 
     assert follower.problems.keys() == {str(made.log_id)}
 
 
+def test_a_parent_without_records_holds_back_no_child(tmp_path: Path) -> None:
+    made = MadeLog(tmp_path / "dev")
+    made.new_epoch()
+    child = made.child(tmp_path / "clone")
+    child.enqueue(2)
+    assert Follower(tmp_path).drain().read() == keys_of(child, child.begins, child.begins + 1)
+
+
 def test_other_frames_under_the_same_id_hold_that_log_alone(tmp_path: Path) -> None:
     made, other = MadeLog(tmp_path / "dev"), MadeLog(tmp_path / "other")
     made.enqueue(2)

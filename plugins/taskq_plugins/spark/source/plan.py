@@ -338,10 +338,14 @@ class _Batch:
 
     def _is_read(self, parent: str, at: Position | None, next_lsn: int) -> bool:
         """Return whether a parent was read up to its child's beginning, or as far as possible."""
-        end = self.targets.get(parent) or self._sight.logs[parent].end
+        standing = self._sight.logs[parent]
+        end = self.targets.get(parent) or standing.end
         if not end.segment or parent in self._held:
             return True
-        return at is not None and (bool(at.held) or at.lsn >= min(next_lsn, end.lsn))
+        here = at or standing.earliest
+        is_at_end = bool(here.held) or here.lsn >= min(next_lsn, end.lsn)
+        # A log without records has no position, and may have segments, of later epochs, too.
+        return is_at_end or not left_of(standing, here).size_bytes
 
     def _advance(self, backlog: Backlog, room: int) -> tuple[Position, list[Stretch]]:
         """Return the new position in a log, and the stretches before it."""
