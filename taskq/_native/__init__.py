@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 #: Version of the C sources in this folder, equal to the number in ``native.h``; raise it with them.
-VERSION: Final = 11
+VERSION: Final = 12
 #: Results of ``run_jobs`` without a job: no job is left, the loop must turn, the slot has ended.
 EMPTY, TURN, SPOILT = 0, 1, 2
 

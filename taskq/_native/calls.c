@@ -1,16 +1,16 @@
-/* A caller's side: answers to those who await their enqueue. */
+/* The caller's side: submit a job, answer its future, make its handle. */
 
 #include "native.h"
 
-/* Take the one who waits for a future: (callback, context), or nothing if there are none or more.
-   -1 with an error set. */
+/* Remove a future's callback and context, if it has exactly one; otherwise both stay NULL. -1 with
+   an error set. */
 static int
 take_waiter(State *names, PyObject *future, PyObject **wake, PyObject **context)
 {
     PyObject *waiting = PyObject_GetAttr(future, names->_callbacks);
     if (waiting == NULL) {
         if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return -1;
-        PyErr_Clear(); /* another kind: of a thread that has no loop */
+        PyErr_Clear(); /* another kind of future, of a thread without a loop */
         return 0;
     }
     if (PyList_CheckExact(waiting) && PyList_GET_SIZE(waiting) == 1) {
@@ -28,7 +28,7 @@ take_waiter(State *names, PyObject *future, PyObject **wake, PyObject **context)
     return removed == NULL ? -1 : 0;
 }
 
-/* Step the task that waits for a future, in its context; -1 with an error set. */
+/* Run a future's callback, the step of a waiting task, in its context; -1 with an error set. */
 static int
 step_waiter(PyObject *future, PyObject *wake, PyObject *context)
 {
@@ -40,7 +40,7 @@ step_waiter(PyObject *future, PyObject *wake, PyObject *context)
     return is_done ? 0 : -1;
 }
 
-/* Answer a future, and step the task that awaits it right here, if one does; as ``runs.answer``.
+/* Answer a future and step its waiting task at once, like ``answer`` in ``log/decide/enqueue.py``.
    -1 with an error set. */
 static int
 answer(State *names, PyObject *future, PyObject *lsn)
@@ -60,7 +60,7 @@ answer(State *names, PyObject *future, PyObject *lsn)
     return status;
 }
 
-/* Answer one of a run; -1 with an error set. */
+/* Answer a future of a run unless it is done; -1 with an error set. */
 static int
 answer_pair(State *names, PyObject *pair)
 {
@@ -74,7 +74,7 @@ answer_pair(State *names, PyObject *pair)
     Py_XDECREF(result);
     if (is_done != 0) return is_done < 0 ? -1 : 0;
     if (PyLong_CheckExact(value)) return answer(names, future, value);
-    int is_error = PyExceptionInstance_Check(value); /* else what a job with options became */
+    int is_error = PyExceptionInstance_Check(value); /* else it answers a job with options */
     result = PyObject_CallMethodOneArg(
         future, is_error ? names->set_exception : names->set_result, value);
     Py_XDECREF(result);
@@ -83,8 +83,8 @@ answer_pair(State *names, PyObject *pair)
 
 /* answer_all(pairs) -> None
 
-   Answers each (future, lsn, error or other value) that an iterator gives; those behind one that raises are left
-   in it. */
+   Answers each (future, lsn, error or other value) of an iterator. If one raises, the rest stays in
+   the iterator. */
 PyObject *
 taskq_answer_all(PyObject *module, PyObject *pairs)
 {
@@ -106,7 +106,7 @@ taskq_answer_all(PyObject *module, PyObject *pairs)
 
 /* -- submit ------------------------------------------------------------------------------------ */
 
-/* Where a plain job goes that others wait beside; the members are owned. */
+/* The path of a plain job into its port's line; the references are owned. */
 typedef struct {
     PyObject *store, *mailbox, *port, *loop;
 } Way;
@@ -120,8 +120,8 @@ leave(Way *way)
     Py_CLEAR(way->loop);
 }
 
-/* Read an attribute into ``value``, a new reference. 1: it is there; 0: it is not, as of a store or
-   a loop of another kind; -1 with an error set. */
+/* Read an attribute into ``value``, a new reference. 1: found; 0: missing, in a store or a loop of
+   another kind; -1 with an error set. */
 static int
 get(PyObject *object, PyObject *name, PyObject **value)
 {
@@ -133,7 +133,7 @@ get(PyObject *object, PyObject *name, PyObject **value)
     return *value == NULL ? -1 : 1;
 }
 
-/* Return the truth of an attribute: 0 also where there is none; -1 with an error set. */
+/* Return the truth of an attribute, 0 if it is missing; -1 with an error set. */
 static int
 is_set(PyObject *object, PyObject *name)
 {
@@ -146,7 +146,7 @@ is_set(PyObject *object, PyObject *name)
     return status;
 }
 
-/* Find the port that this thread used last; as ``Store.port``, which looks further. */
+/* Find the latest port of this thread, the first step of ``Store.port``. */
 static int
 find_port(State *names, Way *way, PyObject *thread)
 {
@@ -161,8 +161,8 @@ find_port(State *names, Way *way, PyObject *thread)
     return get(way->port, names->loop, &way->loop);
 }
 
-/* Find where a job goes from here. 1: the log is open, and this thread's loop has a port; 0: Python
-   is to look; -1 with an error set. */
+/* Find the path of a job. 1: the log is open, and this thread's loop has a port; 0: Python must
+   find it; -1 with an error set. */
 static int
 find_way(State *names, PyObject *connection, Way *way)
 {
@@ -192,12 +192,11 @@ find_way(State *names, PyObject *connection, Way *way)
     return status;
 }
 
-/* Put a job behind those that wait in the port's line; as ``LoopPort.enqueue``. 1: done; 0: it
-   would be the first, the mailbox is full, or the storage thread is to be woken; -1 with an error
-   set.
+/* Append a job to the port's line, like ``LoopPort.enqueue``. 1: done; 0: the line is empty, the
+   mailbox is full, or the storage thread must be woken; -1 with an error set.
 
-   From the first look at the line to the end no Python runs, so that the storage thread takes the
-   line either before it, and then it is empty, or behind it. */
+   No Python code runs between the check of the line and the append. So the storage thread takes the
+   line either before the check, and leaves it empty, or after the append. */
 static int
 join_line(State *names, Way *way, Py_ssize_t mailbox_max, PyObject *job)
 {
@@ -224,7 +223,7 @@ join_line(State *names, Way *way, Py_ssize_t mailbox_max, PyObject *job)
     return status;
 }
 
-/* Make a future of the loop. */
+/* Make an asyncio future for the loop. */
 static PyObject *
 new_future(State *names, PyObject *loop)
 {
@@ -240,8 +239,8 @@ new_future(State *names, PyObject *loop)
 
 /* submit(connection, task, spec, mailbox_max, args, kwargs) -> (future, store), or the payload
 
-   Encodes a call, and puts the job into its port's line if others wait there; else Python goes on
-   with the payload. */
+   Encodes a call and appends the job to its port's line. If that is not possible from here, Python
+   continues with the payload. */
 PyObject *
 taskq_submit(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
@@ -285,7 +284,7 @@ taskq_submit(PyObject *module, PyObject *const *args, Py_ssize_t count)
 
 /* -- new_handle -------------------------------------------------------------------------------- */
 
-/* new_handle(JobHandle, app, task, tag, lsn) -> JobHandle, without its ``__init__`` */
+/* new_handle(JobHandle, app, task, tag, lsn) -> JobHandle, made without ``__init__`` */
 PyObject *
 taskq_new_handle(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {

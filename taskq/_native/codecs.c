@@ -1,7 +1,7 @@
-/* What stands between a call and its payload: two calls into pydantic_core, and the slow road.
+/* Arguments to payload and back: calls into pydantic_core, and a slow path in Python.
 
-   An ``Encoder`` is called as ``ArgumentCodec.encode``, a ``Decoder`` as ``ArgumentCodec.decode``;
-   they do what the functions of ``_plain_encoder`` and ``_plain_decoder`` do. */
+   An ``Encoder`` is ``ArgumentCodec.encode``, a ``Decoder`` is ``ArgumentCodec.decode``. They do
+   the same as the Python functions of ``_plain_encoder`` and ``_plain_decoder``. */
 
 #include "native.h"
 
@@ -10,11 +10,11 @@
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
-    PyObject *validate; /* values by name -> the same as annotated, or payload -> values by name */
-    PyObject *slow;     /* does the same as the whole, and finds the words for what is wrong */
-    PyObject *names;    /* of the parameters; of an Encoder alone, like what follows */
+    PyObject *validate; /* values by name -> checked values; Decoder: payload -> values */
+    PyObject *slow;     /* the whole conversion in Python, with messages for its errors */
+    PyObject *names;    /* of the parameters; from here on, members of an Encoder only */
     PyObject *dump;     /* values by name -> payload */
-    PyObject *large;    /* (args, kwargs, payload) -> payload, of one over ``flat_bytes`` */
+    PyObject *large;    /* (args, kwargs, payload) -> payload, if it is over ``flat_bytes`` */
     Py_ssize_t flat_bytes;
 } Codec;
 
@@ -51,7 +51,7 @@ codec_dealloc(Codec *codec)
     Py_DECREF(type);
 }
 
-/* Return whether nothing was taken from it by the collector of garbage; else an error is set. */
+/* Return whether the garbage collector has not cleared this codec; 0 with an error set. */
 static int
 is_whole(Codec *codec)
 {
@@ -62,7 +62,8 @@ is_whole(Codec *codec)
     return 1;
 }
 
-/* Take the slow road, as an ``except ValueError`` does: the error that is set is being handled. */
+/* Call the slow path for a ValueError, which becomes the context of new errors, as in
+   ``except``. */
 static PyObject *
 go_slow(Codec *codec, PyObject *const *args, size_t count)
 {
@@ -133,7 +134,7 @@ decoder_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 
 /* -- Encoder ----------------------------------------------------------------------------------- */
 
-/* Return the values of a call by name; NULL without an error: the slow road is to look at it. */
+/* Return the arguments of a call by name; NULL without an error: use the slow path. */
 static PyObject *
 named(Codec *codec, PyObject *args, PyObject *kwargs)
 {
@@ -155,7 +156,7 @@ named(Codec *codec, PyObject *args, PyObject *kwargs)
     return values;
 }
 
-/* Return the payload of a call; as ``ArgumentCodec.encode``. */
+/* Return the payload of a call, like ``ArgumentCodec.encode``. */
 PyObject *
 taskq_encode(PyObject *encoder, PyObject *args, PyObject *kwargs)
 {

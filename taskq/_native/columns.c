@@ -1,15 +1,15 @@
-/* The storage side: runs of plain jobs as columns, each function the twin of one in Python.
+/* The storage side: runs of plain jobs as columns. Each function has a twin in Python.
 
-   A column is a list or a tuple. What is none, and numbers or bytes of another type, are left to
-   Python: then None is returned, and nothing was changed. Nothing here runs code of a program. */
+   A column is a list or a tuple. If a column, a number or bytes have another type, a function
+   returns None and changes nothing, and its twin does the work. No user code runs here. */
 
 #include "native.h"
 
 #include <string.h>
 
-/* Where a record has its length, and its kind; see the docstring of ``log/format/codec.py``. */
+/* Sizes and offsets in records, in bytes; see the docstring of ``log/format/codec.py``. */
 enum { LENGTH_BYTES = 4, KIND_AT = 4, CRC_BYTES = 4, PLAIN_BYTES = 32, WORD = 8 };
-/* The fields of a delivery; a spec, a body and a future in a line. */
+/* Fields of a delivery; a job in a line is three items: spec, body and future. */
 enum { TAG, JOB, TOKEN, EPOCH, ATTEMPT, LANE, RECORD, DELIVERY_FIELDS };
 enum { LINE_WIDTH = 3 };
 
@@ -58,8 +58,8 @@ taskq_fill_crc_table(State *state)
     }
 }
 
-/* Return what ``zlib.crc32`` does, which takes twice as long for a record: eight bytes a step, each
-   by a table of its own. M. E. Kounavis, F. L. Berry, "Novel table lookup-based algorithms for
+/* Return the same as ``zlib.crc32``, in half of its time for a record: eight bytes a step, with a
+   table for each of them. M. E. Kounavis, F. L. Berry, "Novel table lookup-based algorithms for
    high-performance CRC generation" (2008). */
 static uint32_t
 crc_of(const State *state, const char *bytes, Py_ssize_t size, uint32_t crc)
@@ -87,8 +87,8 @@ is_column(PyObject *column, Py_ssize_t size)
     return (PyList_CheckExact(column) || PyTuple_CheckExact(column)) && Py_SIZE(column) == size;
 }
 
-/* Return a borrowed part; NULL where there is none: the collector of garbage may have run code that
-   took it out. No error is set then. */
+/* Return a borrowed item; NULL, without an error, past the end: code that the garbage collector ran
+   may have shortened the column. */
 static inline PyObject *
 item(PyObject *column, Py_ssize_t at)
 {
@@ -96,7 +96,7 @@ item(PyObject *column, Py_ssize_t at)
     return PyList_CheckExact(column) ? PyList_GET_ITEM(column, at) : PyTuple_GET_ITEM(column, at);
 }
 
-/* Read a number of 64 bits without a sign. 0: it is none; no error is set then. */
+/* Read an unsigned number of 64 bits; 0, without an error, for any other object. */
 static inline int
 get_number(PyObject *object, uint64_t *number)
 {
@@ -107,7 +107,7 @@ get_number(PyObject *object, uint64_t *number)
     return 0;
 }
 
-/* Return whether a function got so many arguments; else an error is set. */
+/* Return whether a function got the wanted number of arguments; 0 with an error set. */
 static int
 is_call(const char *name, Py_ssize_t count, Py_ssize_t wanted)
 {
@@ -118,7 +118,7 @@ is_call(const char *name, Py_ssize_t count, Py_ssize_t wanted)
 
 /* -- enqueue ----------------------------------------------------------------------------------- */
 
-/* Make one record. */
+/* Make a job's ENQUEUED record; its CRC starts from the lsn. */
 static PyObject *
 new_record(const State *state, PyObject *tail, PyObject *body, uint32_t size, uint64_t lsn)
 {
@@ -134,8 +134,8 @@ new_record(const State *state, PyObject *tail, PyObject *body, uint32_t size, ui
     return record;
 }
 
-/* Fill ``records`` and ``places``; returns where the last ends, 0 with an error set, or without one
-   if Python is to do it. ``tails``: of all, or a column. */
+/* Fill ``records`` and ``places``; return the end of the last record. 0 with an error set, or,
+   without an error, if Python must make them. ``tails`` is one tail for all, or a column. */
 static uint64_t
 fill_born(const State *state, PyObject *tails, PyObject *bodies, uint64_t lsn, uint64_t location,
           PyObject *records, char *places)
@@ -194,7 +194,9 @@ taskq_born_records(PyObject *module, PyObject *const *args, Py_ssize_t count)
     return result;
 }
 
-/* take(line, room, record_bytes) -> (specs, bodies, futures), cut off its head, or None */
+/* take(line, room, record_bytes) -> (specs, bodies, futures), or None
+
+   Cuts jobs off the head of a line until their records exceed ``room`` bytes. */
 PyObject *
 taskq_take(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
@@ -234,7 +236,7 @@ done:
 
 /* plain_records(head, attempts, jobs, last) -> bytes, or None
 
-   ``head``: the first eight bytes of each; ``last``: a column, or the number that all have. */
+   ``head`` is the first eight bytes of each record; ``last`` is a column, or one number for all. */
 PyObject *
 taskq_plain_records(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
@@ -270,8 +272,9 @@ taskq_plain_records(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize
 
 /* whole_records(data, first, kind, size_min, whole, locations, jobs) -> list, or None
 
-   Those up to the first that is not in ``data``, whose first byte stands at the location ``first``,
-   of that kind, at least as long and with a CRC that comes to ``whole``. */
+   Copies records out of ``data``, which begins at the location ``first``. Stops at the first record
+   that is outside of ``data``, of another kind, shorter than ``size_min``, or damaged: the CRC of a
+   whole record, with its own CRC, is ``whole``. */
 PyObject *
 taskq_whole_records(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
@@ -297,7 +300,7 @@ taskq_whole_records(PyObject *module, PyObject *const *args, Py_ssize_t count)
             Py_DECREF(records);
             Py_RETURN_NONE;
         }
-        uint64_t at = location - first; /* one before it is far behind the end, too */
+        uint64_t at = location - first; /* a huge number if it is before ``first`` */
         if (at > end || end - at < size_min || (unsigned char)bytes[at + KIND_AT] != kind) break;
         uint32_t length = get_u32(bytes + at);
         if (length < size_min || length > end - at
@@ -315,20 +318,20 @@ taskq_whole_records(PyObject *module, PyObject *const *args, Py_ssize_t count)
     return records;
 }
 
-/* Make a delivery, a tuple of another type; fills none of it. */
+/* Make a delivery, which is a named tuple, with empty fields. */
 static PyObject *
 new_delivery(PyTypeObject *type)
 {
     PyObject *delivery = type->tp_alloc(type, DELIVERY_FIELDS);
 #if PY_VERSION_HEX >= 0x030E0000
     if (delivery != NULL) {
-        ((PyTupleObject *)delivery)->ob_hash = -1; /* not known yet */
+        ((PyTupleObject *)delivery)->ob_hash = -1; /* not computed yet */
     }
 #endif
     return delivery;
 }
 
-/* Claim a job for a delivery: note it as running; the delivery, or NULL with an error set. */
+/* Make the delivery of a claim, and enter the claim in ``running``; NULL with an error set. */
 static PyObject *
 claim(PyObject *const *args, PyObject *token, Py_ssize_t number)
 {
@@ -346,7 +349,7 @@ claim(PyObject *const *args, PyObject *token, Py_ssize_t number)
         PyTuple_SET_ITEM(delivery, field, Py_NewRef(fields[field]));
     }
     PyObject *held = PyTuple_Pack(3, token, args[2], args[3]);
-    /* Neither can be part of a circle; the collector of garbage need not walk through thousands. */
+    /* Neither can be part of a cycle, so the garbage collector can skip thousands of them. */
     PyObject_GC_UnTrack(delivery);
     if (held != NULL) {
         PyObject_GC_UnTrack(held);
@@ -390,7 +393,7 @@ taskq_claimed(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t cou
     return deliveries;
 }
 
-/* Return whether a delivery's claim holds its job: (token, epoch, owner); -1 with an error set. */
+/* Return whether a delivery's claim, (token, epoch, owner), is its job's; -1 with an error set. */
 static int
 is_held(PyObject *delivery, PyObject *running, PyObject *owner)
 {
@@ -412,7 +415,7 @@ is_held(PyObject *delivery, PyObject *running, PyObject *owner)
     return 1;
 }
 
-/* Take a delivery's claim out of ``running``; 0: it comes twice; -1 with an error set. */
+/* Remove a delivery's claim from ``running``; 0: the second time; -1 with an error set. */
 static int
 take_claim(PyObject *delivery, PyObject *running, PyObject **columns, Py_ssize_t number)
 {
@@ -427,7 +430,7 @@ take_claim(PyObject *delivery, PyObject *running, PyObject **columns, Py_ssize_t
     return PyDict_DelItem(running, job) < 0 ? -1 : 1;
 }
 
-/* Put the first claims back that were taken; -1 with an error set. */
+/* Put the first ``count`` removed claims back; -1 with an error set. */
 static int
 put_back(PyObject *running, PyObject **columns, Py_ssize_t count)
 {
@@ -440,7 +443,8 @@ put_back(PyObject *running, PyObject **columns, Py_ssize_t count)
 
 /* unclaimed(deliveries, owner, running) -> (jobs, attempts, tokens), or None
 
-   Takes the claims of all out of ``running``. None: one of them is over, or comes twice. */
+   Removes the claims of all deliveries from ``running``; none of them if a claim has ended, or a
+   delivery is there twice. */
 PyObject *
 taskq_unclaimed(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {

@@ -11,7 +11,7 @@ taskq_find_place(PyTypeObject *type, PyObject *name, Place *place)
     if (type->tp_setattro != PyObject_GenericSetAttr) return 0;
     PyObject *slot = PyObject_GetAttr((PyObject *)type, name);
     if (slot == NULL) {
-        PyErr_Clear(); /* who reads or sets it gets this error */
+        PyErr_Clear(); /* reading or setting the attribute raises it again */
         return 0;
     }
     if (Py_IS_TYPE(slot, &PyMemberDescr_Type) && PyType_IsSubtype(type, PyDescr_TYPE(slot))) {
@@ -28,17 +28,17 @@ taskq_find_place(PyTypeObject *type, PyObject *name, Place *place)
 #define FAST(name, doc) {#name, (PyCFunction)(void (*)(void))taskq_##name, METH_FASTCALL, doc}
 
 static PyMethodDef functions[] = {
-    FAST(run_jobs, "Run a slot's jobs until one is left to Python, or none."),
-    FAST(submit, "Encode a plain call, and put it into its port's line if there is one."),
+    FAST(run_jobs, "Run a slot's jobs up to the first that Python must finish."),
+    FAST(submit, "Encode a plain call, and append it to its port's line."),
     FAST(new_handle, "Make a JobHandle."),
     {"answer_all", (PyCFunction)taskq_answer_all, METH_O,
-     "Answer each (future, lsn or error) that an iterator gives."},
-    FAST(take, "Take the jobs at the head of a line."),
-    FAST(born_records, "Make the enqueue records of plain jobs."),
-    FAST(plain_records, "Make records of four words."),
-    FAST(whole_records, "Read records that stand in a window."),
-    FAST(claimed, "Make deliveries, and note their claims."),
-    FAST(unclaimed, "Take the claims of deliveries out."),
+     "Answer each (future, lsn, error or other value) of an iterator."},
+    FAST(take, "Cut jobs off the head of a line."),
+    FAST(born_records, "Make ENQUEUED records of plain jobs."),
+    FAST(plain_records, "Make records of four words of eight bytes."),
+    FAST(whole_records, "Copy whole records out of a part of a segment."),
+    FAST(claimed, "Make deliveries, and enter their claims."),
+    FAST(unclaimed, "Remove the claims of deliveries."),
     {NULL, NULL, 0, NULL},
 };
 
@@ -119,7 +119,7 @@ static PyModuleDef_Slot slots[] = {
 static PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_plain",
-    .m_doc = "What plain jobs cost, in C; see taskq/_native/__init__.py.",
+    .m_doc = "The hot path of plain jobs; see taskq/_native/__init__.py.",
     .m_size = sizeof(State),
     .m_methods = functions,
     .m_slots = slots,

@@ -1,7 +1,7 @@
-/* What the files of the extension share: the module's state, and how errors are carried about.
+/* Declarations for all C files: the module's state, errors, and access to slots.
 
-   Nothing here is static and mutable: each interpreter that imports the module has a state of its
-   own, and that state holds types and interned names alone. All else is the caller's. */
+   No static data is mutable: each interpreter that imports the module gets a State of its own, with
+   types, constants, interned names and cached offsets. All other objects belong to callers. */
 
 #ifndef TASKQ_NATIVE_H
 #define TASKQ_NATIVE_H
@@ -16,15 +16,15 @@
 #error "these functions rely on the GIL"
 #endif
 
-/* Raised by hand whenever what these files do, or what Python gives them, changes. A build whose
-   number is not that of ``taskq/_native/__init__.py`` is of other sources, and is not used. */
-#define TASKQ_NATIVE_VERSION 11
-/* Version and digest of these files, for reports; build.py sets it. */
+/* Raise it with each change of these files, or of their calls in Python. If a build has another
+   number than ``taskq/_native/__init__.py``, it is from other sources and is not used. */
+#define TASKQ_NATIVE_VERSION 12
+/* Version and digest of these files, for reports; set by build.py. */
 #ifndef TASKQ_NATIVE_BUILD
 #define TASKQ_NATIVE_BUILD "unknown"
 #endif
 
-/* Attributes and methods that are looked up by name, once for each job. */
+/* Names of attributes and methods, interned because each job looks them up. */
 #define TASKQ_NAMES(X)                                                                             \
     X(_app) X(_callbacks) X(_children_size) X(_latest) X(_line) X(_requests) X(_tag) X(_task)      \
     X(_thread_id) X(abandoned) X(app) X(asleep) X(body_at) X(cancelling) X(children) X(current)    \
@@ -32,16 +32,16 @@
     X(lsn) X(mailbox) X(outcomes) X(packs) X(popleft) X(refill) X(remove_done_callback) X(replace) \
     X(scheduled) X(set_exception) X(set_result) X(since) X(stored_payload) X(task) X(usable)
 
-/* Bytes that the CRC takes at a time. */
+/* Bytes of one step of the CRC. */
 enum { CRC_STEP = 8 };
 
-/* Slots of objects that are made or looked at once for each job. */
+/* Indexes in ``State.places`` of the ``__slots__`` that each job reads or writes. */
 enum {
     JOB_DELIVERY, JOB_APP, JOB_PACKS, JOB_CHILDREN, JOB_CHILDREN_SIZE, SLOT_DELIVERY, SLOT_SINCE,
     SLOT_ABANDONED, HANDLE_APP, HANDLE_TASK, HANDLE_TAG, HANDLE_LSN, HANDLE_DUPLICATE, PLACES
 };
 
-/* Where a slot stands in objects of the class that has this version; 0: of none. */
+/* Offset of a slot in objects of a class, valid while the class has this version; 0: unknown. */
 typedef struct {
     unsigned int version;
     Py_ssize_t offset;
@@ -49,9 +49,9 @@ typedef struct {
 
 typedef struct {
     Place places[PLACES];
-    uint32_t crc[CRC_STEP][256]; /* filled once, then only read */
+    uint32_t crc[CRC_STEP][256]; /* constant after the import */
     PyObject *zero, *loop_keyword;
-    PyObject *future_type; /* once it was needed */
+    PyObject *future_type; /* asyncio.Future; NULL before its first use */
     PyTypeObject *rest_type, *encoder_type, *decoder_type;
 #define X(name) PyObject *name;
     TASKQ_NAMES(X)
@@ -64,7 +64,7 @@ state_of(PyObject *module)
     return (State *)PyModule_GetState(module);
 }
 
-/* Take the error that is set; a new reference to the exception, with its traceback. */
+/* Clear the current error; return its exception with the traceback, a new reference. */
 static inline PyObject *
 take_error(void)
 {
@@ -83,7 +83,7 @@ take_error(void)
 #endif
 }
 
-/* Raise an exception as it was; steals the reference. */
+/* Raise an exception with its traceback; steals the reference. */
 static inline void
 raise_error(PyObject *error)
 {
@@ -97,9 +97,9 @@ raise_error(PyObject *error)
 /* module.c */
 int taskq_find_place(PyTypeObject *type, PyObject *name, Place *place);
 
-/* Return where an object keeps an attribute that is a slot of its class; NULL if it is none, and no
-   error then. A class has another version once anything of it was changed: so it is for CPython's own
-   byte code of such an access. */
+/* Return the address of an object's slot; NULL, without an error, if the attribute is no plain
+   slot. CPython gives a class another version after each change; its own inline caches rely on
+   that. */
 static inline PyObject **
 slot_of(State *state, PyObject *object, int number, PyObject *name)
 {
@@ -112,7 +112,7 @@ slot_of(State *state, PyObject *object, int number, PyObject *name)
     return (PyObject **)(void *)((char *)object + place->offset);
 }
 
-/* Set an attribute, as ``PyObject_SetAttr``. */
+/* Set an attribute like ``PyObject_SetAttr``, faster if it is a slot. */
 static inline int
 set_slot(State *state, PyObject *object, int number, PyObject *name, PyObject *value)
 {
@@ -124,7 +124,7 @@ set_slot(State *state, PyObject *object, int number, PyObject *name, PyObject *v
     return 0;
 }
 
-/* Read an attribute, as ``PyObject_GetAttr``. */
+/* Read an attribute like ``PyObject_GetAttr``, faster if it is a slot. */
 static inline PyObject *
 get_slot(State *state, PyObject *object, int number, PyObject *name)
 {
@@ -142,8 +142,8 @@ PyObject *taskq_run_jobs(PyObject *module, PyObject *const *args, Py_ssize_t cou
 /* codecs.c */
 extern PyType_Spec taskq_decoder_spec, taskq_encoder_spec;
 PyObject *taskq_encode(PyObject *encoder, PyObject *args, PyObject *kwargs);
-/* Return the values of a payload by name. NULL: ``slowly`` is (args, kwargs), found by the slow
-   road, or NULL, too, with an error set. */
+/* Return the arguments of a payload by name. NULL: ``slowly`` is (args, kwargs) from the slow path,
+   or NULL with an error set. */
 PyObject *taskq_decode(PyObject *decoder, PyObject *payload, PyObject **slowly);
 
 /* calls.c */

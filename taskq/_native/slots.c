@@ -1,22 +1,21 @@
-/* A worker's slot, as far as its jobs are plain and never suspend.
+/* A worker's slot, for plain jobs that never suspend.
 
-   ``run_jobs`` does for one job after the other what ``Slot._run`` does, and goes back to Python
-   with the first job that is not over at once. What it has begun there goes on in the same asyncio
-   task: ``Rest`` is what is left of it, to be awaited. */
+   ``run_jobs`` runs job after job like ``Slot._run_ready``. It returns the first job that suspends,
+   fails or returns a value to Python, which awaits the job's ``Rest`` in the same asyncio task. */
 
 #include "native.h"
 
-/* -- Rest: what is left of a call ----------------------------------------------------------------
+/* -- Rest: the rest of a call ---------------------------------------------------------------------
 
-   Awaited it gives what the call gives: a value, an error, or whatever the coroutine, which has run
-   up to its first suspension, does from there on. It has one use, as a coroutine has. */
+   It returns the call's value, raises its error, or continues its coroutine after the first
+   suspension. Like a coroutine it can be awaited once. */
 
 typedef enum { SUSPENDED, GOING, RETURNED, RAISED, SPENT } RestState;
 
 typedef struct {
     PyObject_HEAD
-    PyObject *coroutine; /* of SUSPENDED and GOING, else NULL */
-    PyObject *held;      /* what it yielded first, what it returned, or what it raised; or NULL */
+    PyObject *coroutine; /* in SUSPENDED and GOING; else NULL */
+    PyObject *held;      /* its first yielded value, its result or its error; or NULL */
     RestState state;
 } Rest;
 
@@ -65,7 +64,7 @@ rest_dealloc(Rest *rest)
     Py_DECREF(type);
 }
 
-/* Let the coroutine go on; as PyIter_Send. */
+/* Resume the coroutine, like PyIter_Send. */
 static PySendResult
 rest_send(Rest *rest, PyObject *value, PyObject **result)
 {
@@ -80,7 +79,7 @@ rest_send(Rest *rest, PyObject *value, PyObject **result)
         *result = held;
         return PYGEN_NEXT;
     case GOING: {
-        /* It may drop this object, and with it the coroutine, while it runs. */
+        /* The running coroutine may drop this object, and its own last reference with it. */
         PyObject *coroutine = Py_NewRef(rest->coroutine);
         status = PyIter_Send(coroutine, value, result);
         Py_DECREF(coroutine);
@@ -103,14 +102,14 @@ rest_send(Rest *rest, PyObject *value, PyObject **result)
     }
 }
 
-/* The same by the protocol of iterators: what was returned comes as StopIteration. */
+/* Do the same by the protocol of iterators: a result becomes StopIteration. */
 static PyObject *
 rest_sent(Rest *rest, PyObject *value)
 {
     PyObject *result;
     PySendResult status = rest_send(rest, value, &result);
     if (status != PYGEN_RETURN) return result;
-    /* Not PyErr_SetObject with the value itself: it would take a tuple for arguments. */
+    /* PyErr_SetObject would unpack a tuple into the arguments of StopIteration. */
     PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, result);
     Py_DECREF(result);
     if (stop != NULL) {
@@ -169,7 +168,7 @@ static PyMethodDef rest_methods[] = {
 };
 
 static PyType_Slot rest_slots[] = {
-    {Py_tp_doc, "What is left of a job that has begun: awaited it gives what the job gives."},
+    {Py_tp_doc, "The rest of a begun job: await it for the job's result or error."},
     {Py_tp_dealloc, rest_dealloc},
     {Py_tp_traverse, rest_traverse},
     {Py_tp_clear, rest_clear},
@@ -191,36 +190,36 @@ PyType_Spec taskq_rest_spec = {
 
 /* -- run_jobs ---------------------------------------------------------------------------------- */
 
-/* What ``run_jobs`` returns beside the token when no job is left to Python. */
+/* Results of ``run_jobs`` without a job: none is ready, the loop must turn, the slot must end. */
 enum { EMPTY = 0, TURN = 1, SPOILT = 2 };
 
-/* Of an enqueue record: where its flags and the size of its options stand, its shortest length. */
+/* Offsets in an ENQUEUED record, its shortest length and its CRC, in bytes. */
 enum { OPTIONS_AT = 6, FLAGS_AT = 8, RECORD_BYTES_MIN = 24, CRC_BYTES = 4 };
 
-/* Places in a delivery and in a plan, which are tuples with names. */
+/* Indexes in a delivery and in a plan, which are named tuples. */
 enum { LANE = 5, RECORD = 6, DELIVERY_FIELDS = 7 };
 enum { DECODE = 0, CALL = 1, NONE_IS_KEPT = 2, PLAN_FIELDS = 5 };
 
-/* What a slot keeps at hand. */
+/* The objects of one call of ``run_jobs``. */
 typedef struct {
-    /* borrowed of the arguments of ``run_jobs`` */
+    /* borrowed from the arguments */
     PyObject *slot, *app, *made, *buffer, *feed, *plans, *settler;
     PyObject *running_job, *context_type, *monotonic, *slots;
     /* owned */
     PyObject *outcomes, *task;
     PyObject *lane, *task_name; /* of the last delivery, or NULL */
-    Py_ssize_t body_at;         /* of that lane */
+    Py_ssize_t body_at;         /* offset of the body in that lane's records, in bytes */
     Py_ssize_t outcomes_max;
     double turn_seconds;
-    long flags_python; /* bits of records that are left to Python */
+    long flags_python; /* flags of jobs that only Python runs */
 } Hot;
 
-/* A job that has begun; the objects are owned. */
+/* A begun job; the references are owned. */
 typedef struct {
     PyObject *delivery, *plan, *job, *before;
-    PyObject *coroutine; /* once it was called and has suspended; any other awaitable, too */
-    PyObject *held;      /* what it yielded, returned or raised */
-    RestState state;     /* SPENT while it was not called */
+    PyObject *coroutine; /* suspended; or another awaitable, not begun */
+    PyObject *held;      /* its yielded value, its result or its error */
+    RestState state;     /* SPENT before the call */
     int is_decoded;      /* whether its arguments were read */
 } Begun;
 
@@ -237,7 +236,7 @@ forget(Begun *begun)
     begun->is_decoded = 0;
 }
 
-/* Read an attribute that holds a number; -1 with an error set. */
+/* Read a number from an attribute; -1 with an error set. */
 static Py_ssize_t
 size_of(PyObject *object, PyObject *name)
 {
@@ -248,7 +247,7 @@ size_of(PyObject *object, PyObject *name)
     return size;
 }
 
-/* Return the truth of an object that is given up, or -1 with an error set, also if it is NULL. */
+/* Return the truth of an object and steal its reference; -1 with an error set, or for NULL. */
 static int
 truth_of(PyObject *value)
 {
@@ -258,7 +257,7 @@ truth_of(PyObject *value)
     return truth;
 }
 
-/* Call a method for what it does; -1 with an error set. */
+/* Call a method and drop its result; -1 with an error set. */
 static int
 do_call(PyObject *object, PyObject *name)
 {
@@ -267,7 +266,7 @@ do_call(PyObject *object, PyObject *name)
     return result == NULL ? -1 : 0;
 }
 
-/* Return the payload as the record holds it; as ``Delivery.stored_payload``. */
+/* Return the payload as stored in the record, like ``Delivery.stored_payload``. */
 static PyObject *
 payload_of(State *names, Hot *hot, PyObject *delivery)
 {
@@ -281,8 +280,8 @@ payload_of(State *names, Hot *hot, PyObject *delivery)
     return PyObject_GetAttr(delivery, names->stored_payload);
 }
 
-/* Return whether C may read and run the job: its record's flags say that its payload is what the
-   record holds, and that its end concerns nobody else. */
+/* Return whether C may run the job: by its record's flags, the payload is stored as it is, and the
+   job's end affects no other job. */
 static int
 is_plain(Hot *hot, Begun *begun)
 {
@@ -291,7 +290,8 @@ is_plain(Hot *hot, Begun *begun)
     return !((unsigned char)PyBytes_AS_STRING(record)[FLAGS_AT] & hot->flags_python);
 }
 
-/* Make the context of a job. That of one log, whose class is known, without its ``__init__``. */
+/* Make the context of a job. If the worker has one log, its class is known, and ``__init__`` is
+   skipped. */
 static PyObject *
 new_context(State *names, Hot *hot, PyObject *delivery)
 {
@@ -313,7 +313,7 @@ new_context(State *names, Hot *hot, PyObject *delivery)
     return job;
 }
 
-/* Look up what a delivery's lane says of it, unless it is of the same as the last. */
+/* Read task and offset of the body from a delivery's lane, unless it is the latest lane. */
 static int
 look_at_lane(State *names, Hot *hot, PyObject *lane)
 {
@@ -327,8 +327,8 @@ look_at_lane(State *names, Hot *hot, PyObject *lane)
     return 0;
 }
 
-/* Take the next delivery and make all ready for its function. 1: done; 0: the buffer is empty;
-   -1: an error is set, which is not the job's. */
+/* Take the next delivery and prepare its call. 1: done; 0: the buffer is empty; -1 with an error
+   set, which is not the job's. */
 static int
 begin(State *names, Hot *hot, Begun *begun, PyObject **token)
 {
@@ -337,7 +337,7 @@ begin(State *names, Hot *hot, Begun *begun, PyObject **token)
     begun->delivery = PyObject_CallMethodNoArgs(hot->buffer, names->popleft);
     if (begun->delivery == NULL) return -1;
     if (!PyTuple_Check(begun->delivery) || PyTuple_GET_SIZE(begun->delivery) != DELIVERY_FIELDS) {
-        PyErr_SetString(PyExc_TypeError, "the buffer holds what is no delivery");
+        PyErr_SetString(PyExc_TypeError, "the buffer has an item that is no delivery");
         return -1;
     }
     if (set_slot(names, hot->slot, SLOT_DELIVERY, names->delivery, begun->delivery) < 0) return -1;
@@ -356,7 +356,7 @@ begin(State *names, Hot *hot, Begun *begun, PyObject **token)
     PyObject *before_job = PyContextVar_Set(hot->running_job, begun->job);
     if (before_job == NULL) return -1;
     if (*token == NULL) {
-        *token = before_job; /* only the first leads back to where no job ran */
+        *token = before_job; /* only the first token resets to no job */
     }
     else {
         Py_DECREF(before_job);
@@ -365,7 +365,7 @@ begin(State *names, Hot *hot, Begun *begun, PyObject **token)
     return begun->before == NULL ? -1 : 1;
 }
 
-/* Call a job's function with what ``decode`` gave; gives that up. */
+/* Call a job's function with decoded arguments; steals their reference. */
 static PyObject *
 call_decoded(Begun *begun, PyObject *decoded)
 {
@@ -385,7 +385,7 @@ call_decoded(Begun *begun, PyObject *decoded)
     return awaitable;
 }
 
-/* Read the arguments of a job and call its function: its awaitable, or NULL with an error set. */
+/* Decode the arguments of a job and call its function; NULL with an error set. */
 static PyObject *
 call(State *names, Hot *hot, Begun *begun)
 {
@@ -409,8 +409,8 @@ call(State *names, Hot *hot, Begun *begun)
     return awaitable;
 }
 
-/* Run a job until it is over or suspends. What it raises is kept as its end; -1: an error is set
-   that is not the job's. */
+/* Run a job until it ends or suspends; its own error is kept in ``held``. -1 with an error set,
+   which is not the job's. */
 static int
 run(State *names, Hot *hot, Begun *begun)
 {
@@ -419,7 +419,7 @@ run(State *names, Hot *hot, Begun *begun)
 
     if (awaitable != NULL) {
         if (!PyCoro_CheckExact(awaitable)) {
-            begun->coroutine = awaitable; /* ``await`` knows what to do with it */
+            begun->coroutine = awaitable; /* to be awaited by Python */
             return 0;
         }
         status = PyIter_Send(awaitable, Py_None, &begun->held);
@@ -439,7 +439,7 @@ run(State *names, Hot *hot, Begun *begun)
     return begun->held == NULL ? -1 : 0;
 }
 
-/* Return whether a job is over, and its delivery stands for its success; -1 with an error set. */
+/* Return whether a job succeeded, and its delivery is the whole outcome; -1 with an error set. */
 static int
 is_success(State *names, Hot *hot, Begun *begun)
 {
@@ -455,7 +455,7 @@ is_success(State *names, Hot *hot, Begun *begun)
     return is_abandoned < 0 ? -1 : !is_abandoned;
 }
 
-/* Hand a success on; -1 with an error set. */
+/* Pass a success on to the settler; -1 with an error set. */
 static int
 settle(State *names, Hot *hot, Begun *begun)
 {
@@ -472,7 +472,7 @@ settle(State *names, Hot *hot, Begun *begun)
     return 0;
 }
 
-/* Return whether the job left context variables or a cancellation behind; -1 with an error set. */
+/* Return whether a job changed context variables or cancelled its slot; -1 with an error set. */
 static int
 is_spoilt(State *names, Hot *hot, Begun *begun)
 {
@@ -482,14 +482,14 @@ is_spoilt(State *names, Hot *hot, Begun *begun)
     Py_DECREF(after);
     if (is_changed < 0) {
         if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
-        PyErr_Clear(); /* the variables' values are compared, and theirs may raise */
+        PyErr_Clear(); /* comparing values of the variables may raise */
         return 1;
     }
     return is_changed ? 1 : truth_of(PyObject_CallMethodNoArgs(hot->task, names->cancelling));
 }
 
-/* Give a job to Python that is not over here: (delivery, plan, job, before, True or None as
-   its arguments were read, what is left to be awaited or None as it was not called). */
+/* Return an unfinished job for Python: (delivery, plan, job, before, True if its arguments were
+   decoded or None, its awaitable or None before the call). */
 static PyObject *
 handed_over(State *names, Begun *begun)
 {
@@ -506,7 +506,7 @@ handed_over(State *names, Begun *begun)
                          begun->is_decoded ? Py_True : Py_None, rest);
 }
 
-/* Run jobs until one is left to Python, or none; NULL with an error set. */
+/* Run jobs up to the first that Python must finish; NULL with an error set. */
 static PyObject *
 run_until(State *names, Hot *hot, Begun *begun, double turn, PyObject **token)
 {
@@ -540,10 +540,10 @@ run_until(State *names, Hot *hot, Begun *begun, double turn, PyObject **token)
     }
 }
 
-/* run_jobs(slot, turn, token, hot) -> (token, EMPTY, TURN, SPOILT or a job that has begun)
+/* run_jobs(slot, turn, token, hot) -> (token, EMPTY, TURN, SPOILT or a begun job)
 
-   ``turn`` is since when the loop has not turned, in monotonic seconds; ``token`` of the first job
-   since the slot rested, None before it. */
+   ``turn`` is the time of the loop's latest turn, in monotonic seconds. ``token`` resets
+   ``running_job``; it is from the first job since the slot rested, None before that job. */
 PyObject *
 taskq_run_jobs(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {

@@ -20,7 +20,7 @@ from tests.native.conftest import Choose
 from tests.programs import run_python
 
 #: Raise both versions (``native.h``, ``taskq/_native/__init__.py``) before you change this.
-SOURCES: Final = (11, "3cb8cb4a60c8b762")
+SOURCES: Final = (12, "aee2662ffb6d4fcb")
 TELL: Final = "from taskq import _native; print(_native.language())"
 #: Uses the extension of a path, or says that an interpreter does not get it.
 USE: Final = """
