@@ -54,6 +54,8 @@ def _check(history: History) -> None:
         wanted = JobFilter(None, queue, None, EVERY, LSN_MAX, *moments)
         exported = sorted(_all(world, wanted), key=lambda view: -view.lsn)
         assert exported == _expected(every, wanted), wanted
+        running = JobFilter(frozenset({State.RUNNING}), queue, None, EVERY, LSN_MAX)
+        assert _found(world, running) == _expected(every, running), running
 
 
 def _found(world: World, wanted: JobFilter) -> list[JobView]:
