@@ -10,7 +10,7 @@ from taskq.core.folds.agenda import Agenda
 from taskq.core.folds.jobtable import META_EXPIRES, META_FLOW, RUN_MIN
 from taskq.core.folds.lanes import Lane
 from taskq.core.folds.moments import LATEST, Ages
-from taskq.core.model import ATTEMPTS_MAX, State
+from taskq.core.model import ATTEMPTS_MAX, PRIORITY_MAX, State
 from taskq.core.rates import Limit
 from taskq.core.records import Kind
 from tests.core.folds.test_freeze import picture
@@ -172,6 +172,7 @@ def test_the_list_of_ages_stays_short_however_long_the_log() -> None:
     for lsn in range(1, 100_000):
         ages.note(lsn, lsn)
         off.note(lsn, lsn)
+        assert ages.since(1) <= max(lsn - PRIORITY_MAX * WINDOW_NS, 1), "it has the highest level"
     assert len(ages) < 11 * 64
     assert 0 < ages.before(99_999 - WINDOW_NS) - (99_999 - WINDOW_NS) <= STEP
     assert (len(off), off.since(7), off.before(10**18)) == (0, LATEST, 0)
