@@ -63,7 +63,7 @@ RunsIn = Literal["thread", "process"]
 class _Calls(Protocol[P, R_co]):
     """The type of a task for the type checker."""
 
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
+    def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
         """See ``Enqueuer``."""
 
     @property
@@ -133,7 +133,7 @@ class Enqueuer(typing.Generic[P, R]):
         """Return the options and flags of its jobs."""
         return self._chosen, self._flags
 
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+    def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """Return a checked and encoded call, to enqueue later or with others.
 
         Raises:
@@ -142,7 +142,7 @@ class Enqueuer(typing.Generic[P, R]):
         """
         return self._made(args, kwargs)
 
-    def _step(self, *args: Any, **kwargs: Any) -> Step[Any, R]:
+    def _step(self, /, *args: Any, **kwargs: Any) -> Step[Any, R]:
         """See ``step``."""
         task, chosen = self._task, self._chosen
         if chosen.key is not None:
@@ -188,7 +188,7 @@ class Enqueuer(typing.Generic[P, R]):
             extras=extras,
         )
 
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> handle.JobHandle[R]:
+    async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> handle.JobHandle[R]:
         """Put one job into the log; on return it is as durable as the app's settings ask for.
 
         If the caller is cancelled, the job is withdrawn unless it is written already.
@@ -235,7 +235,7 @@ class Enqueuer(typing.Generic[P, R]):
         )
         return native.plain.submit if native.is_on and goes_plain else None
 
-    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> handle.JobHandle[R]:
+    def enqueue_sync(self, /, *args: P.args, **kwargs: P.kwargs) -> handle.JobHandle[R]:
         """Do as ``enqueue``, blocking this thread: for code without an event loop."""
         blocking.refuse_in_loop("enqueue_sync()", "await enqueue()")
         if self._connection.is_traced():
@@ -540,7 +540,7 @@ class Task(Enqueuer[P, R]):
         result: R = self.result_codec.decode(body)
         return result
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Run the function in this thread."""
         return self.fn(*args, **kwargs)
 
@@ -578,7 +578,7 @@ class BatchTask(Task[P, R]):
 class SyncTask(Task[P, R]):
     """A task of a plain function, which runs in a thread."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function in this thread."""
         value: R = self.fn(*args, **kwargs)
         return value
@@ -587,7 +587,7 @@ class SyncTask(Task[P, R]):
 class AsyncTask(Task[P, R]):
     """A task of a coroutine function, which runs in the worker's event loop."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Call the function; await the returned coroutine."""
         coroutine: Coroutine[Any, Any, R] = self.fn(*args, **kwargs)
         return coroutine

@@ -245,3 +245,14 @@ def test_a_ctx_parameter_as_in_arq_is_refused_with_advice(app: TaskQ) -> None:
     with pytest.raises(InvalidCall, match=r"'url' .*missing.*current_job\(\)") as refused:
         app.task(name="download")(download).call("https://a.example")  # type: ignore[call-arg]
     assert "\n" not in str(refused.value)
+
+
+def test_a_keyword_may_have_the_name_of_a_methods_own_parameter(app: TaskQ) -> None:
+    @app.task(name="total")
+    def total(**counts: int) -> int:
+        return sum(counts.values())
+
+    counts = {"self": 1, "args": 2, "kwargs": 4}
+    assert total(**counts) == 7
+    assert total.call(**counts).body == b'{"**":{"self":1,"args":2,"kwargs":4}}'
+    assert total.enqueue_sync(**counts).id

@@ -73,7 +73,7 @@ async def test_every_twin_refuses_to_run_in_the_thread_of_an_event_loop(kind: An
             parameter.name
             for parameter in inspect.signature(twin).parameters.values()
             if parameter.default is parameter.empty
-            and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         ]
         with pytest.raises(UsageError, match=rf"{name}\(\) would stop this event loop: use await"):
             twin(*missing)
