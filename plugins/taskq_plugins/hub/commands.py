@@ -246,12 +246,12 @@ def check(directory: Path, deep: bool, repair: bool) -> None:
     must not be served meanwhile.
     """
     files, registry, is_wrong = _package("copies"), Registry(directory), False
-    asked, known = ": asked for again" if repair else "", registry.names()
+    asked = ": asked for again" if repair else ""
     with _each_device() as each, _alone(directory) if repair else contextlib.nullcontext():
         for name in files.devices(directory):
             with each(name):
                 copies = files.kept(directory, name)
-                if copies and name not in known:
+                if copies and not registry.is_known(name):
                     is_wrong = True
                     what = "registry.db does not know it: it is older than the copies"
                     render.echo(f"{name}: {what}: taskq hub enroll {directory} {name}")

@@ -187,9 +187,6 @@ class Registry:
 
     # -- names and states -------------------------------------------------------------------------
 
-    def names(self) -> list[str]:
-        return sorted((name for (name,) in self.run("SELECT name FROM devices")), key=_natural)
-
     def known(self, device: str) -> str:
         if not self.is_known(checked(device)):
             raise UsageError(

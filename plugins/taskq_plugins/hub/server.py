@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from uuid import UUID
 
 import uvicorn
@@ -348,7 +348,7 @@ class Server:
             redoc_url=None, lifespan=self._life, responses=_REFUSED,
             exception_handlers={
                 HTTPException: _refused, RequestValidationError: _misread,
-                models.Refusal: self._differs, OSError: self._failed, TaskqError: self._failed,
+                OSError: self._failed, TaskqError: self._failed,
             },
         )  # fmt: skip
         app.get("/healthz")(self._health)
@@ -456,9 +456,7 @@ class Server:
     async def _answer(self, device: str, asked: Callable[[], Any]) -> Any:
         async with self._turn(device):
             answer = await self._on_thread(self._done, device, asked)
-        if isinstance(answer, models.Refused):
-            raise models.Refusal(answer.trouble, answer.at)
-        return answer
+        return await self._sent(device, answer)
 
     async def _down(self, asked: models.Question, device: Device) -> models.Given:
         """Ask for jobs."""
@@ -473,10 +471,8 @@ class Server:
                 return given
 
         answer: Any = await self._outbox.answer(device, asked, look)
-        if isinstance(answer, models.Refused):
-            raise models.Refusal(answer.trouble, answer.at)
-        nothing: Any = Response(None, 204)
-        return cast("models.Given", answer or nothing)
+        given: models.Given = await self._sent(device, answer or Response(None, 204))
+        return given
 
     def _done(self, device: str, make: Callable[[], Any]) -> models.Answer:
         try:
@@ -513,10 +509,11 @@ class Server:
 
     # -- refusals ---------------------------------------------------------------------------------
 
-    async def _differs(self, request: Request, error: Any) -> Response:
-        answer = error.answer
+    async def _sent(self, device: str, answer: Any) -> Any:
+        if not isinstance(answer, models.Refused):
+            return answer
         if why := _WHY.get(answer.trouble):
-            await self._note_refusal(request.state.device, why)
+            await self._note_refusal(device, why)
         return Response(models.as_json(answer), models.STATUS[answer.trouble], None, models.PROBLEM)
 
     async def _failed(self, request: Request, error: Exception) -> Response:
