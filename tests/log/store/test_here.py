@@ -567,7 +567,7 @@ def test_the_log_is_right_wherever_a_handler_raises_or_enqueues(
 
     with futures.ThreadPoolExecutor(1) as pool:
         steps = pool.submit(run).result()
-    assert steps > 2 * SENT_STEPS
+    assert steps > 1.5 * SENT_STEPS  # Python 3.14 has fewer byte codes for the same call
     bodies = Counter(
         record.body for record in log_records(tmp_path) if record.type == Kind.ENQUEUED
     )
