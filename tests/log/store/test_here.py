@@ -33,7 +33,8 @@ from taskq.log.commit.room import Room
 from taskq.log.config import BATCH_BYTES_MAX, MAILBOX_MAX, LogConfig
 from taskq.log.decide.enqueue import Run
 from taskq.log.journal.journal import Journal, Tail
-from taskq.log.machine.threads import REPORTS_MAX, Aside, Pending, inside
+from taskq.log.machine.inside import inside
+from taskq.log.machine.threads import REPORTS_MAX, Aside, Pending
 from taskq.log.requests import ClaimRequest, EnqueueSpec, Op, Request
 from taskq.log.state import facets
 from taskq.log.store import caller_commit
