@@ -20,6 +20,7 @@ from taskq.connection.blocking import blocking
 from taskq.connection.connection import end_at_caller
 from taskq.core.rates import rate_of
 from taskq.errors import ResultTimeout, UsageError
+from taskq.log.machine.threads import reports
 from taskq.log.read import reader
 from taskq.log.read.reader import LogReader
 from taskq.reading.dead import DeadLetters
@@ -433,6 +434,7 @@ def test_a_log_handler_that_enqueues_does_not_keep_a_log_from_opening(
     logging.getLogger("taskq").addHandler(handler)
     try:
         assert app.tasks["add"].enqueue_sync(1, 2).id
+        reports.drain(30)
         app.close_sync()
     finally:
         logging.getLogger("taskq").removeHandler(handler)

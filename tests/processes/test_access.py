@@ -20,6 +20,7 @@ from taskq.connection.settings import load_settings
 from taskq.core.errors import LogError
 from taskq.errors import UsageError
 from taskq.log.machine.access import exposures
+from taskq.log.machine.threads import reports
 from taskq.log.read.reader import LogReader
 from taskq.log.upkeep.health import check_health
 from tests.processes.harness import Child
@@ -165,6 +166,7 @@ def test_a_log_open_to_other_users_is_reported_once_and_unchanged(
     (log / "log").chmod(inner)
     log.chmod(mode)
     with TaskLog.open(log), TaskLog.open(log):
+        reports.drain(30)
         warnings = [record.getMessage() for record in caplog.records]
     assert [message in text for text in warnings] == ([True] if message else [])
     assert stat.S_IMODE(log.stat().st_mode) == mode
