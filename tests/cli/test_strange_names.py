@@ -300,7 +300,7 @@ _MARKERS: Final = (
     b'{"segment": null, "durable_lsn": null}', b'{"durable_lsn": 1e999}', b"\xff\xfe",
     b'{"segment": [], "durable_lsn": -5}', b'{"durable_lsn": 99999999999999999999999999}',
 )  # fmt: skip
-#: What a log may hold: a marker of a failed sync, a file named like no segment, frames of any time.
+#: Odd contents of a log: markers of failed syncs, files named like no segment, frames of any time.
 _HELD: Final[dict[str, Callable[[Path], object]]] = {
     **{f"marker {text[:24]!r}": _garbled("failed", text) for text in _MARKERS},
     **{

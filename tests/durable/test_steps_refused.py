@@ -21,7 +21,7 @@ from taskq_workers.slots import outcomes
 _FOR_EVER = 1_000_000_000
 
 
-#: What is replaced, and what it raises or returns while it refuses.
+#: The replaced function, and its error or result during a refusal.
 REFUSALS: dict[str, tuple[type, str, Any]] = {
     "full": (Journal, "append", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
     "little room": (LocalDisk, "free_bytes", 0),

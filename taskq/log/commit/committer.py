@@ -57,8 +57,8 @@ class Calendar:
     """Wall time for removals by age, which nothing undoes.
 
     A clock may be years ahead until a time server corrects it. So a step ahead counts only once the
-    clock has stood there for an hour, and so does an opening a year after the last record. A person
-    who asks for a compaction believes the clock.
+    clock has stood there for an hour, and so does an opening a year after the last record. A
+    compaction by hand believes the clock.
     """
 
     def __init__(self, clock: Clock, last_ns: int) -> None:

@@ -85,7 +85,7 @@ class Busy(Mix):
         process.ask(Op.SETTLE, ends[: draw.randrange(len(ends) + 1)])
 
     def write(self, segments: int) -> Process:
-        """Let all work until so many segments are full; returns a process."""
+        """Let all work until this number of segments is full; returns a process."""
         while len(self.world.segments()) <= segments:
             self.act()
         return self.processes[0]
